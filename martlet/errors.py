@@ -1,0 +1,72 @@
+"""The exception tree: every error that a caller may see (read `types.py` next).
+
+A message says what was found, what was expected and what to do. We raise for others' mistakes (files, requests,
+machines) and assert for our own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = [
+    "CapacityError",
+    "FormatError",
+    "MartletError",
+    "OracleError",
+    "RequestError",
+    "UnsupportedError",
+    "nearest",
+]
+
+
+class MartletError(Exception):
+    """Base of every error that Martlet raises on purpose."""
+
+
+class FormatError(MartletError):
+    """A file is not what its format says: truncated, inconsistent or hostile.
+
+    `offset` is the byte position in the file where the fault was seen, None where there is no single place.
+    """
+
+    def __init__(self, path: str | Path, message: str, *, offset: int | None = None) -> None:
+        self.path = str(path)
+        self.offset = offset
+        self.reason = message
+        where = self.path if offset is None else f"{self.path}, at byte {offset:,}"
+        super().__init__(f"{where}: {message}")
+
+
+class UnsupportedError(MartletError):
+    """A well-formed input asks for something that Martlet does not have; `supported` lists what it has."""
+
+    def __init__(self, what: str, supported: Iterable[str] = ()) -> None:
+        self.what = what
+        self.supported = tuple(supported)
+        listed = f" Supported: {', '.join(self.supported)}." if self.supported else ""
+        super().__init__(f"{what}.{listed}" if not what.endswith((".", "?")) else f"{what}{listed}")
+
+
+class RequestError(MartletError):
+    """A request cannot be accepted; `param` names the field at fault (HTTP 400), `code` is machine-readable."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        self.param = param
+        self.code = code
+        super().__init__(message)
+
+
+class CapacityError(MartletError):
+    """There is not enough of something (memory, pages, queue) for what was asked (HTTP 503)."""
+
+
+class OracleError(MartletError):
+    """An operation and its reference disagree by more than the stated bound (`--oracle`)."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the known name closest to `name`, or "" when none is close."""
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {match[0]!r}?" if match else ""

@@ -1,0 +1,151 @@
+"""The operations that a model is made of, and what a backend must provide (read `reference.py` next: the definition).
+
+A model is written once, against this Protocol. An `Array` is opaque outside its backend: the decoder passes it on and
+takes column views of it, nothing else. The first dimension of every activation is a `Rows` domain, whose size is known
+only when a step runs: a backend may therefore run `capture`'s function once, keep the operations as a program, and
+replay the program for every later step.
+
+Shape letters: T tokens in the step, B sequences, L rows that need logits, H heads, G KV heads, D head dim, C hidden,
+F ffn, V vocab, P page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.quant.table import RawTensor
+from martlet.spec import Activation, Attention, Rope
+
+__all__ = ["Array", "Backend", "Program", "Rows", "StepInputs", "StepLimits", "Weight"]
+
+Array = Any  # opaque outside its backend
+Weight = Any  # a packed matrix, opaque outside its backend
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+class Rows(Enum):
+    """The first dimension of an activation."""
+
+    TOKENS = "T"
+    LOGITS = "L"
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step that a program must take."""
+
+    max_tokens: int  # T
+    max_seqs: int  # B
+    max_logits: int  # L
+    max_pages_per_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What one step computes, flattened from its spans: row t is token `ids[t]` at `positions[t]`.
+
+    ids, positions: int32 [T]. slots: int32 [T], where row t's key and value go: page * page_size + offset.
+    span_starts: int32 [B + 1], rows of sequence b are span_starts[b] : span_starts[b + 1], at consecutive positions.
+    page_table: int32 [B, n], page numbers of each sequence in order of position. logit_rows: int32 [L].
+    """
+
+    ids: I32
+    positions: I32
+    slots: I32
+    span_starts: I32
+    page_table: I32
+    logit_rows: I32
+
+
+class Program(Protocol):
+    """A captured step."""
+
+    def run(self, inputs: StepInputs) -> Any:
+        """Run the step and return what the captured function returned: Arrays that `download` reads."""
+
+
+class Backend(Protocol):
+    """One of the four plug-in points. Every operation writes `out`, its last argument, and returns nothing.
+
+    Activations are float32 [rows, width]. `out` may be the same array as an input where a line says "in place".
+    """
+
+    name: str
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+    def upload(self, values: NDArray[Any]) -> Array:
+        """Copy a small constant (a norm's weight, a bias) to the backend, as float32."""
+
+    def download(self, array: Array) -> F32:
+        """Copy an activation of the step that ran last to NumPy: float32 [rows, width]."""
+
+    def empty(self, rows: Rows, width: int) -> Array:
+        """Scratch for an activation, float32 [rows, width]; call only inside `capture`'s function."""
+
+    def columns(self, array: Array, start: int, stop: int) -> Array:
+        """The view array[:, start:stop]."""
+
+    def pack(self, tensors: Sequence[RawTensor]) -> Weight:
+        """Pack matrices [n_i, k] stacked by rows into one weight [sum n_i, k] in the kernel's layout.
+
+        The tensors may have different block types. What the packing loses, if anything, stands in the docs.
+        """
+
+    def kv_cache(self, n_pages: int, page_size: int, n_kv_heads: int, head_dim: int, dtype: str) -> Array:
+        """Key and value pages of one layer, zeroed; dtype "f16" or "f32"."""
+
+    def weight_bytes(self, weight: Weight) -> int:
+        """Bytes that a packed weight occupies."""
+
+    def close(self) -> None:
+        """Free everything; stop the threads. Idempotent."""
+
+    # -- capture --------------------------------------------------------------------------------------------------
+    def capture(self, step: Callable[[], Any], limits: StepLimits) -> Program:
+        """Turn `step`, which calls the operations below, into a program; it returns the Arrays to hand out."""
+
+    # -- operations -----------------------------------------------------------------------------------------------
+    def embed(self, table: Weight, scale: float, out: Array) -> None:
+        """out[t] = table[ids[t]] * scale, with the step's ids; out [T, C]."""
+
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
+        """out = x / sqrt(mean(x²) + eps) * weight over groups of len(weight) columns; in place allowed.
+
+        x, out [rows, n * len(weight)]: n = 1 for a layer's norm, the number of heads for a norm per head.
+        """
+
+    def linear(
+        self, x: Array, weight: Weight, out: Array, bias: Array | None = None, residual: Array | None = None
+    ) -> None:
+        """out = x @ weightᵀ (+ bias) (+ residual); x [rows, k], out and residual [rows, n], out may be residual."""
+
+    def rope(self, x: Array, head_dim: int, rope: Rope, out: Array) -> None:
+        """Rotate each head of x [T, n * head_dim] by its row's position, half-split pairs; in place allowed."""
+
+    def kv_write(self, k: Array, v: Array, cache: Array) -> None:
+        """Write row t of k and v, [T, G * D], to the step's slot t of the cache."""
+
+    def attention(self, q: Array, cache: Array, spec: Attention, out: Array) -> None:
+        """Causal attention of q [T, H * D] over each row's own sequence through the page table; out [T, H * D].
+
+        Row t at position p sees positions max(0, p - window + 1) … p, whose keys are all in the cache.
+        """
+
+    def act_mul(self, gate_up: Array, activation: Activation, out: Array) -> None:
+        """out = act(gate) * up, with gate the first half of the columns of gate_up [rows, 2F]; out [rows, F]."""
+
+    def add(self, x: Array, y: Array, scale: float, out: Array) -> None:
+        """out = x + scale * y; in place allowed."""
+
+    def take_logit_rows(self, x: Array, out: Array) -> None:
+        """out[l] = x[logit_rows[l]]; x [T, C], out [L, C]."""
+
+    def scale_cap(self, x: Array, scale: float, cap: float | None, out: Array) -> None:
+        """out = x * scale, then cap * tanh(out / cap) where there is a cap; in place allowed."""

@@ -1,0 +1,96 @@
+"""What a model is made of: frozen parts that a family's function fills in from a file's metadata (read `models/` next).
+
+An optional feature is an optional part, matched by type; there are no flags to test. Shape letters: T tokens in the
+step, H heads, G KV heads, D head dim, C hidden, F ffn, V vocab.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Activation", "Attention", "DenseFfn", "Layer", "ModelSpec", "Norm", "Rope"]
+
+
+class Activation(str, Enum):
+    """The non-linearity of a gated feed-forward part: act(gate) * up."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"  # the tanh approximation
+    GELU = "gelu"  # exact, by erf
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Root-mean-square norm: x / sqrt(mean(x²) + eps) * weight (arXiv:1910.07467)."""
+
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding (arXiv:2104.09864), always in the half-split pairing (i, i + dims/2).
+
+    `inverse_frequencies` has dims/2 entries, every scaling rule (linear, llama3, longrope, yarn) already applied;
+    `magnitude` multiplies cos and sin (longrope, yarn). A file with two sets (longrope) is resolved to one when the
+    engine's context is known.
+    """
+
+    dims: int  # leading dimensions of a head that rotate
+    inverse_frequencies: tuple[float, ...]
+    magnitude: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query attention (arXiv:2305.13245) with its optional parts."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float  # multiplies q·k
+    rope: Rope | None  # None: no position embedding in this layer (NoPE)
+    window: int | None = None  # a token sees itself and the window - 1 before it
+    softcap: float | None = None  # cap * tanh(scores / cap)
+    qk_norm: Norm | None = None  # RMS norm of queries and keys before RoPE
+    qk_norm_per_head: bool = True  # False: over all heads at once (olmo2)
+    bias: bool = False  # q, k and v have a bias
+    out_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFfn:
+    """Gated feed-forward: down(act(gate(x)) * up(x))."""
+
+    ffn_hidden: int
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One transformer layer: x += post(mixer(norm(x))); x += post(ffn(norm(x))), with the norms that are there."""
+
+    mixer: Attention
+    ffn: DenseFfn
+    mixer_norm: Norm | None
+    ffn_norm: Norm | None
+    post_mixer_norm: Norm | None = None
+    post_ffn_norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A whole decoder, as data."""
+
+    family: str
+    name: str
+    vocab: int
+    hidden: int
+    context: int  # positions the model was trained for
+    layers: tuple[Layer, ...]
+    final_norm: Norm
+    tied_embeddings: bool
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # multiplies what each part adds to the residual (granite)
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None

@@ -1,0 +1,145 @@
+"""The spine: the types that one request passes through (read `engine/engine.py` next).
+
+    Request → Sequence → Span → StepPlan → StepResult → Event
+
+A request is what a caller asked for; a sequence is its state in the engine; a span is a run of positions to compute in
+one step; a plan is the list of spans of a step; a result is what the step sampled; an event is what the caller sees.
+Scheduler and cache see integers only: no array type appears in this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType
+
+from martlet.sampling_params import SamplingParams
+
+__all__ = [
+    "Event",
+    "FinishReason",
+    "PageId",
+    "Request",
+    "Sampled",
+    "SeqId",
+    "Sequence",
+    "Span",
+    "StepPlan",
+    "StepResult",
+    "TokenLogprobs",
+]
+
+SeqId = NewType("SeqId", int)
+PageId = NewType("PageId", int)
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended; every accepted request ends in exactly one of these."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or the context is used up
+    ABORT = "abort"  # the caller asked for it
+    ERROR = "error"  # it failed; the event carries the message
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asked for. `prompt` is the text if there was one; the engine works on `prompt_ids`."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    prompt: str | None = None
+    arrival_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One sequence being generated: its token ids, and how many of their positions are in the KV cache."""
+
+    seq_id: SeqId
+    request: Request
+    index: int = 0  # which of the request's n completions
+    ids: list[int] = field(default_factory=list)  # prompt, then generated
+    n_cached: int = 0  # positions whose keys and values are in the cache
+    pages: list[PageId] = field(default_factory=list)
+
+    @property
+    def n_prompt(self) -> int:
+        """Number of prompt tokens."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def n_generated(self) -> int:
+        """Number of generated tokens so far."""
+        return len(self.ids) - self.n_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Compute positions [start, start + count) of one sequence in this step.
+
+    Decode is count 1, a prefill chunk is n, verifying k drafted tokens is k + 1.
+    """
+
+    seq: SeqId
+    start: int  # tokens already in the cache
+    count: int
+    new_pages: tuple[PageId, ...]
+    n_logits: int  # last rows that need logits; 0 inside a prefill
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: the spans to compute together, in order."""
+
+    step: int
+    spans: tuple[Span, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        """Rows of this step, the T of every shape comment."""
+        return sum(span.count for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position: the token's own, its rank (1 is best), and the best `top` as (id, logprob)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one span produced: the sampled token, or an error that ends this sequence only."""
+
+    seq: SeqId
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step computed, one entry a span that asked for logits."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to a request: a new token, or its end (`finish` is set exactly once per sequence)."""
+
+    request_id: str
+    index: int
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    error: str | None = None
