@@ -1,0 +1,124 @@
+"""Byte-pair encoding: merge neighbouring symbols, best rank first (arXiv:1508.07909; read `spm.py` next).
+
+One engine serves both kinds of tokenizer. Byte-level BPE ranks a pair by its place in the list of merges;
+SentencePiece ranks it by the score of the token that it makes. Either way the pair of lowest rank merges first, the
+leftmost of equals, until no neighbours have a rank. Words repeat, so `WordCache` remembers them; what it does not hold
+costs O(n log n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+__all__ = ["BYTE_CHARS", "WordCache", "byte_level", "merge", "token_text_bytes"]
+
+Word = tuple[int, ...]
+
+SHORT_SYMBOLS = 128  # up to here rescanning a list (C speed) beats a heap
+CACHED_CHARS = 64  # longer words do not repeat
+CACHED_WORDS = 1 << 16  # some 15 MB; cleared when full
+
+
+def _byte_chars() -> list[str]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, other bytes for U+0100 and up, in order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in range(256)]
+
+
+BYTE_CHARS = tuple(_byte_chars())
+_TO_CHARS = {byte: char for byte, char in enumerate(BYTE_CHARS) if ord(char) != byte}
+_TO_BYTES = {ord(char): byte for byte, char in enumerate(BYTE_CHARS)}
+_LATIN = frozenset(BYTE_CHARS)
+
+
+def byte_level(text: str) -> str:
+    """Return `text` with each byte of its UTF-8 form as a character of GPT-2's alphabet."""
+    return text.encode("utf-8").decode("latin-1").translate(_TO_CHARS)
+
+
+def token_text_bytes(text: str) -> bytes:
+    """Return the bytes that a byte-level token stands for (tokens with other characters stand for their own text)."""
+    if _LATIN.issuperset(text):
+        return text.translate(_TO_BYTES).encode("latin-1")
+    return text.encode("utf-8")
+
+
+class WordCache(dict[str, Word]):
+    """word → ids, filled on demand by `encode_word`; `map(cache.__getitem__, words)` runs at C speed."""
+
+    def __init__(self, encode_word: Callable[[str], Word]) -> None:
+        super().__init__()
+        self._encode_word = encode_word
+
+    def __missing__(self, word: str) -> Word:
+        ids = self._encode_word(word)
+        if len(word) <= CACHED_CHARS:
+            if len(self) >= CACHED_WORDS:
+                self.clear()
+            self[word] = ids
+        return ids
+
+
+def merge(symbols: list[str], ranks: Mapping[str, int], joint: str) -> list[str]:
+    """Merge neighbours of lowest rank, leftmost first, until none has one; `symbols` may be changed.
+
+    `ranks` maps left + joint + right to the rank of that pair.
+    """
+    if len(symbols) > SHORT_SYMBOLS:
+        return _merge_long(symbols, ranks, joint)
+    get = ranks.get
+    none = len(ranks)  # ranks are below it
+    pairs = [get(left + joint + right, none) for left, right in pairwise(symbols)]
+    while pairs:
+        best = min(pairs)
+        if best == none:
+            break
+        i = pairs.index(best)
+        symbols[i] += symbols.pop(i + 1)
+        del pairs[i]
+        if i < len(pairs):
+            pairs[i] = get(symbols[i] + joint + symbols[i + 1], none)
+        if i:
+            pairs[i - 1] = get(symbols[i - 1] + joint + symbols[i], none)
+    return symbols
+
+
+def _merge_long(symbols: list[str], ranks: Mapping[str, int], joint: str) -> list[str]:
+    """`merge` with a heap and a doubly linked list.
+
+    A heap entry is rank · n + position, so that integers order by rank, then from the left. An entry whose rank is no
+    longer that of the pair at its position is stale and skipped.
+    """
+    get = ranks.get
+    n = len(symbols)
+    none = len(ranks)
+    following = list(range(1, n + 1))  # n: no neighbour
+    before = list(range(-1, n - 1))
+    pair_rank = [get(left + joint + right, none) for left, right in pairwise(symbols)]
+    pair_rank.append(none)
+    heap = [rank * n + i for i, rank in enumerate(pair_rank) if rank != none]
+    heapify(heap)
+    while heap:
+        rank, i = divmod(heappop(heap), n)
+        if pair_rank[i] != rank:
+            continue
+        gone = following[i]
+        symbols[i] += symbols[gone]
+        symbols[gone] = ""
+        pair_rank[gone] = none
+        after = following[i] = following[gone]
+        pair_rank[i] = none
+        if after < n:
+            before[after] = i
+            rank = pair_rank[i] = get(symbols[i] + joint + symbols[after], none)
+            if rank != none:
+                heappush(heap, rank * n + i)
+        left = before[i]
+        if left >= 0:
+            rank = pair_rank[left] = get(symbols[left] + joint + symbols[i], none)
+            if rank != none:
+                heappush(heap, rank * n + left)
+    return [symbol for symbol in symbols if symbol]

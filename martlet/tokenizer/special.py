@@ -1,0 +1,97 @@
+"""Find added tokens (control tokens, user-defined tokens) in a text (read `tokenizer.py` next).
+
+The match is the leftmost, and the longest there. Control tokens are found only where the caller wants them: never when
+`parse_special` is off, and never where they touch a literal span, which is how a chat prompt keeps a user's text from
+closing its turn.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+
+from martlet.tokenizer.vocab import AddedToken
+
+__all__ = ["AddedTokenFinder", "LiteralSpans"]
+
+LiteralSpans = Sequence[tuple[int, int]]
+"""Ranges [start, stop) of characters, ascending and apart, in which control tokens are plain text."""
+
+PREFIX_CHARS = 2  # a token is looked up where its first characters match
+_SPACE = re.compile(r"\s*")
+
+
+class AddedTokenFinder:
+    """Splits texts at the added tokens."""
+
+    def __init__(self, tokens: Sequence[AddedToken]) -> None:
+        usable = [token for token in tokens if token.text]
+        self._all = _Index(usable)
+        plain = [token for token in usable if not token.special]
+        self._plain = self._all if len(plain) == len(usable) else _Index(plain)
+
+    def split(self, text: str, parse_special: bool, literal: LiteralSpans = ()) -> list[str | int]:
+        """Return the parts of `text` in order: token ids for the added tokens found, text between them."""
+        index = self._all if parse_special else self._plain
+        if index.prefixes is None:
+            return [text] if text else []
+        parts: list[str | int] = []
+        done = at = 0
+        while (start := index.prefixes.search(text, at)) is not None:
+            at = start.start()
+            token = index.longest(text, at)
+            if token is None or (token.special and _touches(literal, at, at + len(token.text))):
+                at += 1
+                continue
+            stop = at + len(token.text)
+            if token.lstrip:
+                at = done + len(text[done:at].rstrip())
+            if at > done:
+                parts.append(text[done:at])
+            parts.append(token.id)
+            if token.rstrip:
+                stop = _end_of_space(text, stop)
+            done = at = stop
+        if done < len(text):
+            parts.append(text[done:])
+        return parts
+
+
+class _Index:
+    """Token by text, and the lengths to try after each prefix."""
+
+    def __init__(self, tokens: Sequence[AddedToken]) -> None:
+        self.tokens = {token.text: token for token in reversed(tokens)}
+        lengths: dict[str, set[int]] = defaultdict(set)
+        for text in self.tokens:
+            lengths[text[:PREFIX_CHARS]].add(len(text))
+        self.lengths = {prefix: sorted(sizes, reverse=True) for prefix, sizes in lengths.items()}
+        by_size = sorted(self.lengths, key=len, reverse=True)
+        self.prefixes = re.compile("|".join(map(re.escape, by_size))) if tokens else None
+
+    def longest(self, text: str, at: int) -> AddedToken | None:
+        """The longest token that stands at `at`."""
+        for n in range(PREFIX_CHARS, 0, -1):
+            for size in self.lengths.get(text[at : at + n], ()):
+                token = self.tokens.get(text[at : at + size])
+                if token is not None and not (token.single_word and _inside_word(text, at, at + size)):
+                    return token
+        return None
+
+
+def _inside_word(text: str, start: int, stop: int) -> bool:
+    """Whether a word character stands on either side."""
+    return bool(re.match(r"\w", text[stop : stop + 1]) or (start and re.match(r"\w", text[start - 1])))
+
+
+def _end_of_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None  # it matches nothing at all too
+    return match.end()
+
+
+def _touches(literal: LiteralSpans, start: int, stop: int) -> bool:
+    i = bisect_right(literal, start, key=lambda span: span[1])  # first span that ends after `start`
+    return i < len(literal) and literal[i][0] < stop

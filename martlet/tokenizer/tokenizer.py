@@ -1,0 +1,160 @@
+"""The tokenizer: text to token ids and back (read `encoder.py` for the way there, `detok.py` for streaming back).
+
+    text → added tokens found (special.py) → normalised, split, merged (encoder.py) → ids
+
+Rules that callers can rely on. Control tokens in a text are plain characters unless `parse_special` asks otherwise,
+and always inside `literal_spans`. `decode` gives back what was encoded. Only caches change after construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from martlet.errors import RequestError
+from martlet.tokenizer.bpe import token_text_bytes
+from martlet.tokenizer.metadata import Parts, parts_from_metadata
+from martlet.tokenizer.special import AddedTokenFinder, LiteralSpans
+from martlet.tokenizer.spm import SPACE
+from martlet.tokenizer.vocab import TokenType
+
+__all__ = ["Tokenizer"]
+
+CONTROL = (TokenType.CONTROL, TokenType.UNKNOWN)
+
+
+class Tokenizer:
+    """Encodes text to ids and decodes ids to text, for one model."""
+
+    def __init__(self, parts: Parts) -> None:
+        vocab, special = parts.vocab, parts.special
+        self.name = parts.name
+        self.pre = parts.pre
+        self.vocab_size = len(vocab.texts)
+        self.bos_id, self.eos_id, self.pad_id, self.unk_id = special.bos, special.eos, special.pad, special.unk
+        self.eog_ids = special.ends
+        self.special_ids = frozenset(vocab.of_type(*CONTROL))
+        self.unused_ids = frozenset(vocab.of_type(TokenType.UNUSED))
+        self.add_bos = bool(parts.before)
+        self.add_eos = bool(parts.after)
+        self.strips_space = parts.strips_space
+        self.warnings = tuple(vocab.warnings)
+        self._parts = parts
+        self._texts = vocab.texts
+        self._types = vocab.types
+        self._added = {token.id: token for token in vocab.added}
+        early = [token for token in vocab.added if not token.normalized]
+        late = [token for token in vocab.added if token.normalized]
+        self._finder = AddedTokenFinder(early)
+        self._late_finder = AddedTokenFinder(late) if late else None
+
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], pre: str | None = None, *, source: str = "GGUF metadata"
+    ) -> Tokenizer:
+        """Build from a GGUF file's metadata; `pre` overrides `tokenizer.ggml.pre`, `source` names it in errors."""
+        return cls(parts_from_metadata(metadata, pre=pre, source=source))
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        literal_spans: LiteralSpans = (),
+    ) -> list[int]:
+        """Return the ids of `text`.
+
+        `add_special` puts the beginning and end tokens that the model wants around it. `parse_special` turns the texts
+        of control tokens into those tokens, except where they touch one of `literal_spans`: ascending, disjoint ranges
+        [start, stop) of characters. The rest of the text is encoded as one, so a span's borders split no token.
+        RequestError for text that is not Unicode (lone surrogates).
+        """
+        if not text.isascii():
+            _refuse_surrogates(text)
+        parts = self._parts
+        ids = list(parts.before) if add_special else []
+        first = True
+        for part in self._finder.split(text, parse_special, literal_spans):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                self._encode_plain(part, first, ids)
+            first = False
+        if add_special:
+            ids += parts.after
+        return ids
+
+    def _encode_plain(self, text: str, first: bool, ids: list[int]) -> None:
+        encoder = self._parts.encoder
+        normalized = encoder.normalize(text, first)
+        if self._late_finder is None:
+            ids += encoder.encode(normalized)
+            return
+        for part in self._late_finder.split(normalized, parse_special=False):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += encoder.encode(part)
+
+    def encode_parts(self, parts: Sequence[tuple[str, bool]], *, add_special: bool = False) -> list[int]:
+        """Encode a chat prompt given as (text, whether the template wrote it).
+
+        The ids are those of the joined text, save that control tokens are recognised in the template's text alone.
+        """
+        spans: list[tuple[int, int]] = []
+        at = 0
+        for text, from_template in parts:
+            if text and not from_template:
+                spans.append((at, at + len(text)))
+            at += len(text)
+        joined = "".join(text for text, _ in parts)
+        return self.encode(joined, add_special=add_special, parse_special=True, literal_spans=spans)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """Return the text of `ids`, without control tokens if `skip_special`; bytes not UTF-8 become U+FFFD."""
+        pieces: list[bytes] = []
+        fresh = self.strips_space  # the next piece starts with the space that encoding put there
+        for token in ids:
+            piece = self.token_bytes(token, special=not skip_special)
+            if token in self._added:
+                fresh = self.strips_space
+            elif fresh:
+                piece = piece.removeprefix(b" ")
+                fresh = False
+            pieces.append(piece)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int, *, special: bool = True) -> bytes:
+        """Return the bytes that a token adds to the text; b"" for a control token if `special` is False."""
+        text = self.token_text(token)
+        kind = self._types[token]
+        if kind in CONTROL:
+            return text.encode("utf-8") if special else b""
+        if token in self._added:
+            return text.encode("utf-8")
+        if self._parts.byte_level:
+            return token_text_bytes(text)
+        if kind == TokenType.BYTE and self._parts.byte_fallback:
+            return bytes([int(text[3:5], 16)])
+        return text.replace(SPACE, " ").encode("utf-8")
+
+    def token_text(self, token: int) -> str:
+        """Return a token's text as the vocabulary writes it."""
+        if not 0 <= token < self.vocab_size:
+            raise RequestError(
+                f"Token id {token} is outside the vocabulary; expected 0 to {self.vocab_size - 1}.", param="prompt"
+            )
+        return self._texts[token]
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"The text has half a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}; it is "
+            "not Unicode text. Send both halves, or leave it out.",
+            param="prompt",
+            code="invalid_unicode",
+        ) from None
