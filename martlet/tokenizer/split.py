@@ -55,10 +55,7 @@ CASED_LETTER = (  # of DeepSeek-LLM: the letters of scripts with case
 LINE = r"[\r\n]"
 # Whitespace at the end; the lookbehind keeps a long run elsewhere from being retried at each of its characters.
 TRAILING_SPACE = r"(?<!\s)\s++\Z"
-WIDE_BAILING = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-)
-CJK = r"[一-龥ࠀ-一가-\ud7ff]+"
+WIDE_CJK = r"[一-龥ࠀ-一가-\ud7ff]+"
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class SpecialIds:
 
 @dataclass(slots=True)
 class Vocab:
-    """Token texts by id. `ids` is the inverse, in the end for ordinary tokens only (no text reaches a control token)."""
+    """Token texts by id. `ids` is the inverse, in the end for ordinary tokens only."""
 
     texts: Sequence[str]
     types: bytes  # a TokenType an id

@@ -1,4 +1,4 @@
-"""Vocabularies for the tests: GGUF metadata of GPT-2, Qwen2 and Llama, and of the real models where they are present."""
+"""Vocabularies for the tests: GGUF metadata of GPT-2, Qwen2 and Llama, and of the real models if present."""
 
 from __future__ import annotations
 
