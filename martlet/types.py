@@ -53,15 +53,21 @@ class Request:
     arrival_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence being generated: its token ids, and how many of their positions are in the KV cache."""
+    """One sequence being generated: its token ids, and how many of their positions are in the KV cache.
+
+    It has an identity: two sequences are never equal.
+    """
 
     seq_id: SeqId
     request: Request
     index: int = 0  # which of the request's n completions
     ids: list[int] = field(default_factory=list)  # prompt, then generated
+    limit: int = 0  # it ends when this many ids are there
+    stop_ids: frozenset[int] = frozenset()  # it ends after one of these
     n_cached: int = 0  # positions whose keys and values are in the cache
+    n_scored: int = 0  # prompt positions whose log-probabilities have been reported
     pages: list[PageId] = field(default_factory=list)
 
     @property
@@ -91,10 +97,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: the spans to compute together, in order."""
+    """One step: the spans to compute together, in order.
+
+    A sequence is in `added` of the plan in which it first has a span, and in `dropped` of one after its end: whoever
+    runs the plan keeps what it needs of a sequence (ids, sampler state) between the two.
+    """
 
     step: int
     spans: tuple[Span, ...]
+    added: tuple[Sequence, ...] = ()
+    dropped: tuple[SeqId, ...] = ()
 
     @property
     def n_tokens(self) -> int:

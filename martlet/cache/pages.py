@@ -1,0 +1,64 @@
+"""The pool of KV pages: page numbers and reference counts, no memory (read `sched/scheduler.py` next).
+
+A page holds the keys and values of `page_size` consecutive positions, so that sequences of any length share the memory
+without gaps (arXiv:2309.06180). The bytes live in `runtime/kv.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from martlet.types import PageId
+
+__all__ = ["PagePool"]
+
+
+class PagePool:
+    """Page numbers 0 … n_pages - 1, each free or with a count of its owners."""
+
+    def __init__(self, n_pages: int, page_size: int) -> None:
+        assert n_pages >= 1 and page_size >= 1
+        self.n_pages = n_pages
+        self.page_size = page_size
+        self._refs = [0] * n_pages
+        self._free = [PageId(page) for page in reversed(range(n_pages))]  # a stack: a page freed last is still warm
+
+    @property
+    def n_free(self) -> int:
+        """Pages that nobody owns."""
+        return len(self._free)
+
+    def pages_for(self, n_tokens: int) -> int:
+        """Pages that n_tokens positions occupy: a full last page needs no further one until a token is added."""
+        return -(-n_tokens // self.page_size)
+
+    def alloc(self, count: int) -> tuple[PageId, ...]:
+        """Take `count` free pages, each with one owner; the caller has checked `n_free`."""
+        assert 0 <= count <= len(self._free)
+        pages = tuple(self._free.pop() for _ in range(count))
+        for page in pages:
+            self._refs[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[PageId]) -> None:
+        """Give each page one owner more."""
+        for page in pages:
+            assert self._refs[page] > 0, f"page {page} is free"
+            self._refs[page] += 1
+
+    def free(self, pages: Iterable[PageId]) -> None:
+        """Take one owner from each page; a page without owners is free."""
+        for page in pages:
+            assert self._refs[page] > 0, f"page {page} is free already"
+            self._refs[page] -= 1
+            if self._refs[page] == 0:
+                self._free.append(page)
+
+    def check(self, owned: Iterable[Iterable[PageId]]) -> None:
+        """Assert that the counts are exactly those of `owned`, the page lists of all owners, and the rest is free."""
+        expected = [0] * self.n_pages
+        for pages in owned:
+            for page in pages:
+                expected[page] += 1
+        assert self._refs == expected, "reference counts differ from the owners'"
+        assert sorted(self._free) == [page for page in range(self.n_pages) if expected[page] == 0], "free list is wrong"

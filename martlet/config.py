@@ -1,0 +1,174 @@
+"""The engine's settings: resolved once, frozen, each with the origin of its value (read `machine.py` next).
+
+This is the only module that reads the environment:
+
+    MARTLET_HOME      where models and caches live (default: $XDG_CACHE_HOME/martlet, ~/.cache/martlet)
+    MARTLET_THREADS   threads of the CPU backend
+    MARTLET_OFFLINE   1: never touch the network
+
+An option given by the caller wins over the environment, the environment over the model's file, that over the default.
+What depends on the machine (threads, the context that fits) is decided from measured limits and says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from martlet.errors import RequestError, nearest
+from martlet.machine import MachineLimits, choose_threads, read_machine
+
+__all__ = ["BACKENDS", "PAGE_SIZE", "EngineConfig", "Origin", "Setting", "cache_dir", "resolve_config"]
+
+PAGE_SIZE = 32  # tokens of a KV page: the tile of the attention kernels
+BACKENDS = ("cpu", "reference", "null")
+KV_DTYPES = ("f16", "f32")
+MAX_THREADS = 1024
+
+
+class Origin(str, Enum):
+    """Where a setting's value came from."""
+
+    OPTION = "option"
+    ENVIRONMENT = "environment"
+    MODEL_FILE = "model file"
+    MACHINE = "machine"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An effective setting: its value, where it came from, and a word on why."""
+
+    name: str
+    value: object
+    origin: Origin
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Every setting of an engine. `origins` has an entry for each field that is not at its default."""
+
+    model: str
+    backend: str = "cpu"
+    threads: int = 1
+    max_context: int | None = None  # None until the model is known: the smaller of its own and what fits
+    kv_dtype: str = "f16"
+    kv_memory: int | None = None  # bytes; None: room for one sequence of max_context
+    page_size: int = PAGE_SIZE
+    max_step_tokens: int = 512
+    max_seqs: int = 16
+    seed: int = 0
+    offline: bool = False
+    oracle: bool = False
+    chat_template: str | None = None
+    tokenizer_pre: str | None = None
+    origins: Mapping[str, tuple[Origin, str]] = field(default_factory=dict)
+
+    def settings(self) -> tuple[Setting, ...]:
+        """All settings with their origins, in the order of declaration."""
+        names = [f.name for f in fields(self) if f.name != "origins"]
+        return tuple(
+            Setting(name, getattr(self, name), *self.origins.get(name, (Origin.DEFAULT, ""))) for name in names
+        )
+
+    def with_value(self, name: str, value: object, origin: Origin, note: str = "") -> EngineConfig:
+        """A copy in which one setting has been decided."""
+        changed: dict[str, Any] = {name: value, "origins": {**self.origins, name: (origin, note)}}
+        return replace(self, **changed)
+
+
+_OPTIONS = tuple(f.name for f in fields(EngineConfig) if f.name != "origins")
+
+
+def resolve_config(
+    options: Mapping[str, Any], environ: Mapping[str, str] | None = None, machine: MachineLimits | None = None
+) -> EngineConfig:
+    """Decide every setting from the caller's options (None: not given), the environment and the machine.
+
+    Raises RequestError, naming the option, for an unknown key or a value that is out of range.
+    """
+    environ = os.environ if environ is None else environ
+    for name in options:
+        if name not in _OPTIONS:
+            raise RequestError(f"There is no option {name!r}.{nearest(name, _OPTIONS)}", param=name)
+    given = {name: value for name, value in options.items() if value is not None}
+    if not isinstance(given.get("model"), str | Path) or not str(given["model"]):
+        raise RequestError("No model: give the path of a GGUF file or of a Hugging Face folder.", param="model")
+    given["model"] = str(given["model"])
+    origins = {name: (Origin.OPTION, "") for name in given}
+    for name, value in _from_environment(environ).items():
+        if name not in given:
+            given[name] = value
+            origins[name] = (Origin.ENVIRONMENT, f"MARTLET_{name.upper()}")
+    if "threads" not in given:
+        choice = choose_threads(machine or read_machine())
+        given["threads"] = choice.count
+        origins["threads"] = (Origin.MACHINE, choice.rule)
+    config = EngineConfig(**given, origins=origins)
+    _validate(config)
+    return config
+
+
+def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """The folder for models and caches: MARTLET_HOME, else martlet under XDG_CACHE_HOME, else under ~/.cache."""
+    environ = os.environ if environ is None else environ
+    if environ.get("MARTLET_HOME"):
+        return Path(environ["MARTLET_HOME"]).expanduser()
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]).expanduser() / "martlet"
+    return Path("~/.cache/martlet").expanduser()
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    threads = environ.get("MARTLET_THREADS", "").strip()
+    if threads:
+        if not threads.isdigit():
+            raise RequestError(f"MARTLET_THREADS is {threads!r}; expected a whole number, 1 or more.", param="threads")
+        found["threads"] = int(threads)
+    offline = environ.get("MARTLET_OFFLINE", "").strip().lower()
+    if offline:
+        if offline not in ("0", "1", "true", "false", "yes", "no"):
+            raise RequestError(f"MARTLET_OFFLINE is {offline!r}; expected 1 or 0.", param="offline")
+        found["offline"] = offline in ("1", "true", "yes")
+    return found
+
+
+def _validate(config: EngineConfig) -> None:
+    for name, least, most in (
+        ("threads", 1, MAX_THREADS),
+        ("max_context", 1, 1 << 31),
+        ("kv_memory", 1, 1 << 62),
+        ("page_size", 1, 1 << 16),
+        ("max_step_tokens", 1, 1 << 20),
+        ("max_seqs", 1, 1 << 16),
+        ("seed", -(1 << 63), (1 << 64) - 1),
+    ):
+        _require_whole(name, getattr(config, name), least, most)
+    for name, allowed in (("backend", BACKENDS), ("kv_dtype", KV_DTYPES)):
+        value = getattr(config, name)
+        if value not in allowed:
+            hint = nearest(str(value), allowed)
+            raise RequestError(f"{name} is {value!r}; expected one of {', '.join(allowed)}.{hint}", param=name)
+    for name in ("offline", "oracle"):
+        if not isinstance(getattr(config, name), bool):
+            raise RequestError(f"{name} is {getattr(config, name)!r}; expected True or False.", param=name)
+    if config.max_step_tokens < config.max_seqs:
+        raise RequestError(
+            f"max_step_tokens is {config.max_step_tokens}, fewer than max_seqs, {config.max_seqs}: each running sequence"
+            " needs a token in every step. Raise max_step_tokens or lower max_seqs.",
+            param="max_step_tokens",
+        )
+
+
+def _require_whole(name: str, value: object, least: int, most: int) -> None:
+    if value is None and name in ("max_context", "kv_memory"):
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise RequestError(f"{name} is {value!r}; expected a whole number from {least:,} to {most:,}.", param=name)

@@ -1,0 +1,50 @@
+"""Who runs a plan: one of the four plug-in points (read `runner.py` next).
+
+A plan is integers only, a few hundred bytes, so that it can be sent to another process as it is. `LocalExecutor` runs
+it in this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.runtime.runner import Runner
+from martlet.types import PageId, StepPlan, StepResult
+
+__all__ = ["Executor", "LocalExecutor"]
+
+
+class Executor(Protocol):
+    """Computes what a plan says and samples."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run one step."""
+
+    def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:
+        """Return the mean over the prompt of what the final norm gives, [C]; `pages` are lent for the call."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+
+
+class LocalExecutor:
+    """Runs every plan in the calling thread."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run one step."""
+        return self._runner.run(plan)
+
+    def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:
+        """Return the mean over the prompt of what the final norm gives, [C]."""
+        return self._runner.embed(ids, pages)
+
+    def close(self) -> None:
+        """Free everything."""
+        self._runner.close()
