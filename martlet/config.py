@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ KV_DTYPES = ("f16", "f32")
 MAX_THREADS = 1024
 
 
-class Origin(str, Enum):
+class Origin(StrEnum):
     """Where a setting's value came from."""
 
     OPTION = "option"

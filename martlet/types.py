@@ -10,7 +10,7 @@ Scheduler and cache see integers only: no array type appears in this file.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import NewType
 
 from martlet.sampling_params import SamplingParams
@@ -33,7 +33,7 @@ SeqId = NewType("SeqId", int)
 PageId = NewType("PageId", int)
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a sequence ended; every accepted request ends in exactly one of these."""
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string

@@ -7,13 +7,15 @@ it in this one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.runtime.runner import Runner
 from martlet.types import PageId, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from martlet.runtime.runner import Runner
 
 __all__ = ["Executor", "LocalExecutor"]
 

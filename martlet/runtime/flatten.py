@@ -1,10 +1,10 @@
 """From spans to arrays: the rows of a step, written into buffers that are allocated once (read `runner.py` next).
 
-    spans      seq 7: start 40, count 1          seq 9: start 0, count 3
-    ids        | id of position 40 |             | ids of 0, 1, 2 |              [T]
-    positions  | 40                |             | 0, 1, 2        |              [T]
-    slots      | page of 40 * P + 40 mod P |     | …              |              [T]
-    starts     0                   1                              4              [B + 1]
+spans      seq 7: start 40, count 1          seq 9: start 0, count 3
+ids        | id of position 40 |             | ids of 0, 1, 2 |              [T]
+positions  | 40                |             | 0, 1, 2        |              [T]
+slots      | page of 40 * P + 40 mod P |     | …              |              [T]
+starts     0                   1                              4              [B + 1]
 """
 
 from __future__ import annotations
