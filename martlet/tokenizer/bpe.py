@@ -46,14 +46,19 @@ def token_text_bytes(text: str) -> bytes:
     return text.encode("utf-8")
 
 
-class WordCache(dict[str, Word]):
-    """word → ids, filled on demand by `encode_word`; `map(cache.__getitem__, words)` runs at C speed."""
+class WordCache(dict[str | int, Word]):
+    """word → ids, filled on demand by `encode_word`; `map(cache.__getitem__, words)` runs at C speed.
+
+    An id among the words stands for itself.
+    """
 
     def __init__(self, encode_word: Callable[[str], Word]) -> None:
         super().__init__()
         self._encode_word = encode_word
 
-    def __missing__(self, word: str) -> Word:
+    def __missing__(self, word: str | int) -> Word:
+        if isinstance(word, int):
+            return (word,)
         ids = self._encode_word(word)
         if len(word) <= CACHED_CHARS:
             if len(self) >= CACHED_WORDS:

@@ -6,7 +6,7 @@ are characters with bytes as the last resort (SentencePiece and its tokenizer.js
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,28 +14,33 @@ from martlet.errors import RequestError
 from martlet.tokenizer.bpe import BYTE_CHARS, Word, WordCache, byte_level, merge
 from martlet.tokenizer.split import Step
 
-__all__ = ["Normalize", "TextEncoder", "byte_level_encoder", "byte_tokens", "char_encoder", "unchanged"]
+__all__ = ["Lead", "Normalize", "TextEncoder", "byte_level_encoder", "byte_tokens", "char_encoder", "missing_bytes"]
 
-Normalize = Callable[[str, bool], str]
-"""(text, whether it starts the whole text) → normalised text."""
+Normalize = Callable[[str], str]
+Lead = Callable[[str, bool], str]
 
 
-def unchanged(text: str, _first: bool) -> str:
+def unchanged(text: str) -> str:
     """The normaliser of tokenizers that have none."""
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """The stages between added tokens and ids."""
+    """The stages between added tokens and ids. `lead` marks spaces, given whether the piece starts the text."""
 
     normalize: Normalize
     split: Step
-    words: Mapping[str, Word]
+    words: WordCache
+    lead: Lead | None = None
 
-    def encode(self, normalized: str) -> list[int]:
-        """Ids of a normalised text."""
-        return list(chain.from_iterable(map(self.words.__getitem__, self.split(normalized))))
+    def cut(self, normalized: str, first: bool) -> list[str]:
+        """The words of a normalised text."""
+        return self.split(normalized if self.lead is None else self.lead(normalized, first))
+
+    def ids(self, words: Iterable[str | int]) -> Iterator[int]:
+        """The ids of words; an id stands for itself."""
+        return chain.from_iterable(map(self.words.__getitem__, words))
 
 
 def byte_level_encoder(
@@ -49,7 +54,10 @@ def byte_level_encoder(
     normalize: Normalize = unchanged,
     mapped: bool = False,
 ) -> TextEncoder:
-    """Byte-level BPE. `mapped`: `split` already returns words in the alphabet of bytes."""
+    """Byte-level BPE. `mapped`: `split` already returns words in the alphabet of bytes.
+
+    A byte without a token becomes `unk`, and nothing where that is None; `missing_bytes` tells of them.
+    """
 
     def encode_word(word: str) -> Word:
         text = word if mapped else byte_level(word)
@@ -58,27 +66,19 @@ def byte_level_encoder(
         symbols = merge(list(text), ranks, joint)
         try:
             return tuple([ids[symbol] for symbol in symbols])
-        except KeyError:
-            return tuple([_byte_level_id(char, ids, unk) for symbol in symbols for char in _known(symbol, ids)])
+        except KeyError:  # a byte that is no token, or a merge that makes none
+            found = [ids.get(char, unk) for symbol in symbols for char in ([symbol] if symbol in ids else symbol)]
+            return tuple([token for token in found if token is not None])
 
     return TextEncoder(normalize, split, WordCache(encode_word))
 
 
-def _known(symbol: str, ids: Mapping[str, int]) -> list[str]:
-    """The symbol if it is a token, else its bytes: a file may list merges whose result is no token."""
-    return [symbol] if symbol in ids else list(symbol)
-
-
-def _byte_level_id(symbol: str, ids: Mapping[str, int], unk: int | None) -> int:
-    found = ids.get(symbol, unk)
-    if found is None:
-        byte = BYTE_CHARS.index(symbol) if symbol in BYTE_CHARS else -1
-        raise RequestError(
-            f"The vocabulary has no token for byte 0x{byte:02X} ({symbol!r}) and no unknown token; "
-            "leave that character out, or use a complete file of this model.",
-            param="prompt",
-        )
-    return found
+def missing_bytes(ids: Mapping[str, int]) -> str | None:
+    """A warning if bytes have no token, so that a byte-level encoder leaves them out (as the model's own does)."""
+    missing = [f"0x{byte:02X}" for byte, char in enumerate(BYTE_CHARS) if char not in ids]
+    if not missing:
+        return None
+    return f"The vocabulary has no tokens for the bytes {' '.join(missing)}; characters with them are lost in encoding."
 
 
 def byte_tokens(texts_to_ids: Mapping[str, int]) -> tuple[int | None, ...]:
@@ -97,6 +97,7 @@ def char_encoder(
     fuse_unk: bool = False,
     whole_words: bool = False,
     normalize: Normalize = unchanged,
+    lead: Lead | None = None,
 ) -> TextEncoder:
     """BPE over characters; what is no token becomes byte tokens, or else the unknown token (`fuse_unk`: one a run)."""
 
@@ -134,7 +135,7 @@ def char_encoder(
                 run = True
         return tuple(out)
 
-    return TextEncoder(normalize, split, WordCache(encode_word))
+    return TextEncoder(normalize, split, WordCache(encode_word), lead)
 
 
 def _byte_names(symbol: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from martlet.errors import FormatError, UnsupportedError
-from martlet.tokenizer.encoder import TextEncoder, byte_level_encoder, byte_tokens, char_encoder
+from martlet.tokenizer.encoder import TextEncoder, byte_level_encoder, byte_tokens, char_encoder, missing_bytes
 from martlet.tokenizer.split import PreTokenizer, isolate, pipeline, pre_tokenizer
 from martlet.tokenizer.spm import escape_space, score_ranks, word_splitter
 from martlet.tokenizer.vocab import (
@@ -28,6 +28,7 @@ from martlet.tokenizer.vocab import (
 __all__ = ["Parts", "parts_from_metadata"]
 
 PREFIX = "tokenizer.ggml."
+SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,15 @@ def _type_bytes(types: Any, source: str) -> bytes:
 
 
 def _special_ids(metadata: Mapping[str, Any], vocab: Vocab, defaults: Mapping[str, int]) -> SpecialIds:
+    """Ids by role; `defaults` serve where the file is silent and the token there is no ordinary one."""
+
     def read(name: str) -> int | None:
         key = f"{PREFIX}{name}_token_id"
         if key in metadata:
             return checked_id(metadata[key], key, vocab)
         default = defaults.get(name)
-        return default if default is not None and default < len(vocab.texts) else None
+        usable = default is not None and default < len(vocab.texts) and vocab.types[default] in SPECIAL_TYPES
+        return default if usable else None
 
     bos, eos, pad, unk = read("bos"), read("eos"), read("padding"), read("unknown")
     ends = end_of_generation(vocab, (eos, read("eot"), read("eom")))
@@ -131,7 +135,8 @@ def _byte_level_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None
         if token.special:
             vocab.ids.pop(token.text, None)
     split = pipeline([isolate(pattern) for pattern in rules.patterns])
-    encoder = byte_level_encoder(split, vocab.ids, ranks, whole_words=rules.whole_words, unk=special.unk)
+    encoder = byte_level_encoder(split, vocab.ids, ranks, whole_words=rules.whole_words)
+    vocab.warn(missing_bytes(vocab.ids))
     before, after = _ends_of_text(metadata, vocab, special, rules.add_bos)
     return Parts(
         "gpt2", name, vocab, encoder, special, before, after, byte_level=True, byte_fallback=False, strips_space=False
@@ -177,7 +182,7 @@ def _scored_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None, so
     ranks = score_ranks(vocab.texts, np.asarray(scores), normal, source=source)
     prefix = bool(metadata.get(PREFIX + "add_space_prefix", True))
 
-    def normalize(text: str, _first: bool) -> str:
+    def normalize(text: str) -> str:
         return escape_space(" " + text if prefix else text)
 
     encoder = char_encoder(

@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import groupby
 
 from martlet.tokenizer.vocab import AddedToken
 
@@ -19,6 +20,8 @@ __all__ = ["AddedTokenFinder", "LiteralSpans"]
 LiteralSpans = Sequence[tuple[int, int]]
 """Ranges [start, stop) of characters, ascending and apart, in which control tokens are plain text."""
 
+SIMPLE_TOKENS = 512  # up to here one pattern is small
+SIMPLE_CHARS = 64
 PREFIX_CHARS = 2  # a token is looked up where its first characters match
 _SPACE = re.compile(r"\s*")
 
@@ -37,6 +40,9 @@ class AddedTokenFinder:
         index = self._all if parse_special else self._plain
         if index.prefixes is None:
             return [text] if text else []
+        if index.alone is not None and not (parse_special and literal):
+            ids = index.ids
+            return [ids.get(part, part) for part in index.alone.split(text) if part]
         parts: list[str | int] = []
         done = at = 0
         while (start := index.prefixes.search(text, at)) is not None:
@@ -60,10 +66,15 @@ class AddedTokenFinder:
 
 
 class _Index:
-    """Token by text, and the lengths to try after each prefix."""
+    """Token by text, and the lengths to try after each prefix.
+
+    `alone` finds few tokens without conditions at C speed, which matters for vocabularies with newlines among them.
+    """
 
     def __init__(self, tokens: Sequence[AddedToken]) -> None:
         self.tokens = {token.text: token for token in reversed(tokens)}
+        self.ids = {text: token.id for text, token in self.tokens.items()}
+        self.alone = re.compile(f"({_longest(sorted(self.tokens))})") if _simple(tokens) else None
         lengths: dict[str, set[int]] = defaultdict(set)
         for text in self.tokens:
             lengths[text[:PREFIX_CHARS]].add(len(text))
@@ -79,6 +90,27 @@ class _Index:
                 if token is not None and not (token.single_word and _inside_word(text, at, at + size)):
                     return token
         return None
+
+
+def _simple(tokens: Sequence[AddedToken]) -> bool:
+    """Whether one small pattern can find the tokens."""
+    plain = not any(token.lstrip or token.rstrip or token.single_word for token in tokens)
+    return plain and 0 < len(tokens) <= SIMPLE_TOKENS and max(len(token.text) for token in tokens) <= SIMPLE_CHARS
+
+
+def _longest(texts: Sequence[str]) -> str:
+    """The pattern of a trie: it matches the longest of `texts` (sorted, distinct) at a place."""
+    branches: list[str] = []
+    for _, group in groupby(texts, key=lambda text: text[:1]):
+        same = list(group)
+        low, high = same[0], same[-1]  # in sorted order these differ first
+        stem = low[: next((i for i, pair in enumerate(zip(low, high, strict=False)) if pair[0] != pair[1]), len(low))]
+        rest = [text[len(stem) :] for text in same]
+        if stem:
+            optional = "?" if rest[0] == "" else ""
+            rest = rest[1:] if optional else rest
+            branches.append(re.escape(stem) + (f"(?:{_longest(rest)}){optional}" if rest else ""))
+    return "|".join(branches)
 
 
 def _inside_word(text: str, start: int, stop: int) -> bool:

@@ -14,20 +14,25 @@ from typing import Any
 
 import regex
 
-from martlet.errors import RequestError, UnsupportedError, nearest
+from martlet.errors import UnsupportedError, nearest
 
 __all__ = [
+    "FILE_TIMEOUT_S",
     "GPT2",
     "PRE_TOKENIZERS",
     "PreTokenizer",
     "Step",
+    "file_pattern",
     "isolate",
+    "literal",
     "pipeline",
     "pre_tokenizer",
 ]
 
 Step = Callable[[str], list[str]]
 """Cuts one piece into pieces."""
+
+FILE_TIMEOUT_S = 5.0  # for a pattern that a file brings along, on one text
 
 # Linear time by construction: in every pattern below a failed alternative gives back at most one run, and the next
 # alternative consumes that run.
@@ -115,24 +120,28 @@ def pre_tokenizer(name: str) -> PreTokenizer:
         ) from None
 
 
-def isolate(pattern: str, *, timeout_s: float | None = None) -> Step:
+def file_pattern(pattern: str) -> Any:
+    """Compile a pattern of a tokenizer.json as Oniguruma reads it: ^ and $ border lines, && intersects sets."""
+    flags = regex.MULTILINE | (regex.VERSION1 if "&&" in pattern else regex.VERSION0)
+    try:
+        return regex.compile(pattern, flags)
+    except regex.error as error:
+        raise UnsupportedError(f"The pattern {pattern[:80]!r} of tokenizer.json: {error}") from None
+
+
+def literal(text: str) -> str:
+    """The pattern that matches `text` only."""
+    return str(regex.escape(text, special_only=True))
+
+
+def isolate(pattern: str, *, from_file: bool = False) -> Step:
     """Return a step that cuts a text into the matches of `pattern` and the gaps between them.
 
-    `timeout_s` bounds the time of one text, for patterns that come from a file: RequestError when it runs out.
+    A pattern that comes `from_file` may be hostile: its time on one text is bounded (TimeoutError).
     """
-    compiled = regex.compile(pattern)
-
-    def cut(text: str) -> list[str]:
-        try:
-            return _cut(compiled, text, timeout_s)
-        except TimeoutError:
-            raise RequestError(
-                f"The tokenizer's own pattern {pattern[:80]!r} did not finish in {timeout_s} s on a text of "
-                f"{len(text):,} characters; shorten the text, or use another file of this model.",
-                param="prompt",
-            ) from None
-
-    return cut
+    compiled = file_pattern(pattern) if from_file else regex.compile(pattern)
+    timeout_s = FILE_TIMEOUT_S if from_file else None
+    return lambda text: _cut(compiled, text, timeout_s)
 
 
 def _cut(compiled: Any, text: str, timeout_s: float | None) -> list[str]:
@@ -155,7 +164,7 @@ def _cut(compiled: Any, text: str, timeout_s: float | None) -> list[str]:
 
 
 def pipeline(steps: list[Step]) -> Step:
-    """Chain steps: each cuts every piece that the one before left."""
+    """Chain steps: each cuts every piece that the one before left. With none, a text is one piece."""
     if len(steps) == 1:
         return steps[0]
 

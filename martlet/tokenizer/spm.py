@@ -14,7 +14,7 @@ import regex
 from numpy.typing import NDArray
 
 from martlet.errors import FormatError
-from martlet.tokenizer.split import Step, isolate
+from martlet.tokenizer.split import Step
 
 __all__ = ["SPACE", "SPACES_FROM", "escape_space", "score_ranks", "word_splitter"]
 
@@ -48,7 +48,7 @@ def word_splitter(tokens: Iterable[str]) -> Step:
     """
     joined = "\0".join(tokens)
     bound = sorted(set(regex.findall(rf"([^{SPACE}\0]){SPACE}", joined)))  # such as the > of ">▁</"
-    if not bound:
-        return isolate(rf"{SPACE}*[^{SPACE}]+|{SPACE}+")
     chars = "".join(map(regex.escape, bound))
-    return isolate(rf"{SPACE}*[^{SPACE}]+(?:(?<=[{chars}]){SPACE}+[^{SPACE}]*)*|{SPACE}+")
+    further = rf"(?:(?<=[{chars}]){SPACE}+[^{SPACE}]*)*" if bound else ""
+    words: Step = regex.compile(rf"{SPACE}*[^{SPACE}]+{further}|{SPACE}+").findall
+    return words

@@ -13,6 +13,7 @@ from typing import Any
 
 from martlet.errors import RequestError
 from martlet.tokenizer.bpe import token_text_bytes
+from martlet.tokenizer.hf import parts_from_hf
 from martlet.tokenizer.metadata import Parts, parts_from_metadata
 from martlet.tokenizer.special import AddedTokenFinder, LiteralSpans
 from martlet.tokenizer.spm import SPACE
@@ -40,6 +41,7 @@ class Tokenizer:
         self.strips_space = parts.strips_space
         self.warnings = tuple(vocab.warnings)
         self._parts = parts
+        self._encoder = parts.encoder
         self._texts = vocab.texts
         self._types = vocab.types
         self._added = {token.id: token for token in vocab.added}
@@ -54,6 +56,23 @@ class Tokenizer:
     ) -> Tokenizer:
         """Build from a GGUF file's metadata; `pre` overrides `tokenizer.ggml.pre`, `source` names it in errors."""
         return cls(parts_from_metadata(metadata, pre=pre, source=source))
+
+    @classmethod
+    def from_hf(
+        cls,
+        tokenizer_json: Mapping[str, Any],
+        tokenizer_config: Mapping[str, Any] | None = None,
+        pre: str | None = None,
+        *,
+        eos_ids: Iterable[int] = (),
+        source: str = "tokenizer.json",
+    ) -> Tokenizer:
+        """Build from a parsed tokenizer.json and tokenizer_config.json.
+
+        `pre` replaces the file's pre-tokenizer by one of GGUF's names; `eos_ids` are further ids that end an answer
+        (generation_config.json's `eos_token_id`).
+        """
+        return cls(parts_from_hf(tokenizer_json, tokenizer_config or {}, pre=pre, eos_ids=eos_ids, source=source))
 
     def encode(
         self,
@@ -72,30 +91,31 @@ class Tokenizer:
         """
         if not text.isascii():
             _refuse_surrogates(text)
-        parts = self._parts
-        ids = list(parts.before) if add_special else []
+        words: list[str | int] = []
         first = True
-        for part in self._finder.split(text, parse_special, literal_spans):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                self._encode_plain(part, first, ids)
-            first = False
-        if add_special:
-            ids += parts.after
-        return ids
+        try:
+            for part in self._finder.split(text, parse_special, literal_spans):
+                if isinstance(part, int):
+                    words.append(part)
+                else:
+                    words += self._words(part, first)
+                first = False
+        except TimeoutError:
+            raise _too_slow(text) from None
+        ids = self._encoder.ids(words)
+        return [*self._parts.before, *ids, *self._parts.after] if add_special else list(ids)
 
-    def _encode_plain(self, text: str, first: bool, ids: list[int]) -> None:
-        encoder = self._parts.encoder
-        normalized = encoder.normalize(text, first)
+    def _words(self, text: str, first: bool) -> Sequence[str | int]:
+        """Words of a text that holds no added token that must be found before normalising."""
+        encoder = self._encoder
+        normalized = encoder.normalize(text)
         if self._late_finder is None:
-            ids += encoder.encode(normalized)
-            return
+            return encoder.cut(normalized, first)
+        words: list[str | int] = []
         for part in self._late_finder.split(normalized, parse_special=False):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids += encoder.encode(part)
+            words += [part] if isinstance(part, int) else encoder.cut(part, first)
+            first = False
+        return words
 
     def encode_parts(self, parts: Sequence[tuple[str, bool]], *, add_special: bool = False) -> list[int]:
         """Encode a chat prompt given as (text, whether the template wrote it).
@@ -146,6 +166,14 @@ class Tokenizer:
                 f"Token id {token} is outside the vocabulary; expected 0 to {self.vocab_size - 1}.", param="prompt"
             )
         return self._texts[token]
+
+
+def _too_slow(text: str) -> RequestError:
+    return RequestError(
+        f"A pattern of the tokenizer's own file took too long on a text of {len(text):,} characters; shorten the text, "
+        "or use another file of this model.",
+        param="prompt",
+    )
 
 
 def _refuse_surrogates(text: str) -> None:

@@ -65,6 +65,11 @@ class Vocab:
     added: tuple[AddedToken, ...] = ()
     warnings: list[str] = field(default_factory=list)
 
+    def warn(self, message: str | None) -> None:
+        """Keep a warning for the user, if there is one."""
+        if message is not None:
+            self.warnings.append(message)
+
     def of_type(self, *types: TokenType) -> list[int]:
         """Ids of the given types, ascending."""
         wanted = {int(kind) for kind in types}
