@@ -1,0 +1,141 @@
+"""How a SIMD verb becomes LLVM: vector types for Numba and the helpers that emit code (read `simd.py` next).
+
+`b` is always llvmlite's IR builder, `t` the Numba types of a verb's arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+__all__ = [
+    "F32",
+    "F32P",
+    "I8",
+    "I8P",
+    "I16",
+    "I16P",
+    "I32",
+    "I32P",
+    "I64",
+    "I64P",
+    "LLVM_VERSION",
+    "Tile",
+    "Vec",
+    "at",
+    "call",
+    "constant",
+    "each_row",
+    "first_lanes",
+    "load",
+    "splat",
+    "store",
+    "verb",
+]
+
+LLVM_VERSION = llvm.llvm_version_info[0]
+I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+ELEMENTS = {"i8": I8, "i16": I16, "i32": I32, "f16": ir.HalfType(), "f32": F32}
+F32P, I64P = types.CPointer(types.float32), types.CPointer(types.int64)
+I8P, I16P, I32P = types.CPointer(types.int8), types.CPointer(types.int16), types.CPointer(types.int32)
+
+
+class Vec(types.Type):
+    """One register of `n` elements."""
+
+    def __init__(self, element: str, n: int) -> None:
+        self.element, self.n = element, n
+        self.ir = ir.VectorType(ELEMENTS[element], n)
+        super().__init__(name=f"Vec({element}, {n})")
+
+
+class Tile(types.Type):
+    """`rows` registers, one an activation row."""
+
+    def __init__(self, vec: Vec, rows: int) -> None:
+        self.vec, self.rows = vec, rows
+        self.ir = ir.ArrayType(vec.ir, rows)
+        super().__init__(name=f"Tile({vec.name}, {rows})")
+
+
+@register_model(Vec)
+@register_model(Tile)
+class RegisterModel(models.PrimitiveModel):
+    """Both are plain LLVM values, which LLVM keeps in registers."""
+
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, fe_type.ir)
+
+
+def verb(n_args: int, result: Callable[..., types.Type | None], emit: Callable[..., Any]) -> Any:
+    """An intrinsic: `result(*types)` is its type (None: no value), `emit(b, t, *values)` its code."""
+
+    def typer(typing_context: Any, *args: types.Type) -> Any:
+        kind = result(*args)
+
+        def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+            out = emit(builder, sig.args, *values)
+            return context.get_dummy_value() if kind is None else out
+
+        return (types.none if kind is None else kind)(*args), codegen
+
+    # Numba reads the number of arguments from the signature, so each count needs a function of its own.
+    names = "".join(f", a{i}" for i in range(n_args))
+    scope: dict[str, Any] = {"typer": typer}
+    exec(f"def fixed(typing_context{names}): return typer(typing_context{names})", scope)
+    return intrinsic(scope["fixed"])
+
+
+def call(b: Any, name: str, result: ir.Type, *args: Any) -> Any:
+    """Call the LLVM intrinsic or C function `name`."""
+    kind = ir.FunctionType(result, [a.type for a in args])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+
+
+def constant(kind: ir.Type, value: float) -> ir.Constant:
+    """A constant of `kind`, the same in every lane of a vector."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
+def splat(b: Any, value: Any, n: int) -> Any:
+    """`value` in each of n lanes."""
+    kind = ir.VectorType(value.type, n)
+    first = b.insert_element(ir.Constant(kind, ir.Undefined), value, constant(I32, 0))
+    return b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(ir.VectorType(I32, n), [0] * n))
+
+
+def at(b: Any, pointer: Any, index: Any, element: ir.Type) -> Any:
+    """The address of element `index`."""
+    return b.gep(b.bitcast(pointer, element.as_pointer()), [index], source_etype=element)
+
+
+def load(b: Any, pointer: Any, index: Any, kind: ir.Type, element: ir.Type | None = None) -> Any:
+    """Load a `kind` that starts at `index`, counted in its own elements or in `element`s."""
+    if element is None:
+        element = kind.element if isinstance(kind, ir.VectorType) else kind
+    return b.load(b.bitcast(at(b, pointer, index, element), kind.as_pointer()), align=1, typ=kind)
+
+
+def store(b: Any, value: Any, pointer: Any, index: Any) -> None:
+    """Store a vector at element `index` of `pointer`."""
+    b.store(value, b.bitcast(at(b, pointer, index, value.type.element), value.type.as_pointer()), align=1)
+
+
+def each_row(b: Any, tile: Tile, row: Callable[[int], Any]) -> Any:
+    """A tile whose vector m is `row(m)`."""
+    out = ir.Constant(tile.ir, ir.Undefined)
+    for m in range(tile.rows):
+        out = b.insert_value(out, row(m), m)
+    return out
+
+
+def first_lanes(b: Any, count: Any, n: int) -> Any:
+    """The mask of the first `count` (int64, any value) of n lanes."""
+    lane = ir.Constant(ir.VectorType(I64, n), list(range(n)))
+    return b.icmp_signed("<", lane, splat(b, count, n))

@@ -1,0 +1,34 @@
+"""The table of kernels: which function builds each (read `linear.py` or `attention.py` next).
+
+Imported only to compile: everything here needs Numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from martlet.errors import UnsupportedError
+from martlet.ops.cpu.layout import LAYOUTS, QuantLayout
+from martlet.ops.cpu.linear import linear_float, linear_quant
+from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.team import launch_kernel, serve_kernel
+
+__all__ = ["builder"]
+
+Builder = Callable[[Verbs], Callable[..., None]]
+
+BUILDERS: dict[str, Builder] = {
+    "launch": launch_kernel,
+    "serve": serve_kernel,
+}
+for layout in LAYOUTS.values():
+    make = linear_quant if isinstance(layout, QuantLayout) else linear_float
+    BUILDERS[f"linear_{layout.name}"] = partial(make, layout=layout)  # type: ignore[arg-type, call-arg]
+
+
+def builder(name: str) -> Builder:
+    """The function that makes kernel `name` from a processor's verbs."""
+    if name not in BUILDERS:
+        raise UnsupportedError(f"no kernel is called {name!r}", sorted(BUILDERS))
+    return BUILDERS[name]

@@ -1,0 +1,72 @@
+"""A program's records: one operation each, as 32 int64 fields that a compiled kernel reads (read `program.py` next).
+
+    kernel(record, step, thread, n_threads)
+
+`record` points to the fields named here, `step` to the step's header: sizes and addresses that differ from step to
+step. Fields hold sizes, byte addresses or the bits of a float; an operation's own fields begin at ARGS and are named
+beside its kernel. They are plain integers because compiled code indexes with them.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ARGS",
+    "ARRIVALS",
+    "BARRIER",
+    "BASE",
+    "CONTROL",
+    "COUNTER",
+    "IDLE_SPINS",
+    "KERNEL",
+    "LAST",
+    "LINE_WORDS",
+    "N_RECORDS",
+    "RECORDS",
+    "RECORD_FIELDS",
+    "ROWS",
+    "ROWS_PER_TILE",
+    "SLEEPERS",
+    "SLEEPING",
+    "STEP_ADDRESS",
+    "STEP_FIELDS",
+    "STEP_IDS",
+    "STEP_LOGITS",
+    "STEP_LOGIT_ROWS",
+    "STEP_NUMBER",
+    "STEP_PAGE_STRIDE",
+    "STEP_PAGE_TABLE",
+    "STEP_POSITIONS",
+    "STEP_SEQS",
+    "STEP_SLOTS",
+    "STEP_SPAN_STARTS",
+    "STEP_TOKENS",
+    "STOPPING",
+    "SUMS_PER_BLOCK",
+]
+
+RECORD_FIELDS = 32
+ROWS_PER_TILE = 8  # activation rows whose bytes lie together, block by block
+SUMS_PER_BLOCK = 3  # of activations: columns 0 … 15, 16 … 31, and all 32
+
+# Fields of every record.
+KERNEL = 0  # address of the compiled kernel
+BARRIER = 1  # 1: all threads meet before this operation starts
+COUNTER = 2  # address of the operation's count of claimed work
+ROWS = 3  # which field of the step holds the number of rows
+ARGS = 4
+
+# Fields of a step's header; arrays are int32 (ops/interface.py, StepInputs) and stand as addresses.
+STEP_TOKENS, STEP_LOGITS, STEP_SEQS = 0, 1, 2  # T, L, B
+STEP_IDS, STEP_POSITIONS, STEP_SLOTS, STEP_SPAN_STARTS = 3, 4, 5, 6
+STEP_PAGE_TABLE, STEP_PAGE_STRIDE, STEP_LOGIT_ROWS = 7, 8, 9
+STEP_FIELDS = 16
+
+# A team's control block (`team.py`), in words of 8 bytes; what several threads write has a line of its own.
+LINE_WORDS = 8
+ARRIVALS, STEP_NUMBER = 0, LINE_WORDS
+BASE, RECORDS, N_RECORDS, STEP_ADDRESS, STOPPING = range(2 * LINE_WORDS, 2 * LINE_WORDS + 5)
+SLEEPING = 3 * LINE_WORDS  # + LINE_WORDS * worker: 1 while it sleeps in Python
+
+# Fields of the record of `launch` and `serve`.
+CONTROL, SLEEPERS, LAST = 4, 5, 6
+IDLE_SPINS = 40_000  # looks for a step before a worker sleeps: about a millisecond

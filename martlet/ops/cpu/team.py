@@ -1,0 +1,138 @@
+"""The compiled side of the team of threads: how a program is walked and how threads meet (read `program.py` next).
+
+All threads of a team walk the same records. Each claims its share of an operation with an atomic counter, and where a
+record says so they meet at a spin barrier before it starts: nobody returns to the interpreter within a step. A waiting
+thread yields the processor after a bounded spin, for machines whose cores are shared; a worker without a step goes to
+sleep after about a millisecond, in Python, where the main thread wakes it.
+
+`control` is what they share, a cache line for each word that several threads write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import njit
+from numba.core import cgutils
+
+from martlet.ops.cpu.emit import I8, I32, I64, verb
+from martlet.ops.cpu.linear import OPTIONS
+from martlet.ops.cpu.record import (
+    ARRIVALS,
+    BARRIER,
+    BASE,
+    CONTROL,
+    IDLE_SPINS,
+    KERNEL,
+    LAST,
+    LINE_WORDS,
+    N_RECORDS,
+    RECORD_FIELDS,
+    RECORDS,
+    SLEEPERS,
+    SLEEPING,
+    STEP_ADDRESS,
+    STEP_NUMBER,
+    STOPPING,
+)
+from martlet.ops.cpu.simd import Verbs
+
+__all__ = ["launch_kernel", "serve_kernel"]
+
+SPINS = 2000  # looks at a barrier before a thread yields: tens of microseconds
+
+
+def kernel_caller() -> Any:
+    """The verb (address, record, step, thread, n_threads): call a compiled kernel."""
+    pointer, word = I8.as_pointer(), I64.as_pointer()
+    kind = ir.FunctionType(I32, [pointer, pointer, word, word, I64, I64])
+
+    def emit(b: Any, t: Any, address: Any, *args: Any) -> None:
+        unused = b.bitcast(cgutils.alloca_once(b, I64), pointer)  # where Numba's functions put results and errors
+        b.call(b.inttoptr(address, kind.as_pointer()), [unused, unused, *args])
+
+    return verb(5, lambda *a: None, emit)
+
+
+def walker(v: Verbs) -> Callable[..., Any]:
+    """(control, step, thread, n_threads): this thread's share of every record of the current program."""
+    call_kernel = kernel_caller()
+
+    @njit(forceinline=True, **OPTIONS)
+    def meet(control, target):  # type: ignore[no-untyped-def]
+        v.atomic_add(control, ARRIVALS, 1)
+        spins = 0
+        while v.atomic_load(control, ARRIVALS) < target:
+            spins += 1
+            if spins < SPINS:
+                v.pause()
+            else:
+                v.yield_processor()
+
+    @njit(forceinline=True, **OPTIONS)
+    def walk(control, thread, n_threads):  # type: ignore[no-untyped-def]
+        target, step = control[BASE], v.i64p(control[STEP_ADDRESS])
+        for r in range(control[N_RECORDS]):
+            record = v.i64p(control[RECORDS] + r * RECORD_FIELDS * 8)
+            if record[BARRIER] != 0:
+                target += n_threads
+                meet(control, target)
+            call_kernel(record[KERNEL], record, step, thread, n_threads)
+        meet(control, target + n_threads)
+
+    return walk
+
+
+def launch_kernel(v: Verbs) -> Callable[..., None]:
+    """The main thread's entry: start a step; if nobody has to be woken, walk it at once.
+
+    record[SLEEPERS] tells the caller how many workers to wake; called again with STEP_ADDRESS 0, it only walks.
+    """
+    walk = walker(v)
+
+    def launch(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        control = v.i64p(record[CONTROL])
+        if thread == 0:  # a new step
+            control[BASE] = v.atomic_load(control, ARRIVALS)
+            v.atomic_add(control, STEP_NUMBER, 1)
+            sleepers = 0
+            for worker in range(1, n_threads):
+                if v.atomic_exchange(control, SLEEPING + LINE_WORDS * worker, 0) != 0:
+                    sleepers |= 1 << worker
+            record[SLEEPERS] = sleepers
+            if sleepers != 0:
+                return
+        walk(control, 0, n_threads)
+
+    return launch
+
+
+def serve_kernel(v: Verbs) -> Callable[..., None]:
+    """A worker's entry: walk every step that starts, return when it is time to sleep or to stop."""
+    walk = walker(v)
+
+    def serve(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        control = v.i64p(record[CONTROL])
+        last = record[LAST]
+        while True:
+            spins = 0
+            while v.atomic_load(control, STEP_NUMBER) == last:
+                spins += 1
+                v.pause()
+                if spins >= IDLE_SPINS:
+                    v.atomic_exchange(control, SLEEPING + LINE_WORDS * thread, 1)
+                    if v.atomic_load(control, STEP_NUMBER) == last:
+                        record[LAST] = last
+                        return
+                    # A step began meanwhile: whoever takes the mark back first decides who wakes whom.
+                    if v.atomic_exchange(control, SLEEPING + LINE_WORDS * thread, 0) == 0:
+                        record[LAST] = last
+                        return
+            last = v.atomic_load(control, STEP_NUMBER)
+            if control[STOPPING] != 0:
+                return
+            walk(control, thread, n_threads)
+
+    return serve
