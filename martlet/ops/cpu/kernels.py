@@ -9,8 +9,11 @@ from collections.abc import Callable
 from functools import partial
 
 from martlet.errors import UnsupportedError
+from martlet.ops.cpu.embed import embed_float, embed_quant
 from martlet.ops.cpu.layout import LAYOUTS, QuantLayout
 from martlet.ops.cpu.linear import linear_float, linear_quant
+from martlet.ops.cpu.pack import pack_float, pack_quant
+from martlet.ops.cpu.quantize import quantize_kernel
 from martlet.ops.cpu.simd import Verbs
 from martlet.ops.cpu.team import launch_kernel, serve_kernel
 
@@ -20,11 +23,16 @@ Builder = Callable[[Verbs], Callable[..., None]]
 
 BUILDERS: dict[str, Builder] = {
     "launch": launch_kernel,
+    "quantize": quantize_kernel,
     "serve": serve_kernel,
 }
 for layout in LAYOUTS.values():
     make = linear_quant if isinstance(layout, QuantLayout) else linear_float
     BUILDERS[f"linear_{layout.name}"] = partial(make, layout=layout)  # type: ignore[arg-type, call-arg]
+    make = embed_quant if isinstance(layout, QuantLayout) else embed_float
+    BUILDERS[f"embed_{layout.name}"] = partial(make, layout=layout)  # type: ignore[arg-type, call-arg]
+    make = pack_quant if isinstance(layout, QuantLayout) else pack_float
+    BUILDERS[f"pack_{layout.name}"] = partial(make, layout=layout)  # type: ignore[arg-type, call-arg]
 
 
 def builder(name: str) -> Builder:

@@ -1,13 +1,16 @@
 """How a weight matrix lies in memory for the kernels (read `pack.py` for how it gets there, `linear.py` for its use).
 
 Rows stand side by side in groups of 16, so that one register holds the same position of 16 rows and a product needs no
-horizontal sum. A group of a quantised matrix is four regions, each starting on a 64-byte line; a block is 32 columns:
+horizontal sum. Within a group the bytes lie in the order in which a product reads them, front to back, because that is
+what memory is fast at. A quantised group is a run of panels of 256 columns (the last may be shorter):
 
-    codes   per block  4 lines of 64 bytes: line j holds, for each row, columns 4j … 4j+3 in the low nibbles and
-                       16+4j … 16+4j+3 in the high ones (8-bit codes: 8 lines, the first four for columns 0 … 15)
-    high    per block  the bits above the nibble: 1 line for 5-bit codes, 2 for 6-bit ones
-    scales  per block  one scale for each row and run of `run` columns, then the minima if there are any
-    supers  per 256    an f16 for each row that multiplies byte scales, then one for byte minima
+    panel   supers (an f16 for each row that multiplies byte scales, then one for byte minima; only such types), blocks
+    block   32 columns: codes, high, scales
+
+    codes   4 lines of 64 bytes: line j holds, for each row, columns 4j … 4j+3 in the low nibbles and 16+4j … 16+4j+3
+            in the high ones (8-bit codes: 8 lines, the first four for columns 0 … 15)
+    high    the bits above the nibble: no line, 1 for 5-bit codes, 2 for 6-bit ones
+    scales  one scale for each row and run of `run` columns, then the minima if there are any
 
 A weight is `scale * (code - zero_point)`, or `scale * code - minimum` (f16 minima are added, as Q4_1 stores them).
 Float matrices are one region: for each column, 16 rows.
@@ -19,11 +22,12 @@ from dataclasses import dataclass
 
 from martlet.quant.table import BlockType
 
-__all__ = ["BLOCK", "GROUP", "LAYOUTS", "FloatLayout", "Layout", "QuantLayout", "group_bytes", "region_offsets"]
+__all__ = ["BLOCK", "GROUP", "LAYOUTS", "LINE", "FloatLayout", "Layout", "QuantLayout", "PANEL_BLOCKS", "group_bytes"]
 
 GROUP = 16  # rows side by side: the float32 lanes of the widest register
 BLOCK = 32  # columns that share an activation scale
 LINE = 64
+PANEL_BLOCKS = 8
 
 IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml's kvalues_iq4nl
 MXFP4_CODEBOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the E2M1 values (OCP MX 1.0)
@@ -47,16 +51,30 @@ class QuantLayout:
         return self.scale in ("u8", "i8")
 
     @property
-    def high_lines(self) -> int:
-        """Lines a block of bits above the nibble."""
-        return {4: 0, 5: 1, 6: 2, 8: 0}[self.bits]
+    def code_bytes(self) -> int:
+        """Bytes of a block's codes."""
+        return LINE * (8 if self.bits == 8 else 4)
+
+    @property
+    def high_bytes(self) -> int:
+        """Bytes of a block's bits above the nibble."""
+        return LINE * {4: 0, 5: 1, 6: 2, 8: 0}[self.bits]
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes a block and group of scales and minima."""
-        runs = BLOCK // self.run
+        """Bytes of a block's scales and minima."""
         per_row = {"f16": 2, "u8": 1, "i8": 1, "e8m0": 1}[self.scale] + {None: 0, "f16": 2, "u8": 1}[self.minimum]
-        return GROUP * runs * per_row
+        return GROUP * (BLOCK // self.run) * per_row
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of 16 rows."""
+        return self.code_bytes + self.high_bytes + self.scale_bytes
+
+    @property
+    def super_bytes(self) -> int:
+        """Bytes of a panel's supers."""
+        return GROUP * 2 * (2 if self.minimum == "u8" else 1) if self.has_supers else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +111,9 @@ def _lines(nbytes: int) -> int:
     return (nbytes + LINE - 1) // LINE * LINE
 
 
-def region_offsets(layout: QuantLayout, n_blocks: int) -> tuple[int, int, int, int]:
-    """Byte offsets in a group of the high bits, scales and supers (codes start at 0), and the group's size."""
-    high = n_blocks * (8 if layout.bits == 8 else 4) * LINE
-    scales = high + n_blocks * layout.high_lines * LINE
-    supers = scales + _lines(n_blocks * layout.scale_bytes)
-    per_super = GROUP * 2 * (2 if layout.minimum == "u8" else 1)
-    end = supers + (_lines((n_blocks * BLOCK + 255) // 256 * per_super) if layout.has_supers else 0)
-    return high, scales, supers, end
-
-
 def group_bytes(layout: Layout, k: int) -> int:
     """Bytes of one group of 16 rows of k columns."""
     if isinstance(layout, FloatLayout):
         return _lines(GROUP * k * layout.item_bytes)
-    return region_offsets(layout, k // BLOCK)[3]
+    n_blocks = k // BLOCK
+    return _lines(n_blocks * layout.block_bytes + -(-n_blocks // PANEL_BLOCKS) * layout.super_bytes)

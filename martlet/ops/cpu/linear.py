@@ -19,7 +19,7 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.layout import BLOCK, GROUP, FloatLayout, QuantLayout
+from martlet.ops.cpu.layout import BLOCK, GROUP, PANEL_BLOCKS, FloatLayout, QuantLayout
 from martlet.ops.cpu.record import ARGS, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
 from martlet.ops.cpu.simd import Verbs
 
@@ -27,13 +27,12 @@ __all__ = ["OPTIONS", "linear_float", "linear_quant"]
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 L2_BYTES = 256 * 1024  # weights of a chunk that many rows come back to: a quarter of a common second-level cache
-STREAM_BYTES = 24 * 1024  # weights of a chunk for one row: long enough to stream, short enough to share evenly
 TILE_BYTES = ROWS_PER_TILE * BLOCK
 
-# The fields of a linear record. GROUP_BYTES and the offsets in a group are the layout's; HIGH … SUPERS only where quantised.
-WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, HIGH, SCALES, SUPERS, CODEBOOK = range(ARGS, ARGS + 8)
-X, X_SCALES, X_SUMS, X_MINS, X_STRIDE = range(ARGS + 8, ARGS + 13)
-OUT, OUT_STRIDE, BIAS, RESIDUAL, RESIDUAL_STRIDE = range(ARGS + 13, ARGS + 18)
+# The fields of a linear record; CODEBOOK, X_SCALES, X_SUMS and X_MINS only where quantised.
+WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, CODEBOOK = range(ARGS, ARGS + 5)
+X, X_SCALES, X_SUMS, X_MINS, X_STRIDE = range(ARGS + 5, ARGS + 10)
+OUT, OUT_STRIDE, BIAS, RESIDUAL, RESIDUAL_STRIDE = range(ARGS + 10, ARGS + 15)
 
 
 def code_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
@@ -68,16 +67,15 @@ def code_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
 
 def scale_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
     """(group, scales, supers, run, lane) → the scales of this part's rows, float32."""
-    kind, minimum = layout.scale, layout.minimum == "u8"
-    super_bytes = GROUP * (4 if minimum else 2)
+    kind = layout.scale
 
     @njit(forceinline=True, **OPTIONS)
-    def scale(group, scales, supers, block, run, lane):  # type: ignore[no-untyped-def]
+    def scale(group, scales, supers, run, lane):  # type: ignore[no-untyped-def]
         if kind == "f16":
             return v.load_f16(group, (scales >> 1) + lane)
         if kind == "e8m0":
             return v.mul(v.load_exponent(group, scales + lane), v.splat(0.5))
-        d = v.load_f16(group, ((supers + (block >> 3) * super_bytes) >> 1) + lane)
+        d = v.load_f16(group, (supers >> 1) + lane)
         if kind == "u8":
             return v.mul(d, v.load_u8(group, scales + run * GROUP + lane))
         return v.mul(d, v.load_i8(group, scales + run * GROUP + lane))
@@ -90,10 +88,10 @@ def minimum_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
     kind, runs = layout.minimum, BLOCK // layout.run
 
     @njit(forceinline=True, **OPTIONS)
-    def minimum(group, scales, supers, block, run, lane):  # type: ignore[no-untyped-def]
+    def minimum(group, scales, supers, run, lane):  # type: ignore[no-untyped-def]
         if kind == "f16":
             return v.load_f16(group, (scales >> 1) + GROUP + lane)
-        d = v.load_f16(group, ((supers + (block >> 3) * GROUP * 4) >> 1) + GROUP + lane)
+        d = v.load_f16(group, (supers >> 1) + GROUP + lane)
         m = v.load_u8(group, scales + (runs + run) * GROUP + lane)
         return v.mul(v.mul(d, m), v.splat(-1.0))
 
@@ -106,9 +104,9 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
     bits = 8 if layout.codebook is not None else layout.bits
     zero_point = v.byte_zero_point if bits == 8 else layout.zero_point
     zero, bias, dot16 = v.tile_zero(rows), v.tile_bias(rows, zero_point), v.dot16(bits, BLOCK)
-    halves, has_minimum, scale_bytes = layout.run == 16, layout.minimum is not None, layout.scale_bytes
-    code_bytes, high_bytes = (512 if layout.bits == 8 else 256), 64 * layout.high_lines
-    tile_sums = ROWS_PER_TILE * SUMS_PER_BLOCK
+    halves, has_minimum = layout.run == 16, layout.minimum is not None
+    code_bytes, high_bytes = layout.code_bytes, layout.high_bytes
+    block_bytes, super_bytes = layout.block_bytes, layout.super_bytes
 
     @njit(forceinline=True, **OPTIONS)
     def half(dots, group, line, high, codebook, upper, x, xi):  # type: ignore[no-untyped-def]
@@ -119,29 +117,33 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
         return dot16(dots, w0, w1, w2, w3, x, xi + 16 * upper)
 
     @njit(forceinline=True, **OPTIONS)
-    def product(group, lane, regions, n_blocks, codebook, x, x_scales, x_sums, x_mins, row):  # type: ignore[no-untyped-def]
+    def product(group, lane, n_blocks, codebook, x, x_scales, x_sums, x_mins, row):  # type: ignore[no-untyped-def]
         """`lane` is the first row of this part; row 0 of the tile is row `row` of the activations' tile."""
         acc = zero()
-        high_start, scales_start, supers = regions
-        for b in range(n_blocks):
-            line, high = b * code_bytes + 4 * lane, high_start + b * high_bytes + 4 * lane
-            scales = scales_start + b * scale_bytes
-            xi, si, sums = b * TILE_BYTES + row * BLOCK, b * ROWS_PER_TILE + row, b * tile_sums + row
-            if halves:
-                low = half(bias(x_sums, sums), group, line, high, codebook, 0, x, xi)
-                acc = v.tile_fma_int(acc, low, scale(group, scales, supers, b, 0, lane), x_scales, si)
-                upper = half(bias(x_sums, sums + ROWS_PER_TILE), group, line, high, codebook, 1, x, xi)
-                acc = v.tile_fma_int(acc, upper, scale(group, scales, supers, b, 1, lane), x_scales, si)
-                if has_minimum:
-                    acc = v.tile_fma(acc, minimum(group, scales, supers, b, 0, lane), x_mins, sums, 1)
-                    acc = v.tile_fma(acc, minimum(group, scales, supers, b, 1, lane), x_mins, sums + ROWS_PER_TILE, 1)
-            else:
-                dots = half(bias(x_sums, sums + 2 * ROWS_PER_TILE), group, line, high, codebook, 0, x, xi)
-                dots = half(dots, group, line, high, codebook, 1, x, xi)
-                acc = v.tile_fma_int(acc, dots, scale(group, scales, supers, b, 0, lane), x_scales, si)
-                if has_minimum:
-                    minima = minimum(group, scales, supers, b, 0, lane)
-                    acc = v.tile_fma(acc, minima, x_mins, sums + 2 * ROWS_PER_TILE, 1)
+        panel = 0
+        for first in range(0, n_blocks, PANEL_BLOCKS):
+            n = min(n_blocks - first, PANEL_BLOCKS)
+            for b in range(n):
+                block = panel + super_bytes + b * block_bytes
+                line, high, scales = block + 4 * lane, block + code_bytes + 4 * lane, block + code_bytes + high_bytes
+                place = (first + b) * ROWS_PER_TILE
+                xi, si, sums = (place + row) * BLOCK, place + row, place * SUMS_PER_BLOCK + row
+                if halves:
+                    low = half(bias(x_sums, sums), group, line, high, codebook, 0, x, xi)
+                    acc = v.tile_fma_int(acc, low, scale(group, scales, panel, 0, lane), x_scales, si)
+                    upper = half(bias(x_sums, sums + ROWS_PER_TILE), group, line, high, codebook, 1, x, xi)
+                    acc = v.tile_fma_int(acc, upper, scale(group, scales, panel, 1, lane), x_scales, si)
+                    if has_minimum:
+                        acc = v.tile_fma(acc, minimum(group, scales, panel, 0, lane), x_mins, sums, 1)
+                        acc = v.tile_fma(acc, minimum(group, scales, panel, 1, lane), x_mins, sums + ROWS_PER_TILE, 1)
+                else:
+                    dots = half(bias(x_sums, sums + 2 * ROWS_PER_TILE), group, line, high, codebook, 0, x, xi)
+                    dots = half(dots, group, line, high, codebook, 1, x, xi)
+                    acc = v.tile_fma_int(acc, dots, scale(group, scales, panel, 0, lane), x_scales, si)
+                    if has_minimum:
+                        minima = minimum(group, scales, panel, 0, lane)
+                        acc = v.tile_fma(acc, minima, x_mins, sums + 2 * ROWS_PER_TILE, 1)
+            panel += super_bytes + n * block_bytes
         return acc
 
     return product
@@ -167,35 +169,42 @@ def tile_writer(v: Verbs) -> Callable[..., Any]:
     return write
 
 
-def share(v: Verbs) -> Callable[..., Any]:
-    """(record, n_rows, n_threads) → groups in a chunk: see L2_BYTES and STREAM_BYTES."""
+def sharer() -> Callable[..., Any]:
+    """(record, n_rows, n_groups, n_threads, ticket) → the groups (first, stop) that the ticket-th claim gets.
+
+    One tile of rows streams the weights once: a thread's first claim is a long run, three quarters of a fair share,
+    and small ones level out what is left. Many rows come back to a chunk that stays in the second-level cache.
+    """
 
     @njit(forceinline=True, **OPTIONS)
-    def chunk(record, n_rows, n_groups, n_threads):  # type: ignore[no-untyped-def]
-        size = record[GROUP_BYTES]
-        wanted = (STREAM_BYTES if n_rows == 1 else L2_BYTES) // size
-        fair = (n_groups + 4 * n_threads - 1) // (4 * n_threads)
-        return max(1, min(wanted, fair))
+    def share(record, n_rows, n_groups, n_threads, ticket):  # type: ignore[no-untyped-def]
+        if n_rows > ROWS_PER_TILE:
+            chunk = max(1, min(L2_BYTES // record[GROUP_BYTES], n_groups // (4 * n_threads)))
+            return ticket * chunk, min((ticket + 1) * chunk, n_groups)
+        long = n_groups * 3 // (4 * n_threads)
+        if ticket < n_threads:
+            return ticket * long, (ticket + 1) * long
+        short = max(1, n_groups // (16 * n_threads))
+        first = n_threads * long + (ticket - n_threads) * short
+        return first, min(first + short, n_groups)
 
-    return chunk
+    return share
 
 
 def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
     """The kernel for one quantised layout."""
     one, few = tile_product(v, layout, 1), tile_product(v, layout, 4)
     many = tile_product(v, layout, v.rows) if v.rows > 4 else few
-    write, chunk_of, lanes, tile_rows = tile_writer(v), share(v), v.lanes, v.rows
+    write, share, lanes, tile_rows = tile_writer(v), sharer(), v.lanes, v.rows
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         weight, codebook = record[WEIGHT], v.i8p(record[CODEBOOK])
         n_rows, n_blocks = step[record[ROWS]], record[N_COLUMNS] // BLOCK
         n_groups = (record[N_ROWS] + GROUP - 1) // GROUP
-        regions = (record[HIGH], record[SCALES], record[SUPERS])
-        chunk = chunk_of(record, n_rows, n_groups, n_threads)
         counter = v.i64p(record[COUNTER])
         tile_bytes = n_blocks * TILE_BYTES
         while True:
-            first = v.atomic_add(counter, 0, chunk)
+            first, stop = share(record, n_rows, n_groups, n_threads, v.atomic_add(counter, 0, 1))
             if first >= n_groups:
                 break
             for t in range(0, n_rows, tile_rows):
@@ -205,18 +214,18 @@ def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
                 sums = v.i32p(record[X_SUMS] + tile * n_blocks * ROWS_PER_TILE * SUMS_PER_BLOCK * 4)
                 mins = v.f32p(record[X_MINS] + tile * n_blocks * ROWS_PER_TILE * SUMS_PER_BLOCK * 4)
                 left = min(n_rows - t, tile_rows)
-                for g in range(first, min(first + chunk, n_groups)):
+                for g in range(first, stop):
                     group = v.i8p(weight + g * record[GROUP_BYTES])
                     for lane in range(0, GROUP, lanes):
                         n = g * GROUP + lane
                         if left == 1:
-                            acc1 = one(group, lane, regions, n_blocks, codebook, xt, scales, sums, mins, row)
+                            acc1 = one(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
                             write(record, acc1, t, left, n)
                         elif left <= 4:
-                            acc4 = few(group, lane, regions, n_blocks, codebook, xt, scales, sums, mins, row)
+                            acc4 = few(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
                             write(record, acc4, t, left, n)
                         else:
-                            acc8 = many(group, lane, regions, n_blocks, codebook, xt, scales, sums, mins, row)
+                            acc8 = many(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
                             write(record, acc8, t, left, n)
 
     return kernel
@@ -225,7 +234,7 @@ def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
 def linear_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
     """The kernel for float weights: x stays float32, columns in order, one fused multiply-add each."""
     load = {"f32": v.load_f32, "f16": v.load_f16, "bf16": v.load_bf16}[layout.name]
-    write, chunk_of, lanes, tile_rows = tile_writer(v), share(v), v.lanes, v.rows
+    write, share, lanes, tile_rows = tile_writer(v), sharer(), v.lanes, v.rows
     zeros = {rows: v.tile_zero(rows) for rows in (1, 4, v.rows)}
 
     def product_of(rows: int) -> Callable[..., Any]:
@@ -246,16 +255,15 @@ def linear_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         n_rows, n_columns = step[record[ROWS]], record[N_COLUMNS]
         n_groups = (record[N_ROWS] + GROUP - 1) // GROUP
-        chunk = chunk_of(record, n_rows, n_groups, n_threads)
         counter, x_stride = v.i64p(record[COUNTER]), record[X_STRIDE]
         while True:
-            first = v.atomic_add(counter, 0, chunk)
+            first, stop = share(record, n_rows, n_groups, n_threads, v.atomic_add(counter, 0, 1))
             if first >= n_groups:
                 break
             for t in range(0, n_rows, tile_rows):
                 x = v.f32p(record[X] + t * x_stride * 4)
                 left = min(n_rows - t, tile_rows)
-                for g in range(first, min(first + chunk, n_groups)):
+                for g in range(first, stop):
                     group = v.i8p(record[WEIGHT] + g * record[GROUP_BYTES])
                     for lane in range(0, GROUP, lanes):
                         n = g * GROUP + lane

@@ -68,6 +68,7 @@ class Verbs(ModuleType):
         self._reductions()
         self._ints_and_bytes()
         self._tiles()
+        self._scalars()
         self._threads()
 
     def _pointers(self) -> None:
@@ -109,15 +110,19 @@ class Verbs(ModuleType):
         raw = self.bytes
         self.load_bytes = verb(2, lambda p, i: raw, lambda b, t, p, i: load(b, p, i, raw.ir))
 
-        def gather(b: Any, t: Any, p: Any, i: Any, stride: Any) -> Any:
-            """int32 lane r = the 4 bytes at byte i + r * stride: one dword of each of `lanes` rows."""
-            out = ir.Constant(i32.ir, ir.Undefined)
-            for r in range(n):
-                where = b.add(i, b.mul(stride, constant(I64, r)))
-                out = b.insert_element(out, load(b, p, where, I32, I8), constant(I32, r))
-            return out
+        def gather(item: ir.Type) -> Any:
+            """(p, i, stride) → int32 lane r = the item at byte i + r * stride: the same one of each of `lanes` rows."""
 
-        self.gather_dwords = verb(3, lambda p, i, s: i32, gather)
+            def emit(b: Any, t: Any, p: Any, i: Any, stride: Any) -> Any:
+                out = ir.Constant(i32.ir, ir.Undefined)
+                for r in range(n):
+                    x = load(b, p, b.add(i, b.mul(stride, constant(I64, r))), item, I8)
+                    out = b.insert_element(out, b.zext(x, I32) if item is I16 else x, constant(I32, r))
+                return out
+
+            return verb(3, lambda p, i, s: i32, emit)
+
+        self.gather_dwords, self.gather_words = gather(I32), gather(I16)
 
     def _partial_loads_and_stores(self) -> None:
         """The first `count` float32 lanes only: (p, i, count) → vector with zeros; (p, i, vector, count)."""
@@ -149,12 +154,19 @@ class Verbs(ModuleType):
             name = f"llvm.{function}.v{n}f32"
             return verb(n_args, lambda *a: f32, lambda b, t, *a: call(b, name, f32.ir, *a))
 
+        def inverse_or_zero(b: Any, t: Any, x: Any) -> Any:
+            """1 / x where x is not 0, else 0."""
+            zero, one = constant(f32.ir, 0.0), constant(f32.ir, 1.0)
+            return b.select(b.fcmp_unordered("==", x, zero), zero, b.fdiv(one, x))
+
         self.add, self.sub, self.mul, self.div = map(binary, ("fadd", "fsub", "fmul", "fdiv"))
         self.fma, self.max, self.min = named("fma", 3), named("maxnum", 2), named("minnum", 2)
         self.abs, self.round_even, self.sqrt = named("fabs", 1), named("roundeven", 1), named("sqrt", 1)
         self.splat = verb(
             1, lambda x: f32, lambda b, t, x: splat(b, b.fptrunc(x, F32) if t[0] == types.float64 else x, n)
         )
+        self.first_lane = verb(1, lambda x: types.float32, lambda b, t, x: b.extract_element(x, constant(I32, 0)))
+        self.inverse_or_zero = verb(1, lambda x: f32, inverse_or_zero)
         self.to_int = verb(1, lambda x: i32, lambda b, t, x: b.fptosi(x, i32.ir))
         self.to_float = verb(1, lambda x: f32, lambda b, t, x: b.sitofp(x, f32.ir))
         self.as_float = verb(1, lambda x: f32, lambda b, t, x: b.bitcast(x, f32.ir))
@@ -188,6 +200,7 @@ class Verbs(ModuleType):
             return verb(2, lambda x, k: i32, lambda b, t, x, k: getattr(b, method)(x, splat(b, b.trunc(k, I32), n)))
 
         self.add_ints, self.or_ints = binary("add"), binary("or_")
+        self.times = by_scalar("mul")
         self.shift_left, self.shift_right = by_scalar("shl"), by_scalar("lshr")  # (x, bits)
         self.and_mask, self.xor_mask = by_scalar("and_"), by_scalar("xor")  # (x, 32-bit mask)
         self.as_ints = verb(1, lambda x: i32, lambda b, t, x: b.bitcast(x, i32.ir))
@@ -291,6 +304,21 @@ class Verbs(ModuleType):
             return each_row(b, t[0], row)
 
         return verb(7, lambda acc, *a: acc, emit)
+
+    def _scalars(self) -> None:
+        """One value: (pointer, index) → float32, and conversions that keep Numba from widening to float64."""
+
+        def reader(stored: ir.Type, convert: Callable[[Any, Any], Any]) -> Any:
+            return verb(2, lambda p, i: types.float32, lambda b, t, p, i: convert(b, load(b, p, i, stored)))
+
+        def shifted(bits: int) -> Callable[[Any, Any], Any]:
+            return lambda b, x: b.bitcast(b.shl(b.zext(x, I32), constant(I32, bits)), F32)
+
+        self.f32_at = reader(F32, lambda b, x: x)
+        self.f16_at = reader(ir.HalfType(), lambda b, x: b.fpext(x, F32))
+        self.bf16_at, self.exponent_at = reader(I16, shifted(16)), reader(I8, shifted(23))
+        self.int_to_f32 = verb(1, lambda x: types.float32, lambda b, t, x: b.sitofp(x, F32))
+        self.float_bits = verb(1, lambda x: types.float32, lambda b, t, x: b.bitcast(b.trunc(x, I32), F32))
 
     def _threads(self) -> None:
         """What a team of threads meets with: (pointer to int64, index, …)."""

@@ -1,0 +1,95 @@
+"""The team of threads, its Python side: starts workers, wakes them, runs programs (compiled side: `team.py`)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.ops.cpu.record import (
+    CONTROL,
+    LINE_WORDS,
+    N_RECORDS,
+    RECORD_FIELDS,
+    RECORDS,
+    SLEEPERS,
+    SLEEPING,
+    STEP_ADDRESS,
+    STEP_NUMBER,
+    STOPPING,
+)
+from martlet.ops.cpu.store import KernelStore
+
+__all__ = ["Team", "aligned"]
+
+Words = NDArray[np.int64]
+
+
+def aligned(n_bytes: int, dtype: Any = np.uint8, align: int = 64) -> NDArray[Any]:
+    """A zeroed 1-D array of `n_bytes` that starts on a multiple of `align` bytes."""
+    raw = np.zeros(n_bytes + align, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start : start + n_bytes].view(dtype)
+
+
+class Team:
+    """`n_threads` threads that walk programs together; the caller's thread is number 0.
+
+    Workers look for the next step for about a millisecond and then sleep, so an idle team uses no processor. One run
+    at a time: the engine's thread is the only caller.
+    """
+
+    def __init__(self, store: KernelStore, n_threads: int) -> None:
+        store.ensure(["launch", "serve"])
+        self.n_threads = n_threads
+        self._launch, self._serve = store.function("launch"), store.function("serve")
+        self._control: Words = aligned((SLEEPING + LINE_WORDS * n_threads) * 8, np.int64)
+        self._records: Words = aligned(RECORD_FIELDS * 8 * n_threads, np.int64).reshape(n_threads, RECORD_FIELDS)
+        self._records[:, CONTROL] = self._control.ctypes.data
+        self._unused = np.zeros(4, np.int64)
+        self._arguments = (self._unused.ctypes.data, self._unused.ctypes.data, self._records[0].ctypes.data, 0)
+        self._wake = [threading.Semaphore(0) for _ in range(n_threads)]
+        self._workers = [
+            threading.Thread(target=self._work, args=(i,), name=f"martlet-{i}", daemon=True) for i in range(1, n_threads)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def run(self, records_address: int, n_records: int, step_address: int) -> None:
+        """Walk a program's records with all threads; returns when every thread is done."""
+        control = self._control
+        control[RECORDS], control[N_RECORDS], control[STEP_ADDRESS] = records_address, n_records, step_address
+        self._start()
+
+    def close(self) -> None:
+        """End the workers. Idempotent."""
+        if self._workers:
+            self._control[STOPPING] = 1
+            self._control[N_RECORDS] = 0
+            self._control[STEP_NUMBER] += 1
+            for wake in self._wake:
+                wake.release()
+            for worker in self._workers:
+                worker.join()
+            self._workers = []
+
+    def _start(self) -> None:
+        self._launch(*self._arguments, 0, self.n_threads)
+        sleepers = int(self._records[0, SLEEPERS])
+        if sleepers:
+            for i in range(1, self.n_threads):
+                if sleepers >> i & 1:
+                    self._wake[i].release()
+            self._launch(*self._arguments, 1, self.n_threads)
+
+    def _work(self, i: int) -> None:
+        record = self._records[i].ctypes.data
+        while True:
+            self._serve(self._unused.ctypes.data, self._unused.ctypes.data, record, 0, i, self.n_threads)
+            if self._control[STOPPING]:
+                return
+            self._wake[i].acquire()
+
+
