@@ -18,14 +18,13 @@ from collections.abc import Callable
 from numba import njit
 
 from martlet.ops.cpu.layout import BLOCK
-from martlet.ops.cpu.linear import N_COLUMNS, OPTIONS, X, X_MINS, X_SCALES, X_SUMS
+from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.record import ARGS, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
 from martlet.ops.cpu.simd import Verbs
 
-__all__ = ["IN", "IN_STRIDE", "quantize_kernel"]
+__all__ = ["quantize_kernel"]
 
-# N_COLUMNS and X … X_MINS, the outputs, stand where a linear record has them as inputs.
-IN, IN_STRIDE = ARGS, ARGS + 1
+IN, IN_STRIDE, N_COLUMNS, X, X_SCALES, X_SUMS, X_MINS = range(ARGS, ARGS + 7)
 BLOCKS_A_CHUNK = 64
 
 

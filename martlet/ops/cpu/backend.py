@@ -1,0 +1,167 @@
+"""The CPU backend: the operations of `ops/interface.py` as records of compiled kernels (read `program.py` next)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.errors import UnsupportedError
+from martlet.ops.cpu.isa import Isa, best_isa, isa_named
+from martlet.ops.cpu.layout import FloatLayout, QuantLayout, group_bytes
+from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder, Region
+from martlet.ops.cpu.record import STEP_FIELDS
+from martlet.ops.cpu.store import KernelStore
+from martlet.ops.cpu.threads import Team, aligned
+from martlet.ops.cpu.weights import Arena, CpuWeight, PackJob, Part, pack_weight
+from martlet.ops.interface import Rows, StepLimits
+from martlet.quant.table import RawTensor
+from martlet.spec import Activation, Attention, Rope
+
+__all__ = ["CpuBackend"]
+
+F32 = NDArray[np.float32]
+
+
+def float_bits(value: float) -> int:
+    """A float32 as a record's field."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+class CpuBackend:
+    """Kernels on `threads` threads. `kernels` is the folder for compiled code, None to keep none.
+
+    `isa` names an instruction set instead of the best one that this processor has (tests do).
+    """
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        threads: int = 1,
+        kernels: Path | None = None,
+        isa: str | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        self.isa: Isa = best_isa() if isa is None else isa_named(isa)
+        self.store = KernelStore(self.isa, kernels, progress)
+        self.threads = threads
+        self._team = Team(self.store, threads)
+        self._step: NDArray[np.int64] = aligned(STEP_FIELDS * 8, np.int64)  # of the step that runs or ran last
+        self._arena = Arena()
+        self._recorder: Recorder | None = None
+        self._keep: list[Any] = []  # what records point to and nobody else holds
+        self._codebooks: dict[tuple[int, ...], NDArray[np.int8]] = {}
+
+    # -- memory -------------------------------------------------------------------------------------------------
+    def upload(self, values: NDArray[Any]) -> F32:
+        """A constant, float32, padded to whole registers."""
+        flat = np.asarray(values, np.float32).reshape(-1)
+        array: F32 = aligned((flat.size + 15) // 16 * 64, np.float32)
+        array[: flat.size] = flat
+        self._keep.append(array)
+        return array[: flat.size]
+
+    def download(self, array: CpuArray) -> F32:
+        """An activation of the step that ran last."""
+        n_rows = int(self._step[ROW_FIELDS[array.rows]])
+        return array.buffer.reshape(-1, array.stride)[:n_rows, array.start : array.start + array.width].copy()
+
+    def empty(self, rows: Rows, width: int) -> CpuArray:
+        """Scratch for an activation."""
+        return self._recording.empty(rows, width)
+
+    def columns(self, array: CpuArray, start: int, stop: int) -> CpuArray:
+        """The view array[:, start:stop]."""
+        assert 0 <= start < stop <= array.width
+        return CpuArray(array.rows, stop - start, array.stride, array.buffer, array.start + start)
+
+    def pack(self, tensors: Sequence[RawTensor]) -> CpuWeight:
+        """Pack matrices stacked by rows; nothing is lost (`docs/formats.md`)."""
+        return pack_weight(tensors, self._arena, self._run_jobs)
+
+    def weight_bytes(self, weight: CpuWeight) -> int:
+        """Bytes that a packed weight occupies."""
+        return weight.nbytes
+
+    def close(self) -> None:
+        """Stop the threads and let go of the weights. Idempotent."""
+        self._team.close()
+        self._keep.clear()
+        self._arena = Arena()
+
+    def _run_jobs(self, jobs: list[PackJob]) -> None:
+        """Run packing kernels, one after the other, with all threads."""
+        recorder = Recorder(self.store, StepLimits(1, 1, 1, 1))
+        self.store.ensure(sorted({name for name, _ in jobs}))
+        for name, args in jobs:
+            recorder.emit(name, Rows.TOKENS, args, [], [])
+        recorder.finish(self._team, self._step, None).replay()
+
+    # -- capture ------------------------------------------------------------------------------------------------
+    @property
+    def _recording(self) -> Recorder:
+        assert self._recorder is not None, "operations are called inside capture's function"
+        return self._recorder
+
+    def capture(self, step: Callable[[], Any], limits: StepLimits) -> CpuProgram:
+        """Run `step` once, recording what it does."""
+        assert self._recorder is None, "one capture at a time"
+        self._recorder = Recorder(self.store, limits)
+        try:
+            outputs = step()
+            return self._recorder.finish(self._team, self._step, outputs)
+        finally:
+            self._recorder = None
+
+    # -- operations (each is defined in ops/reference.py) -----------------------------------------------------------
+    def embed(self, table: CpuWeight, scale: float, out: CpuArray) -> None:
+        """out[t] = table[ids[t]] * scale."""
+        part, *others = table.parts
+        assert not others, "a table is one tensor"
+        size, codebook = group_bytes(part.layout, table.k), self._codebook(part)
+        args = [part.address, table.k, size, codebook, float_bits(scale), out.address, out.stride]
+        self._recording.emit(f"embed_{part.layout.name}", out.rows, args, [], [out.region])
+
+    def linear(
+        self,
+        x: CpuArray,
+        weight: CpuWeight,
+        out: CpuArray,
+        bias: F32 | None = None,
+        residual: CpuArray | None = None,
+    ) -> None:
+        """out = x @ weightᵀ (+ bias) (+ residual)."""
+        recorder, row = self._recording, 0
+        for part in weight.parts:
+            to = self.columns(out, row, row + part.n)
+            if isinstance(part.layout, QuantLayout):
+                form = recorder.as_bytes(x)
+                source, reads = [*form.addresses, 0], [form.region]
+            else:
+                source, reads = [x.address, 0, 0, 0, x.stride], [x.region]
+            extra = [0, 0, 0]
+            if bias is not None:
+                extra[0] = bias.ctypes.data + 4 * row
+            if residual is not None:
+                add = self.columns(residual, row, row + part.n)
+                extra[1:], reads = [add.address, add.stride], [*reads, add.region]
+            size = group_bytes(part.layout, weight.k)
+            codebook = self._codebook(part, 128)  # a byte product takes 8-bit codes 128 too high
+            args = [part.address, part.n, weight.k, size, codebook, *source, to.address, to.stride, *extra]
+            recorder.emit(f"linear_{part.layout.name}", x.rows, args, reads, [to.region])
+            row += part.n
+
+    def _codebook(self, part: Part, too_high: int = 0) -> int:
+        """Address of the values that a part's codes select, 0 if they are the values themselves."""
+        book: tuple[int, ...] | None = getattr(part.layout, "codebook", None)
+        if book is None:
+            return 0
+        values = tuple(value + too_high for value in book)
+        if values not in self._codebooks:
+            self._codebooks[values] = np.array(values, np.int16).astype(np.int8)
+        return int(self._codebooks[values].ctypes.data)

@@ -1,0 +1,231 @@
+"""Recording operations and replaying them: the captured step of the CPU backend (read `team.py` for who walks it).
+
+While a step is captured each operation becomes a record. Two records need a barrier between them only if one touches
+memory that the other writes; the recorder knows what each reads and writes and asks for no more meetings than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.ops.cpu.layout import BLOCK
+from martlet.ops.cpu.record import (
+    ARGS,
+    BARRIER,
+    COUNTER,
+    KERNEL,
+    LINE_WORDS,
+    RECORD_FIELDS,
+    ROWS,
+    ROWS_PER_TILE,
+    STEP_IDS,
+    STEP_LOGIT_ROWS,
+    STEP_LOGITS,
+    STEP_PAGE_STRIDE,
+    STEP_PAGE_TABLE,
+    STEP_POSITIONS,
+    STEP_SEQS,
+    STEP_SLOTS,
+    STEP_SPAN_STARTS,
+    STEP_TOKENS,
+    SUMS_PER_BLOCK,
+)
+from martlet.ops.cpu.store import KernelStore
+from martlet.ops.cpu.threads import Team, aligned
+from martlet.ops.interface import Rows, StepInputs, StepLimits
+
+__all__ = ["ROW_FIELDS", "ByteRows", "CpuArray", "CpuProgram", "Recorder", "Region"]
+
+ROW_FIELDS = {Rows.TOKENS: STEP_TOKENS, Rows.LOGITS: STEP_LOGITS}
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Columns start … stop of a buffer, for telling what an operation touches."""
+
+    buffer: int  # address
+    start: int
+    stop: int
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether the two share memory."""
+        return self.buffer == other.buffer and self.start < other.stop and other.start < self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class CpuArray:
+    """An activation: float32 [rows, width], rows `stride` floats apart, a view of columns of `buffer`."""
+
+    rows: Rows
+    width: int
+    stride: int
+    buffer: NDArray[np.float32] = field(repr=False)
+    start: int = 0
+
+    @property
+    def address(self) -> int:
+        """Where row 0 starts."""
+        return int(self.buffer.ctypes.data) + self.start * 4
+
+    @property
+    def region(self) -> Region:
+        """What reading or writing it touches."""
+        return Region(int(self.buffer.ctypes.data), self.start, self.start + self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRows:
+    """An activation as bytes (`quantize.py`), for [rows, width]."""
+
+    width: int
+    q: NDArray[np.int8] = field(repr=False)
+    scales: NDArray[np.float32] = field(repr=False)
+    sums: NDArray[np.int32] = field(repr=False)
+    mins: NDArray[np.float32] = field(repr=False)
+
+    @property
+    def region(self) -> Region:
+        """What reading or writing it touches."""
+        return Region(int(self.q.ctypes.data), 0, 1)
+
+    @property
+    def addresses(self) -> list[int]:
+        """The four arrays' addresses, in the order of a record."""
+        return [int(a.ctypes.data) for a in (self.q, self.scales, self.sums, self.mins)]
+
+
+class Recorder:
+    """Collects the records of one captured step."""
+
+    def __init__(self, store: KernelStore, limits: StepLimits) -> None:
+        self.limits = limits
+        self._store = store
+        self._records: list[list[int]] = []
+        self._reads: list[Region] = []  # since the last barrier
+        self._writes: list[Region] = []
+        self._bytes: dict[Region, ByteRows] = {}  # activations of which a byte form is current
+        self._spare: list[ByteRows] = []
+        self._keep: list[Any] = []  # the buffers that records point to
+
+    def capacity(self, rows: Rows) -> int:
+        """Rows that a buffer needs, whole tiles of them."""
+        most = self.limits.max_tokens if rows is Rows.TOKENS else self.limits.max_logits
+        return -(-most // ROWS_PER_TILE) * ROWS_PER_TILE
+
+    def empty(self, rows: Rows, width: int) -> CpuArray:
+        """A zeroed activation."""
+        stride = -(-width // 16) * 16
+        buffer = aligned(self.capacity(rows) * stride * 4, np.float32)
+        self._keep.append(buffer)
+        return CpuArray(rows, width, stride, buffer)
+
+    def emit(self, kernel: str, rows: Rows, args: Sequence[int], reads: list[Region], writes: list[Region]) -> None:
+        """Append an operation; `args` are its own fields."""
+        touched = [(r, self._writes) for r in reads] + [(w, self._writes + self._reads) for w in writes]
+        barrier = any(region.overlaps(other) for region, others in touched for other in others)
+        if barrier:
+            self._reads, self._writes = [], []
+        self._reads += reads
+        self._writes += writes
+        for stale in [known for known in self._bytes if any(known.overlaps(w) for w in writes)]:
+            self._spare.append(self._bytes.pop(stale))
+        record = [self._store.address(kernel), int(barrier), 0, ROW_FIELDS[rows], *args]
+        assert (KERNEL, BARRIER, COUNTER, ROWS, ARGS) == (0, 1, 2, 3, 4)
+        assert len(record) <= RECORD_FIELDS
+        self._records.append(record + [0] * (RECORD_FIELDS - len(record)))
+
+    def as_bytes(self, x: CpuArray) -> ByteRows:
+        """The byte form of x, made by a record if there is no current one."""
+        if x.region in self._bytes:
+            return self._bytes[x.region]
+        found = next((b for b in self._spare if b.width == x.width and b.q.size == self._byte_count(x)), None)
+        if found is None:
+            found = self._new_bytes(x)
+        else:
+            self._spare.remove(found)
+        args = [x.address, x.stride, x.width, *found.addresses]
+        self.emit("quantize", x.rows, args, [x.region], [found.region])
+        self._bytes[x.region] = found
+        return found
+
+    def _byte_count(self, x: CpuArray) -> int:
+        return self.capacity(x.rows) * x.width
+
+    def _new_bytes(self, x: CpuArray) -> ByteRows:
+        count = self._byte_count(x)
+        blocks = count // BLOCK
+        made = ByteRows(
+            x.width,
+            aligned(count, np.int8),
+            aligned(blocks * 4, np.float32),
+            aligned(blocks * SUMS_PER_BLOCK * 4, np.int32),
+            aligned(blocks * SUMS_PER_BLOCK * 4, np.float32),
+        )
+        self._keep.append(made)
+        return made
+
+    def finish(self, team: Team, step: NDArray[np.int64], outputs: Any) -> CpuProgram:
+        """The program, which writes its inputs' addresses and sizes to the header `step` before each run."""
+        return CpuProgram(team, step, self._records, self.limits, (outputs, self._keep))
+
+
+class CpuProgram:
+    """A captured step, ready to replay."""
+
+    def __init__(
+        self,
+        team: Team,
+        step: NDArray[np.int64],
+        records: list[list[int]],
+        limits: StepLimits,
+        held: tuple[Any, list[Any]],
+    ) -> None:
+        self._team, self._step, self._outputs, self._held = team, step, held[0], held
+        n = len(records)
+        self._records = aligned(max(n, 1) * RECORD_FIELDS * 8, np.int64).reshape(-1, RECORD_FIELDS)
+        self._counters = aligned(max(n, 1) * LINE_WORDS * 8, np.int64)
+        if n:
+            self._records[:] = records
+            self._records[:, COUNTER] = self._counters.ctypes.data + np.arange(n) * LINE_WORDS * 8
+        self.n_records = n
+        shapes = {
+            STEP_IDS: limits.max_tokens,
+            STEP_POSITIONS: limits.max_tokens,
+            STEP_SLOTS: limits.max_tokens,
+            STEP_SPAN_STARTS: limits.max_seqs + 1,
+            STEP_PAGE_TABLE: limits.max_seqs * limits.max_pages_per_seq,
+            STEP_LOGIT_ROWS: max(limits.max_logits, 1),
+        }
+        self._inputs = {name: np.zeros(size, np.int32) for name, size in shapes.items()}
+        self._addresses = {name: array.ctypes.data for name, array in self._inputs.items()}
+
+    def run(self, inputs: StepInputs) -> Any:
+        """Replay the step on `inputs`; returns the outputs of the captured function."""
+        step, buffers = self._step, self._inputs
+        for name, address in self._addresses.items():
+            step[name] = address
+        given = (
+            (STEP_IDS, inputs.ids),
+            (STEP_POSITIONS, inputs.positions),
+            (STEP_SLOTS, inputs.slots),
+            (STEP_SPAN_STARTS, inputs.span_starts),
+            (STEP_LOGIT_ROWS, inputs.logit_rows),
+        )
+        for name, array in given:
+            buffers[name][: array.size] = array
+        table = inputs.page_table
+        buffers[STEP_PAGE_TABLE][: table.size] = table.reshape(-1)
+        step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size
+        step[STEP_SEQS], step[STEP_PAGE_STRIDE] = table.shape
+        self.replay()
+        return self._outputs
+
+    def replay(self) -> None:
+        """Walk the records with the step's header as it is."""
+        self._counters.fill(0)
+        self._team.run(self._records.ctypes.data, self.n_records, self._step.ctypes.data)

@@ -1,0 +1,124 @@
+"""Packed weights: memory for them, and the packing of a file's tensors by the team (kernels: `pack.py`).
+
+A weight is a stack of parts, one for each run of tensors with the same block type. A type that has no kernel of its own
+is unpacked to float32, which loses nothing and costs memory; `docs/formats.md` has the table.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.errors import UnsupportedError
+from martlet.ops.cpu.layout import BLOCK, GROUP, LAYOUTS, FloatLayout, Layout, group_bytes
+from martlet.quant.table import BlockType, RawTensor
+
+__all__ = ["Arena", "CpuWeight", "Part", "pack_weight"]
+
+ARENA_BYTES = 64 << 20
+PackJob = tuple[str, list[int]]  # a kernel's name and its record's own fields
+
+
+class Arena:
+    """Memory for weights: large mappings on huge pages where the system has them, handed out front to back."""
+
+    def __init__(self) -> None:
+        self._maps: list[mmap.mmap] = []
+        self._rest: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def take(self, n_bytes: int) -> NDArray[np.uint8]:
+        """`n_bytes` zeroed bytes that start on a cache line."""
+        if n_bytes > self._rest.size:
+            mapping = mmap.mmap(-1, max(n_bytes, ARENA_BYTES))
+            with suppress(AttributeError, OSError):
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+            self._maps.append(mapping)
+            self._rest = np.frombuffer(mapping, np.uint8)
+        taken, self._rest = self._rest[:n_bytes], self._rest[(n_bytes + 63) // 64 * 64 :]
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one layout: `n` of them, in groups at `data`."""
+
+    layout: Layout
+    n: int
+    data: NDArray[np.uint8]
+
+    @property
+    def address(self) -> int:
+        """Where the first group starts."""
+        return int(self.data.ctypes.data)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWeight:
+    """A packed matrix [n, k]."""
+
+    n: int
+    k: int
+    parts: tuple[Part, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it occupies."""
+        return sum(part.data.size for part in self.parts)
+
+
+def pack_weight(tensors: Sequence[RawTensor], arena: Arena, run: Callable[[list[PackJob]], None]) -> CpuWeight:
+    """Pack matrices [n_i, k], stacked by rows. `run` runs packing kernels with all threads."""
+    k = tensors[0].shape[-1]
+    assert all(len(t.shape) == 2 and t.shape[1] == k for t in tensors)
+    tensors = [_with_kernel(t) for t in tensors]
+    parts: list[Part] = []
+    for kind, same in groupby(tensors, key=lambda t: t.type):
+        parts += _pack_run(LAYOUTS[kind], list(same), arena, run)
+    return CpuWeight(sum(p.n for p in parts), k, tuple(parts))
+
+
+def _with_kernel(tensor: RawTensor) -> RawTensor:
+    """The tensor itself, or as float32 where its type has no kernel or its rows no whole blocks."""
+    layout = LAYOUTS.get(tensor.type)
+    if layout is not None and (isinstance(layout, FloatLayout) or tensor.shape[-1] % BLOCK == 0):
+        return tensor
+    from martlet.quant.ggml import decode
+
+    values = np.ascontiguousarray(decode(tensor), np.float32)
+    return RawTensor(tensor.name, tensor.shape, BlockType.F32, values.reshape(-1).view(np.uint8))
+
+
+def _pack_run(
+    layout: Layout, tensors: list[RawTensor], arena: Arena, run: Callable[[list[PackJob]], None]
+) -> list[Part]:
+    """Pack tensors of one layout: into one part where all but the last fill whole groups."""
+    if any(t.shape[0] % GROUP for t in tensors[:-1]):
+        return [part for t in tensors for part in _pack_run(layout, [t], arena, run)]
+    k, size = tensors[0].shape[1], group_bytes(layout, tensors[0].shape[1])
+    n = sum(t.shape[0] for t in tensors)
+    data = arena.take((n + GROUP - 1) // GROUP * size)
+    jobs: list[PackJob] = []
+    keep: list[NDArray[np.uint8]] = []  # copies that must outlive the jobs
+    group = 0
+    for tensor in tensors:
+        rows = tensor.rows()
+        if not rows.flags.c_contiguous:
+            raise UnsupportedError(f"{tensor.name}: rows of a tensor must be contiguous")
+        full, rest = divmod(tensor.shape[0], GROUP)
+        for first, count, source in ((0, full, rows), (full, min(rest, 1), rows[full * GROUP :])):
+            if count == 0:
+                continue
+            if count and source is not rows:
+                source = np.concatenate([source, np.zeros((GROUP - rest, rows.shape[1]), np.uint8)])
+            keep.append(source)
+            target = data.ctypes.data + group * size
+            jobs.append((f"pack_{layout.name}", [source.ctypes.data, rows.shape[1], target, size, count, k]))
+            group += count
+    run(jobs)
+    return [Part(layout, n, data)]
