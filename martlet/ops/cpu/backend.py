@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
 from martlet.ops.cpu.isa import Isa, best_isa, isa_named
-from martlet.ops.cpu.layout import FloatLayout, QuantLayout, group_bytes
-from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder, Region
-from martlet.ops.cpu.record import STEP_FIELDS
+from martlet.ops.cpu.layout import QuantLayout, group_bytes
+from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
+from martlet.ops.cpu.record import PAGE, SCRATCH_FLOATS, STEP_FIELDS
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import Team, aligned
-from martlet.ops.cpu.weights import Arena, CpuWeight, PackJob, Part, pack_weight
+from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, PackJob, Part, pack_weight
 from martlet.ops.interface import Rows, StepLimits
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
@@ -55,6 +55,7 @@ class CpuBackend:
         self._arena = Arena()
         self._recorder: Recorder | None = None
         self._keep: list[Any] = []  # what records point to and nobody else holds
+        self._scratch: F32 | None = None  # of attention, for each thread
         self._codebooks: dict[tuple[int, ...], NDArray[np.int8]] = {}
 
     # -- memory -------------------------------------------------------------------------------------------------
@@ -155,6 +156,70 @@ class CpuBackend:
             args = [part.address, part.n, weight.k, size, codebook, *source, to.address, to.stride, *extra]
             recorder.emit(f"linear_{part.layout.name}", x.rows, args, reads, [to.region])
             row += part.n
+
+    def rms_norm(self, x: CpuArray, weight: F32, eps: float, out: CpuArray) -> None:
+        """out = x / sqrt(mean(x²) + eps) * weight, over groups of len(weight) columns."""
+        groups = x.width // weight.size
+        assert groups * weight.size == x.width == out.width
+        args = [x.address, x.stride, out.address, out.stride, weight.size, weight.ctypes.data, float_bits(eps), groups]
+        self._recording.emit("rms_norm", x.rows, args, [x.region], [out.region])
+
+    def rope(self, x: CpuArray, head_dim: int, rope: Rope, out: CpuArray) -> None:
+        """Rotate each head of x by its row's position."""
+        recorder, half = self._recording, rope.dims // 2
+        if rope not in recorder.angles:
+            frequencies = np.array(rope.inverse_frequencies, np.float64)
+            assert frequencies.size == half
+            table = recorder.empty(Rows.TOKENS, 2 * half, filled=False)
+            recorder.angles[rope] = table
+            recorder.keep(frequencies)
+            args = [frequencies.ctypes.data, half, float_bits(rope.magnitude), table.address]
+            recorder.emit("rope_table", Rows.TOKENS, args, [], [table.region])
+        table, heads = recorder.angles[rope], x.width // head_dim
+        args = [x.address, x.stride, out.address, out.stride, heads, head_dim, table.address, half]
+        recorder.emit("rope", x.rows, args, [x.region, table.region], [out.region])
+
+    def kv_cache(self, n_pages: int, page_size: int, n_kv_heads: int, head_dim: int, dtype: str) -> CpuCache:
+        """Pages of one layer, zeroed."""
+        if page_size != PAGE:
+            raise UnsupportedError(f"the cpu backend's pages hold {PAGE} tokens, not {page_size}")
+        return CpuCache.zeros(n_pages, n_kv_heads, head_dim, dtype)
+
+    def kv_write(self, k: CpuArray, v: CpuArray, cache: CpuCache) -> None:
+        """Write row t of k and v to the step's slot t."""
+        args = [k.address, k.stride, v.address, v.stride, *cache.addresses, cache.n_kv_heads, cache.head_dim]
+        self._recording.emit(f"kv_write_{cache.dtype}", k.rows, args, [k.region, v.region], [cache.region])
+
+    def attention(self, q: CpuArray, cache: CpuCache, spec: Attention, out: CpuArray) -> None:
+        """Causal attention of each row over its own sequence."""
+        if self._scratch is None:
+            self._scratch = aligned(self.threads * SCRATCH_FLOATS * 4, np.float32)
+        shape = [spec.n_kv_heads, spec.n_heads // spec.n_kv_heads, spec.head_dim]
+        options = [float_bits(spec.scale), float_bits(spec.softcap or 0.0), spec.window or 0]
+        args = [q.address, q.stride, out.address, out.stride, *cache.addresses, *shape, *options]
+        args.append(self._scratch.ctypes.data)
+        kernel = f"attention_{cache.dtype}"
+        self._recording.emit(kernel, q.rows, args, [q.region, cache.region], [out.region])
+
+    def act_mul(self, gate_up: CpuArray, activation: Activation, out: CpuArray) -> None:
+        """out = act(gate) * up."""
+        args = [gate_up.address, gate_up.stride, out.address, out.stride, out.width]
+        self._recording.emit(f"act_mul_{activation.value}", out.rows, args, [gate_up.region], [out.region])
+
+    def add(self, x: CpuArray, y: CpuArray, scale: float, out: CpuArray) -> None:
+        """out = x + scale * y."""
+        args = [x.address, x.stride, out.address, out.stride, out.width, y.address, y.stride, float_bits(scale)]
+        self._recording.emit("add", out.rows, args, [x.region, y.region], [out.region])
+
+    def take_logit_rows(self, x: CpuArray, out: CpuArray) -> None:
+        """out[l] = x[logit_rows[l]]."""
+        args = [x.address, x.stride, out.address, out.stride, out.width]
+        self._recording.emit("take_rows", out.rows, args, [x.region], [out.region])
+
+    def scale_cap(self, x: CpuArray, scale: float, cap: float | None, out: CpuArray) -> None:
+        """out = x * scale, capped by tanh."""
+        args = [x.address, x.stride, out.address, out.stride, out.width, float_bits(scale), float_bits(cap or 0.0)]
+        self._recording.emit("scale_cap", out.rows, args, [x.region], [out.region])
 
     def _codebook(self, part: Part, too_high: int = 0) -> int:
         """Address of the values that a part's codes select, 0 if they are the values themselves."""

@@ -17,6 +17,7 @@ from numba.extending import intrinsic, models, register_model
 __all__ = [
     "F32",
     "F32P",
+    "F64P",
     "I8",
     "I8P",
     "I16",
@@ -42,7 +43,7 @@ __all__ = [
 LLVM_VERSION = llvm.llvm_version_info[0]
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 ELEMENTS = {"i8": I8, "i16": I16, "i32": I32, "f16": ir.HalfType(), "f32": F32}
-F32P, I64P = types.CPointer(types.float32), types.CPointer(types.int64)
+F32P, F64P, I64P = types.CPointer(types.float32), types.CPointer(types.float64), types.CPointer(types.int64)
 I8P, I16P, I32P = types.CPointer(types.int8), types.CPointer(types.int16), types.CPointer(types.int32)
 
 

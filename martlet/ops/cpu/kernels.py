@@ -9,13 +9,23 @@ from collections.abc import Callable
 from functools import partial
 
 from martlet.errors import UnsupportedError
+from martlet.ops.cpu.attention import attention_kernel, kv_write_kernel
 from martlet.ops.cpu.embed import embed_float, embed_quant
 from martlet.ops.cpu.layout import LAYOUTS, QuantLayout
 from martlet.ops.cpu.linear import linear_float, linear_quant
 from martlet.ops.cpu.pack import pack_float, pack_quant
 from martlet.ops.cpu.quantize import quantize_kernel
+from martlet.ops.cpu.rope import rope_kernel, rope_table_kernel
+from martlet.ops.cpu.rowwise import (
+    act_mul_kernel,
+    add_kernel,
+    rms_norm_kernel,
+    scale_cap_kernel,
+    take_rows_kernel,
+)
 from martlet.ops.cpu.simd import Verbs
 from martlet.ops.cpu.team import launch_kernel, serve_kernel
+from martlet.spec import Activation
 
 __all__ = ["builder"]
 
@@ -25,6 +35,17 @@ BUILDERS: dict[str, Builder] = {
     "launch": launch_kernel,
     "quantize": quantize_kernel,
     "serve": serve_kernel,
+    "rms_norm": rms_norm_kernel,
+    "add": add_kernel,
+    "scale_cap": scale_cap_kernel,
+    "take_rows": take_rows_kernel,
+    "rope_table": rope_table_kernel,
+    "rope": rope_kernel,
+    "kv_write_f16": partial(kv_write_kernel, half=True),
+    "kv_write_f32": partial(kv_write_kernel, half=False),
+    "attention_f16": partial(attention_kernel, half=True),
+    "attention_f32": partial(attention_kernel, half=False),
+    **{f"act_mul_{kind.value}": partial(act_mul_kernel, kind=kind) for kind in Activation},
 }
 for layout in LAYOUTS.values():
     make = linear_quant if isinstance(layout, QuantLayout) else linear_float

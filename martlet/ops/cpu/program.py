@@ -38,6 +38,7 @@ from martlet.ops.cpu.record import (
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.interface import Rows, StepInputs, StepLimits
+from martlet.spec import Rope
 
 __all__ = ["ROW_FIELDS", "ByteRows", "CpuArray", "CpuProgram", "Recorder", "Region"]
 
@@ -110,18 +111,23 @@ class Recorder:
         self._writes: list[Region] = []
         self._bytes: dict[Region, ByteRows] = {}  # activations of which a byte form is current
         self._spare: list[ByteRows] = []
-        self._keep: list[Any] = []  # the buffers that records point to
+        self._held: list[Any] = []  # the buffers that records point to
+        self.angles: dict[Rope, CpuArray] = {}  # the tables of `rope`
 
     def capacity(self, rows: Rows) -> int:
         """Rows that a buffer needs, whole tiles of them."""
         most = self.limits.max_tokens if rows is Rows.TOKENS else self.limits.max_logits
         return -(-most // ROWS_PER_TILE) * ROWS_PER_TILE
 
-    def empty(self, rows: Rows, width: int) -> CpuArray:
-        """A zeroed activation."""
-        stride = -(-width // 16) * 16
+    def keep(self, held: Any) -> None:
+        """Keep something alive as long as the program."""
+        self._held.append(held)
+
+    def empty(self, rows: Rows, width: int, filled: bool = True) -> CpuArray:
+        """A zeroed activation, its rows filled up to whole registers unless told not to."""
+        stride = -(-width // 16) * 16 if filled else width
         buffer = aligned(self.capacity(rows) * stride * 4, np.float32)
-        self._keep.append(buffer)
+        self.keep(buffer)
         return CpuArray(rows, width, stride, buffer)
 
     def emit(self, kernel: str, rows: Rows, args: Sequence[int], reads: list[Region], writes: list[Region]) -> None:
@@ -166,12 +172,12 @@ class Recorder:
             aligned(blocks * SUMS_PER_BLOCK * 4, np.int32),
             aligned(blocks * SUMS_PER_BLOCK * 4, np.float32),
         )
-        self._keep.append(made)
+        self.keep(made)
         return made
 
     def finish(self, team: Team, step: NDArray[np.int64], outputs: Any) -> CpuProgram:
         """The program, which writes its inputs' addresses and sizes to the header `step` before each run."""
-        return CpuProgram(team, step, self._records, self.limits, (outputs, self._keep))
+        return CpuProgram(team, step, self._records, self.limits, (outputs, self._held))
 
 
 class CpuProgram:

@@ -10,6 +10,7 @@ beside its kernel. They are plain integers because compiled code indexes with th
 from __future__ import annotations
 
 __all__ = [
+    "ALPHAS",
     "ARGS",
     "ARRIVALS",
     "BARRIER",
@@ -18,13 +19,19 @@ __all__ = [
     "COUNTER",
     "IDLE_SPINS",
     "KERNEL",
+    "LARGEST",
     "LAST",
     "LINE_WORDS",
+    "MAX_HEAD_DIM",
     "N_RECORDS",
+    "PAGE",
+    "Q_STRIDE_FLOATS",
     "RECORDS",
     "RECORD_FIELDS",
     "ROWS",
     "ROWS_PER_TILE",
+    "SCORES",
+    "SCRATCH_FLOATS",
     "SLEEPERS",
     "SLEEPING",
     "STEP_ADDRESS",
@@ -41,7 +48,9 @@ __all__ = [
     "STEP_SPAN_STARTS",
     "STEP_TOKENS",
     "STOPPING",
+    "SUMS",
     "SUMS_PER_BLOCK",
+    "TOTALS",
 ]
 
 RECORD_FIELDS = 32
@@ -70,3 +79,12 @@ SLEEPING = 3 * LINE_WORDS  # + LINE_WORDS * worker: 1 while it sleeps in Python
 # Fields of the record of `launch` and `serve`.
 CONTROL, SLEEPERS, LAST = 4, 5, 6
 IDLE_SPINS = 40_000  # looks for a step before a worker sleeps: about a millisecond
+
+# Attention (`attention.py`): a page's positions, and a thread's scratch in floats: queries, scores and then p, the
+# outputs, and for each row the largest score, the sum of p and α.
+PAGE, MAX_HEAD_DIM = 32, 512
+Q_STRIDE_FLOATS = MAX_HEAD_DIM + 16  # rows a little apart from a power of two, where they would share cache sets
+SCORES = ROWS_PER_TILE * Q_STRIDE_FLOATS
+SUMS = SCORES + ROWS_PER_TILE * PAGE
+LARGEST = SUMS + ROWS_PER_TILE * MAX_HEAD_DIM
+TOTALS, ALPHAS, SCRATCH_FLOATS = LARGEST + 16, LARGEST + 32, LARGEST + 64

@@ -22,6 +22,7 @@ from martlet.ops.cpu.byte_product import BYTE_PRODUCTS, ZERO_POINTS
 from martlet.ops.cpu.emit import (
     F32,
     F32P,
+    F64P,
     I8,
     I8P,
     I16,
@@ -77,7 +78,7 @@ class Verbs(ModuleType):
         def cast(kind: Any, element: Any) -> Any:
             return verb(1, lambda a: kind, lambda b, t, a: b.inttoptr(a, element.as_pointer()))
 
-        self.f32p, self.i64p = cast(F32P, F32), cast(I64P, I64)
+        self.f32p, self.f64p, self.i64p = cast(F32P, F32), cast(F64P, ir.DoubleType()), cast(I64P, I64)
         self.i32p, self.i16p, self.i8p = cast(I32P, I32), cast(I16P, I16), cast(I8P, I8)
 
     def _loads_and_stores(self) -> None:
@@ -165,6 +166,9 @@ class Verbs(ModuleType):
         self.splat = verb(
             1, lambda x: f32, lambda b, t, x: splat(b, b.fptrunc(x, F32) if t[0] == types.float64 else x, n)
         )
+        self.where_below = verb(  # (x, bound, below, otherwise): choose by x < bound
+            4, lambda *a: f32, lambda b, t, x, bound, y, z: b.select(b.fcmp_ordered("<", x, bound), y, z)
+        )
         self.first_lane = verb(1, lambda x: types.float32, lambda b, t, x: b.extract_element(x, constant(I32, 0)))
         self.inverse_or_zero = verb(1, lambda x: f32, inverse_or_zero)
         self.to_int = verb(1, lambda x: i32, lambda b, t, x: b.fptosi(x, i32.ir))
@@ -200,7 +204,7 @@ class Verbs(ModuleType):
             return verb(2, lambda x, k: i32, lambda b, t, x, k: getattr(b, method)(x, splat(b, b.trunc(k, I32), n)))
 
         self.add_ints, self.or_ints = binary("add"), binary("or_")
-        self.times = by_scalar("mul")
+        self.times, self.shift_right_signed = by_scalar("mul"), by_scalar("ashr")
         self.shift_left, self.shift_right = by_scalar("shl"), by_scalar("lshr")  # (x, bits)
         self.and_mask, self.xor_mask = by_scalar("and_"), by_scalar("xor")  # (x, 32-bit mask)
         self.as_ints = verb(1, lambda x: i32, lambda b, t, x: b.bitcast(x, i32.ir))
@@ -250,6 +254,22 @@ class Verbs(ModuleType):
             b.store(tile, slot)
             return b.load(b.gep(slot, [constant(I32, 0), m], source_etype=tile.type), typ=t[0].vec.ir)
 
+        def tile_scale(b: Any, t: Any, tile: Any, p: Any, i: Any) -> Any:
+            """tile[m] * p[i + m]"""
+
+            def row(m: int) -> Any:
+                factor = splat(b, load(b, p, b.add(i, constant(I64, m)), F32), n)
+                return b.fmul(b.extract_value(tile, m), factor)
+
+            return each_row(b, t[0], row)
+
+        def tile_store(b: Any, t: Any, tile: Any, p: Any, i: Any, stride: Any) -> None:
+            """p[i + m * stride : ] = tile[m]"""
+            for m in range(t[0].rows):
+                store(b, b.extract_value(tile, m), p, b.add(i, b.mul(stride, constant(I64, m))))
+
+        self.tile_scale = verb(3, lambda tile, *a: tile, tile_scale)
+        self.tile_store = verb(4, lambda *a: None, tile_store)
         self.tile_fma = verb(5, lambda acc, *a: acc, tile_fma)
         self.tile_fma_int = verb(5, lambda acc, *a: acc, tile_fma_int)
         self.tile_get = verb(2, lambda tile, m: tile.vec, tile_get)
@@ -317,7 +337,23 @@ class Verbs(ModuleType):
         self.f32_at = reader(F32, lambda b, x: x)
         self.f16_at = reader(ir.HalfType(), lambda b, x: b.fpext(x, F32))
         self.bf16_at, self.exponent_at = reader(I16, shifted(16)), reader(I8, shifted(23))
+
+        def bound(b: Any, t: Any, x: Any, most: Any) -> Any:
+            """x, at most `most` in size."""
+            limit = b.fptrunc(most, F32) if t[1] == types.float64 else most
+            low = call(b, "llvm.maxnum.f32", F32, x, b.fneg(limit))
+            return call(b, "llvm.minnum.f32", F32, low, limit)
+
+        def putter(stored: ir.Type) -> Any:
+            def emit(b: Any, t: Any, p: Any, i: Any, x: Any) -> None:
+                b.store(x if stored is F32 else b.fptrunc(x, stored), at(b, p, i, stored), align=1)
+
+            return verb(3, lambda p, i, x: None, emit)
+
+        self.bound = verb(2, lambda x, most: types.float32, bound)
+        self.put_f32, self.put_f16 = putter(F32), putter(ir.HalfType())
         self.int_to_f32 = verb(1, lambda x: types.float32, lambda b, t, x: b.sitofp(x, F32))
+        self.narrow = verb(1, lambda x: types.float32, lambda b, t, x: b.fptrunc(x, F32))  # from float64
         self.float_bits = verb(1, lambda x: types.float32, lambda b, t, x: b.bitcast(b.trunc(x, I32), F32))
 
     def _threads(self) -> None:

@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
 from martlet.ops.cpu.layout import BLOCK, GROUP, LAYOUTS, FloatLayout, Layout, group_bytes
+from martlet.ops.cpu.program import Region
+from martlet.ops.cpu.record import MAX_HEAD_DIM, PAGE
+from martlet.ops.cpu.threads import aligned
 from martlet.quant.table import BlockType, RawTensor
 
-__all__ = ["Arena", "CpuWeight", "Part", "pack_weight"]
+__all__ = ["Arena", "CpuCache", "CpuWeight", "Part", "pack_weight"]
 
 ARENA_BYTES = 64 << 20
 PackJob = tuple[str, list[int]]  # a kernel's name and its record's own fields
@@ -70,6 +73,39 @@ class CpuWeight:
     def nbytes(self) -> int:
         """Bytes that it occupies."""
         return sum(part.data.size for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCache:
+    """Key and value pages of one layer (`attention.py` draws them)."""
+
+    n_kv_heads: int
+    head_dim: int
+    dtype: str
+    keys: NDArray[np.uint8]
+    values: NDArray[np.uint8]
+
+    @staticmethod
+    def zeros(n_pages: int, n_kv_heads: int, head_dim: int, dtype: str) -> CpuCache:
+        """Zeroed pages; memory is only taken when a page is written."""
+        item = {"f16": 2, "f32": 4}.get(dtype)
+        if item is None:
+            raise UnsupportedError(f"no KV precision is called {dtype!r}", ("f16", "f32"))
+        if head_dim > MAX_HEAD_DIM:
+            raise UnsupportedError(f"heads of {head_dim} dimensions; the cpu backend takes up to {MAX_HEAD_DIM}")
+        positions = n_pages * n_kv_heads * PAGE * item
+        padded = (head_dim + 15) // 16 * 16
+        return CpuCache(n_kv_heads, head_dim, dtype, aligned(positions * head_dim), aligned(positions * padded))
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where keys and values start."""
+        return [int(self.keys.ctypes.data), int(self.values.ctypes.data)]
+
+    @property
+    def region(self) -> Region:
+        """What reading or writing it touches."""
+        return Region(self.addresses[0], 0, 1)
 
 
 def pack_weight(tensors: Sequence[RawTensor], arena: Arena, run: Callable[[list[PackJob]], None]) -> CpuWeight:

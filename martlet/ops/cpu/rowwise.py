@@ -1,0 +1,147 @@
+"""Operations on each row by itself: norms, activations, additions, copies of rows (definitions: `ops/reference.py`).
+
+A unit of work is a row, or a run of columns of one where rows are few. All are bound by reading their inputs, a
+hundredth of a step; sums go lane by lane in the order of the columns and then halves onto halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+from martlet.ops.cpu.linear import OPTIONS
+from martlet.ops.cpu.mathlib import activation, hyperbolic_tangent
+from martlet.ops.cpu.record import ARGS, COUNTER, ROWS, STEP_LOGIT_ROWS
+from martlet.ops.cpu.simd import Verbs
+from martlet.spec import Activation
+
+__all__ = ["act_mul_kernel", "add_kernel", "rms_norm_kernel", "scale_cap_kernel", "take_rows_kernel"]
+
+IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH = range(ARGS, ARGS + 5)
+NORM_WEIGHT, EPS, GROUPS = range(ARGS + 5, ARGS + 8)  # rms_norm; WIDTH is a group's
+OTHER, OTHER_STRIDE, SCALE = range(ARGS + 5, ARGS + 8)  # add
+FACTOR, CAP = range(ARGS + 5, ARGS + 7)  # scale_cap; CAP 0 is none
+COLUMNS_A_UNIT = 512
+
+
+def claimer(v: Verbs) -> Callable[..., Any]:
+    """(record, step) → the next unit as (row, first column, last column), row -1 when there is none."""
+
+    @njit(forceinline=True, **OPTIONS)
+    def claim(record, step):  # type: ignore[no-untyped-def]
+        width = record[WIDTH]
+        pieces = (width + COLUMNS_A_UNIT - 1) // COLUMNS_A_UNIT
+        unit = v.atomic_add(v.i64p(record[COUNTER]), 0, 1)
+        row, first = unit // pieces, unit % pieces * COLUMNS_A_UNIT
+        if row >= step[record[ROWS]]:
+            return -1, 0, 0
+        return row, first, min(first + COLUMNS_A_UNIT, width)
+
+    return claim
+
+
+def rms_norm_kernel(v: Verbs) -> Callable[..., None]:
+    """out = x / sqrt(mean(x²) + eps) * weight over each group of WIDTH columns."""
+    lanes = v.lanes
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        width, groups, weight = record[WIDTH], record[GROUPS], v.f32p(record[NORM_WEIGHT])
+        units, counter = step[record[ROWS]] * groups, v.i64p(record[COUNTER])
+        eps = v.float_bits(record[EPS])
+        while True:
+            unit = v.atomic_add(counter, 0, 1)
+            if unit >= units:
+                break
+            row, start = unit // groups, unit % groups * width
+            x = v.f32p(record[IN] + (row * record[IN_STRIDE] + start) * 4)
+            out = v.f32p(record[OUT] + (row * record[OUT_STRIDE] + start) * 4)
+            squares = v.splat(0.0)
+            for k in range(0, width, lanes):
+                value = v.load_first(x, k, width - k)
+                squares = v.fma(value, value, squares)
+            mean = v.div(v.splat(v.sum_lanes(squares)), v.splat(v.int_to_f32(width)))
+            inverse = v.div(v.splat(1.0), v.sqrt(v.add(mean, v.splat(eps))))
+            for k in range(0, width, lanes):
+                value = v.mul(v.mul(v.load_first(x, k, width - k), inverse), v.load_first(weight, k, width - k))
+                v.store_first(out, k, value, width - k)
+
+    return kernel
+
+
+def act_mul_kernel(v: Verbs, kind: Activation) -> Callable[..., None]:
+    """out = act(gate) * up; the gate's WIDTH columns are followed by up's."""
+    act, claim, lanes = activation(v, kind), claimer(v), v.lanes
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        while True:
+            row, first, stop = claim(record, step)
+            if row < 0:
+                break
+            gate = v.f32p(record[IN] + row * record[IN_STRIDE] * 4)
+            out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
+            for k in range(first, stop, lanes):
+                up = v.load_first(gate, record[WIDTH] + k, stop - k)
+                v.store_first(out, k, v.mul(act(v.load_first(gate, k, stop - k)), up), stop - k)
+
+    return kernel
+
+
+def add_kernel(v: Verbs) -> Callable[..., None]:
+    """out = x + scale * y."""
+    claim, lanes = claimer(v), v.lanes
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        scale = v.float_bits(record[SCALE])
+        while True:
+            row, first, stop = claim(record, step)
+            if row < 0:
+                break
+            x = v.f32p(record[IN] + row * record[IN_STRIDE] * 4)
+            y = v.f32p(record[OTHER] + row * record[OTHER_STRIDE] * 4)
+            out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
+            for k in range(first, stop, lanes):
+                scaled = v.mul(v.load_first(y, k, stop - k), v.splat(scale))
+                v.store_first(out, k, v.add(v.load_first(x, k, stop - k), scaled), stop - k)
+
+    return kernel
+
+
+def scale_cap_kernel(v: Verbs) -> Callable[..., None]:
+    """out = x * factor, then cap * tanh(out / cap) where there is a cap."""
+    tanh, claim, lanes = hyperbolic_tangent(v), claimer(v), v.lanes
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        factor, cap = v.splat(v.float_bits(record[FACTOR])), v.splat(v.float_bits(record[CAP]))
+        while True:
+            row, first, stop = claim(record, step)
+            if row < 0:
+                break
+            x = v.f32p(record[IN] + row * record[IN_STRIDE] * 4)
+            out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
+            for k in range(first, stop, lanes):
+                value = v.mul(v.load_first(x, k, stop - k), factor)
+                if record[CAP] != 0:
+                    value = v.mul(cap, tanh(v.div(value, cap)))
+                v.store_first(out, k, value, stop - k)
+
+    return kernel
+
+
+def take_rows_kernel(v: Verbs) -> Callable[..., None]:
+    """out[l] = x[logit_rows[l]]."""
+    claim, lanes = claimer(v), v.lanes
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        rows = v.i32p(step[STEP_LOGIT_ROWS])
+        while True:
+            row, first, stop = claim(record, step)
+            if row < 0:
+                break
+            x = v.f32p(record[IN] + rows[row] * record[IN_STRIDE] * 4)
+            out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
+            for k in range(first, stop, lanes):
+                v.store_first(out, k, v.load_first(x, k, stop - k), stop - k)
+
+    return kernel
