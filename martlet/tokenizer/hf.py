@@ -71,9 +71,8 @@ def _parts(
     bytes_ = byte_tokens(vocab.ids) if fallback else (None,) * 256
     special = _special_ids(vocab, model, config, eos_ids)
     before, after = _around(tokenizer.get("post_processor"), vocab, special, config)
-    for token in vocab.added:
-        if token.special:
-            vocab.ids.pop(token.text, None)
+    control = {token.text for token in vocab.added if token.special}
+    vocab.ids = {text: token for text, token in model["vocab"].items() if text not in control}
     steps = pre_split(tokenizer.get("pre_tokenizer"))
     if pre is not None:
         steps = PreSplit([isolate(pattern) for pattern in pre_tokenizer(pre).patterns], byte_level=True)

@@ -70,7 +70,7 @@ def _strip(spec: Mapping[str, Any]) -> TextMap:
 
 
 def _strip_accents(_spec: Mapping[str, Any]) -> TextMap:
-    return lambda text: "".join([char for char in text if unicodedata.category(char) != "Mn"])
+    return lambda text: "".join([char for char in text if unicodedata.category(char)[0] != "M"])
 
 
 def _byte_level(_spec: Mapping[str, Any]) -> TextMap:

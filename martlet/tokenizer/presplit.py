@@ -67,7 +67,7 @@ def _add_byte_level(out: PreSplit, spec: Mapping[str, Any], *, last: bool) -> No
         raise UnsupportedError("A tokenizer.json that maps text to bytes twice (two ByteLevel pre-tokenizers)")
     out.byte_level = True
     if spec.get("add_prefix_space", True):
-        out.steps.append(lambda text: [text if text.startswith(" ") else " " + text])
+        out.steps.append(lambda text: [text if text.startswith(" ") or not text else " " + text])
     if spec.get("use_regex", True):
         out.steps.append(isolate(GPT2))
     if not last:  # the next steps see the alphabet of bytes

@@ -48,10 +48,15 @@ class AddedTokenFinder:
         while (start := index.prefixes.search(text, at)) is not None:
             at = start.start()
             token = index.longest(text, at)
-            if token is None or (token.special and _touches(literal, at, at + len(token.text))):
+            if token is not None and token.special and _touches(literal, at, at + len(token.text)):
+                token = self._plain.longest(text, at)
+            if token is None:
                 at += 1
                 continue
             stop = at + len(token.text)
+            if token.single_word and _inside_word(text, at, stop):
+                at = stop  # a shorter token is not looked for: so does the `tokenizers` library
+                continue
             if token.lstrip:
                 at = done + len(text[done:at].rstrip())
             if at > done:
@@ -86,8 +91,7 @@ class _Index:
         """The longest token that stands at `at`."""
         for n in range(PREFIX_CHARS, 0, -1):
             for size in self.lengths.get(text[at : at + n], ()):
-                token = self.tokens.get(text[at : at + size])
-                if token is not None and not (token.single_word and _inside_word(text, at, at + size)):
+                if (token := self.tokens.get(text[at : at + size])) is not None:
                     return token
         return None
 
