@@ -16,7 +16,7 @@ __all__ = ["BYTE_CHARS", "WordCache", "byte_level", "merge", "token_text_bytes"]
 
 Word = tuple[int, ...]
 
-SHORT_SYMBOLS = 128  # up to here rescanning a list (C speed) beats a heap
+SHORT_SYMBOLS = 32  # up to here rescanning a list (C speed) beats a heap
 CACHED_CHARS = 64  # longer words do not repeat
 CACHED_WORDS = 1 << 16  # some 15 MB; cleared when full
 

@@ -5,11 +5,12 @@ Keys and defaults follow GGUF's specification (ggml/docs/gguf.md) and, where it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from martlet.errors import FormatError, UnsupportedError
 from martlet.tokenizer.encoder import TextEncoder, byte_level_encoder, byte_tokens, char_encoder, missing_bytes
@@ -53,15 +54,24 @@ def parts_from_metadata(metadata: Mapping[str, Any], *, pre: str | None, source:
     readers = {"gpt2": _byte_level_parts, "llama": _scored_parts}
     if model is None:
         raise _missing(source, "model", "the kind of tokenizer")
-    if model not in readers:
+    if not isinstance(model, str) or model not in readers:
         raise UnsupportedError(f"Tokenizer model {model!r} is not supported", sorted(readers))
-    tokens = metadata.get(PREFIX + "tokens")
-    if tokens is None:
-        raise _missing(source, "tokens", "the vocabulary")
-    texts = tokens if isinstance(tokens, list) else list(tokens)
+    texts = _array(metadata, "tokens", "the vocabulary", source)
     types = metadata.get(PREFIX + "token_type")
     kinds = bytes([TokenType.NORMAL]) * len(texts) if types is None else _type_bytes(types, source)
     return readers[model](metadata, build_vocab(texts, kinds, source=source), pre, source)
+
+
+def _array(metadata: Mapping[str, Any], key: str, what: str, source: str) -> list[Any]:
+    """An array of the metadata as a list; FormatError where it is missing or no array."""
+    value = metadata.get(PREFIX + key)
+    if value is None:
+        raise _missing(source, key, what)
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise FormatError(
+            source, f"{PREFIX}{key} is {type(value).__name__}; expected an array. Convert the model again."
+        )
+    return value if isinstance(value, list) else list(value)
 
 
 def _missing(source: str, key: str, what: str) -> FormatError:
@@ -73,7 +83,7 @@ def _missing(source: str, key: str, what: str) -> FormatError:
 
 def _type_bytes(types: Any, source: str) -> bytes:
     try:
-        kinds = np.asarray(types, dtype=np.int64)
+        kinds = np.asarray(types, dtype=np.int64).reshape(-1)
     except (TypeError, ValueError, OverflowError):
         raise FormatError(source, f"{PREFIX}token_type holds other things than integers.") from None
     kinds = np.where((kinds < 0) | (kinds > max(TokenType)), int(TokenType.UNDEFINED), kinds)
@@ -128,7 +138,7 @@ def _ends_of_text(
 
 def _byte_level_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None, source: str) -> Parts:
     name, rules = _rules(metadata, vocab, pre)
-    ranks = _merge_ranks(metadata.get(PREFIX + "merges"), source)
+    ranks = _merge_ranks(_array(metadata, "merges", "the order in which symbols join", source), source)
     special = _special_ids(metadata, vocab, {})
     vocab.added = _added_tokens(vocab, metadata)
     for token in vocab.added:
@@ -154,10 +164,7 @@ def _rules(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None) -> tuple[
     return str(name), pre_tokenizer(str(name))
 
 
-def _merge_ranks(merges: Any, source: str) -> dict[str, int]:
-    if merges is None:
-        raise _missing(source, "merges", "the order in which symbols join")
-    lines: Sequence[str] = merges if isinstance(merges, list) else list(merges)
+def _merge_ranks(lines: list[Any], source: str) -> dict[str, int]:
     if lines and set(map(type, lines)) != {str}:
         raise FormatError(source, f"{PREFIX}merges holds other things than strings.")
     if " ".join(lines).count(" ") != max(2 * len(lines) - 1, 0):
@@ -165,21 +172,39 @@ def _merge_ranks(merges: Any, source: str) -> dict[str, int]:
     return dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))  # of doubled ones the first counts
 
 
+def _scores(metadata: Mapping[str, Any], source: str) -> NDArray[np.float64]:
+    given = metadata.get(PREFIX + "scores")
+    if not isinstance(given, np.ndarray):
+        given = _array(metadata, "scores", "the order in which pieces join", source)
+    try:
+        return np.asarray(given, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError, OverflowError):
+        raise FormatError(source, f"{PREFIX}scores holds other things than numbers.") from None
+
+
+def _byte_types(types: bytes, bytes_: tuple[int | None, ...]) -> bytes:
+    """Types with BYTE for the tokens <0x00> … <0xFF> and for no others, whatever the file says."""
+    kinds = bytearray(types.replace(bytes([TokenType.BYTE]), bytes([TokenType.NORMAL])))
+    for token in bytes_:
+        if token is not None:
+            kinds[token] = TokenType.BYTE
+    return bytes(kinds)
+
+
 def _scored_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None, source: str) -> Parts:
     if pre is not None:
         vocab.warnings.append(f"This tokenizer has no pre-tokenizer; pre={pre!r} is ignored.")
-    scores = metadata.get(PREFIX + "scores")
-    if scores is None:
-        raise _missing(source, "scores", "the order in which pieces join")
+    scores = _scores(metadata, source)
     if len(scores) != len(vocab.texts):
         raise FormatError(source, f"{len(scores):,} scores for {len(vocab.texts):,} tokens; expected as many.")
     bytes_ = byte_tokens(vocab.ids)
+    vocab.types = _byte_types(vocab.types, bytes_)
     special = _special_ids(metadata, vocab, {"bos": 1, "eos": 2, "unknown": 0})
     vocab.added = _added_tokens(vocab, metadata)
     for token in vocab.of_type(TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE, TokenType.UNUSED):
         vocab.ids.pop(vocab.texts[token], None)
     normal = vocab.of_type(TokenType.NORMAL, TokenType.UNDEFINED)
-    ranks = score_ranks(vocab.texts, np.asarray(scores), normal, source=source)
+    ranks = score_ranks(vocab.texts, scores, normal, source=source)
     prefix = bool(metadata.get(PREFIX + "add_space_prefix", True))
 
     def normalize(text: str) -> str:

@@ -37,6 +37,16 @@ def _same(text: str) -> str:
     return text
 
 
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"found {value!r}, expected a string")
+    return value
+
+
+def _replaced(text: str, *, old: str, new: str) -> str:
+    return text.replace(old, new)
+
+
 def _sequence(spec: Mapping[str, Any]) -> TextMap:
     maps = [normalizer(part) for part in spec["normalizers"]]
     return lambda text: reduce(lambda so_far, step: step(so_far), maps, text)
@@ -51,15 +61,16 @@ def _lowercase(_spec: Mapping[str, Any]) -> TextMap:
 
 
 def _replace(spec: Mapping[str, Any]) -> TextMap:
-    pattern, content = spec["pattern"], spec["content"]
+    pattern, content = spec["pattern"], _text(spec["content"])
     if "String" in pattern:
-        return lambda text: text.replace(pattern["String"], content)
+        return partial(_replaced, old=_text(pattern["String"]), new=content)
     compiled = file_pattern(pattern["Regex"])
     return lambda text: compiled.sub(lambda _match: content, text)
 
 
 def _prepend(spec: Mapping[str, Any]) -> TextMap:
-    return lambda text: spec["prepend"] + text if text else text
+    lead = _text(spec["prepend"])
+    return lambda text: lead + text if text else text
 
 
 def _strip(spec: Mapping[str, Any]) -> TextMap:
