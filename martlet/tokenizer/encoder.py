@@ -1,7 +1,7 @@
 """From a text without added tokens to ids: normalise, split into words, look each word up (read `tokenizer.py` next).
 
-`byte_level_encoder` and `char_encoder` make the two kinds: symbols that are bytes (GPT-2 and after), and symbols that
-are characters with bytes as the last resort (SentencePiece and its tokenizer.json form).
+Words are of two kinds. In `byte_level_words` symbols are bytes (GPT-2 and after); in `char_words` they are characters,
+with bytes as the last resort (SentencePiece and its tokenizer.json form).
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from martlet.errors import RequestError
 from martlet.tokenizer.bpe import BYTE_CHARS, Word, WordCache, byte_level, merge
 from martlet.tokenizer.split import Step
 
-__all__ = ["Lead", "Normalize", "TextEncoder", "byte_level_encoder", "byte_tokens", "char_encoder", "missing_bytes"]
+__all__ = [
+    "Lead",
+    "Normalize",
+    "TextEncoder",
+    "byte_level_words",
+    "byte_tokens",
+    "char_words",
+    "missing_bytes",
+    "unchanged",
+]
 
 Normalize = Callable[[str], str]
 Lead = Callable[[str, bool], str]
@@ -43,18 +52,16 @@ class TextEncoder:
         return chain.from_iterable(map(self.words.__getitem__, words))
 
 
-def byte_level_encoder(
-    split: Step,
+def byte_level_words(
     ids: Mapping[str, int],
     ranks: Mapping[str, int],
     *,
     joint: str = " ",
     whole_words: bool = False,
     unk: int | None = None,
-    normalize: Normalize = unchanged,
     mapped: bool = False,
-) -> TextEncoder:
-    """Byte-level BPE. `mapped`: `split` already returns words in the alphabet of bytes.
+) -> WordCache:
+    """Words whose symbols are bytes. `mapped`: they come in the alphabet of bytes already.
 
     A byte without a token becomes `unk`, and nothing where that is None; `missing_bytes` tells of them.
     """
@@ -70,24 +77,23 @@ def byte_level_encoder(
             found = [ids.get(char, unk) for symbol in symbols for char in ([symbol] if symbol in ids else symbol)]
             return tuple([token for token in found if token is not None])
 
-    return TextEncoder(normalize, split, WordCache(encode_word))
+    return WordCache(encode_word)
 
 
 def missing_bytes(ids: Mapping[str, int]) -> str | None:
-    """A warning if bytes have no token, so that a byte-level encoder leaves them out (as the model's own does)."""
+    """A warning if bytes have no token, so that they are left out of a text (as the model's own tokenizer does)."""
     missing = [f"0x{byte:02X}" for byte, char in enumerate(BYTE_CHARS) if char not in ids]
     if not missing:
         return None
     return f"The vocabulary has no tokens for the bytes {' '.join(missing)}; characters with them are lost in encoding."
 
 
-def byte_tokens(texts_to_ids: Mapping[str, int]) -> tuple[int | None, ...]:
+def byte_tokens(ids: Mapping[str, int]) -> tuple[int | None, ...]:
     """The ids of `<0x00>` … `<0xFF>`, None for the missing ones."""
-    return tuple(texts_to_ids.get(f"<0x{byte:02X}>") for byte in range(256))
+    return tuple(ids.get(f"<0x{byte:02X}>") for byte in range(256))
 
 
-def char_encoder(
-    split: Step,
+def char_words(
     ids: Mapping[str, int],
     ranks: Mapping[str, int],
     *,
@@ -96,10 +102,12 @@ def char_encoder(
     unk: int | None,
     fuse_unk: bool = False,
     whole_words: bool = False,
-    normalize: Normalize = unchanged,
-    lead: Lead | None = None,
-) -> TextEncoder:
-    """BPE over characters; what is no token becomes byte tokens, or else the unknown token (`fuse_unk`: one a run)."""
+) -> WordCache:
+    """Words whose symbols are characters.
+
+    A symbol that is no token becomes byte tokens, or else `unk` (one for a run of them if `fuse_unk`), or else a
+    RequestError.
+    """
 
     def encode_word(word: str) -> Word:
         if whole_words and word in ids:
@@ -108,35 +116,36 @@ def char_encoder(
         try:
             return tuple([ids[symbol] for symbol in symbols])
         except KeyError:
-            return _with_fallback(symbols)
+            return with_fallback(symbols)
 
-    def _with_fallback(symbols: list[str]) -> Word:
+    def with_fallback(symbols: list[str]) -> Word:
         out: list[int] = []
-        run = False  # the last symbol was unknown
+        unknown_before = False
         for symbol in symbols:
-            found = ids.get(symbol)
-            if found is not None:
-                out.append(found)
-                run = False
-                continue
-            as_bytes = [bytes_[byte] for byte in symbol.encode("utf-8")]
-            known = [token for token in as_bytes if token is not None]
-            if len(known) == len(as_bytes):
-                out.extend(known)
-                run = False
+            known = [ids[symbol]] if symbol in ids else _as_bytes(symbol, bytes_)
+            if known is not None:
+                out += known
             elif unk is None:
-                raise RequestError(
-                    f"The vocabulary has no token for {symbol!r}, not the byte tokens {_byte_names(symbol)} and no "
-                    "unknown token; leave that character out, or use a complete file of this model.",
-                    param="prompt",
-                )
-            elif not (run and fuse_unk):
+                raise _no_token(symbol)
+            elif not (fuse_unk and unknown_before):
                 out.append(unk)
-                run = True
+            unknown_before = known is None
         return tuple(out)
 
-    return TextEncoder(normalize, split, WordCache(encode_word), lead)
+    return WordCache(encode_word)
 
 
-def _byte_names(symbol: str) -> str:
-    return " ".join(f"<0x{byte:02X}>" for byte in symbol.encode("utf-8"))
+def _as_bytes(symbol: str, bytes_: tuple[int | None, ...]) -> list[int] | None:
+    """Byte tokens of a symbol, None if one of them is missing."""
+    found = [bytes_[byte] for byte in symbol.encode("utf-8")]
+    known = [token for token in found if token is not None]
+    return known if len(known) == len(found) else None
+
+
+def _no_token(symbol: str) -> RequestError:
+    names = " ".join(f"<0x{byte:02X}>" for byte in symbol.encode("utf-8"))
+    return RequestError(
+        f"The vocabulary has no token for {symbol!r}, not the byte tokens {names} and no unknown token; "
+        "leave that character out, or use a complete file of this model.",
+        param="prompt",
+    )

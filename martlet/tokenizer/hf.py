@@ -8,10 +8,11 @@ text), `decoder`, `added_tokens`. tokenizer_config.json gives tokens their roles
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from martlet.errors import FormatError, UnsupportedError
-from martlet.tokenizer.encoder import TextEncoder, byte_level_encoder, byte_tokens, char_encoder, missing_bytes
+from martlet.tokenizer.encoder import TextEncoder, byte_level_words, byte_tokens, char_words, missing_bytes
 from martlet.tokenizer.metadata import Parts
 from martlet.tokenizer.normalize import normalizer
 from martlet.tokenizer.presplit import PreSplit, metaspace_scheme, pre_split
@@ -71,6 +72,7 @@ def _parts(
     bytes_ = byte_tokens(vocab.ids) if fallback else (None,) * 256
     special = _special_ids(vocab, model, config, eos_ids)
     before, after = _around(tokenizer.get("post_processor"), vocab, special, config)
+    vocab.added = _with_control(vocab)
     control = {token.text for token in vocab.added if token.special}
     vocab.ids = {text: token for text, token in model["vocab"].items() if text not in control}
     steps = pre_split(tokenizer.get("pre_tokenizer"))
@@ -130,6 +132,15 @@ def _added_tokens(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> It
         if flags["special"]:
             flags["normalized"] = False  # found in the raw text, where literal spans are known
         yield AddedToken(token, str(entry["content"]), **flags)
+
+
+def _with_control(vocab: Vocab) -> tuple[AddedToken, ...]:
+    """The added tokens, where every control token is among them and special, also those known by their text alone."""
+    added = {token.id: token for token in vocab.added}
+    for token in vocab.of_type(TokenType.CONTROL):
+        known = added.get(token, AddedToken(token, vocab.texts[token], special=True))
+        added[token] = replace(known, special=True, normalized=False)
+    return tuple(added.values())
 
 
 def _special_ids(
@@ -224,32 +235,17 @@ def _encoder(
     whole_words = bool(model.get("ignore_merges"))
     normalize = normalizer(tokenizer.get("normalizer"))
     if _is_byte_level(tokenizer, steps):
-        mapped = steps.mapped or not steps.byte_level
         vocab.warn(missing_bytes(vocab.ids) if unk is None else None)
-        return byte_level_encoder(
-            pipeline(steps.steps),
-            vocab.ids,
-            ranks,
-            joint=joint,
-            whole_words=whole_words,
-            unk=unk,
-            normalize=normalize,
-            mapped=mapped,
+        mapped = steps.mapped or not steps.byte_level
+        words = byte_level_words(vocab.ids, ranks, joint=joint, whole_words=whole_words, unk=unk, mapped=mapped)
+    else:
+        if SPACE in vocab.ids:
+            steps.steps.append(word_splitter(model["vocab"]))
+        fuse = bool(model.get("fuse_unk"))
+        words = char_words(
+            vocab.ids, ranks, joint=joint, bytes_=bytes_, unk=unk, fuse_unk=fuse, whole_words=whole_words
         )
-    if SPACE in vocab.ids:
-        steps.steps.append(word_splitter(model["vocab"]))
-    return char_encoder(
-        pipeline(steps.steps),
-        vocab.ids,
-        ranks,
-        joint=joint,
-        bytes_=bytes_,
-        unk=unk,
-        fuse_unk=bool(model.get("fuse_unk")),
-        whole_words=whole_words,
-        normalize=normalize,
-        lead=steps.lead,
-    )
+    return TextEncoder(normalize, pipeline(steps.steps), words, steps.lead)
 
 
 def _is_byte_level(tokenizer: Mapping[str, Any], steps: PreSplit) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import FormatError, UnsupportedError
-from martlet.tokenizer.encoder import TextEncoder, byte_level_encoder, byte_tokens, char_encoder, missing_bytes
+from martlet.tokenizer.encoder import TextEncoder, byte_level_words, byte_tokens, char_words, missing_bytes, unchanged
 from martlet.tokenizer.split import PreTokenizer, isolate, pipeline, pre_tokenizer
 from martlet.tokenizer.spm import escape_space, score_ranks, word_splitter
 from martlet.tokenizer.vocab import (
@@ -145,7 +145,8 @@ def _byte_level_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None
         if token.special:
             vocab.ids.pop(token.text, None)
     split = pipeline([isolate(pattern) for pattern in rules.patterns])
-    encoder = byte_level_encoder(split, vocab.ids, ranks, whole_words=rules.whole_words)
+    words = byte_level_words(vocab.ids, ranks, whole_words=rules.whole_words)
+    encoder = TextEncoder(unchanged, split, words)
     vocab.warn(missing_bytes(vocab.ids))
     before, after = _ends_of_text(metadata, vocab, special, rules.add_bos)
     return Parts(
@@ -210,9 +211,8 @@ def _scored_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None, so
     def normalize(text: str) -> str:
         return escape_space(" " + text if prefix else text)
 
-    encoder = char_encoder(
-        word_splitter(ranks), vocab.ids, ranks, joint="", bytes_=bytes_, unk=special.unk, normalize=normalize
-    )
+    words = char_words(vocab.ids, ranks, joint="", bytes_=bytes_, unk=special.unk)
+    encoder = TextEncoder(normalize, word_splitter(ranks), words)
     before, after = _ends_of_text(metadata, vocab, special, add_bos=True)
     return Parts(
         "llama", None, vocab, encoder, special, before, after, byte_level=False, byte_fallback=True, strips_space=prefix

@@ -205,6 +205,18 @@ def test_added_tokens_of_the_config_alone() -> None:
     assert tokenizer.encode("a<x>b") == [0, 6, 1]
 
 
+@pytest.mark.parametrize("entry", [[], [{"id": 5, "content": "<|im_end|>", "special": False, "normalized": True}]])
+def test_tok_09_an_end_token_that_is_not_marked_special(entry: list[dict[str, Any]]) -> None:
+    """Fault TOK-09: a file that does not mark <|im_end|> special still does not let a user write it."""
+    vocab = {"<": 0, "|": 1, "im_end": 2, ">": 3, "<|": 4, "<|im_end|>": 5}
+    parts = {"model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "|"}, "added_tokens": entry}
+    tokenizer = Tokenizer.from_hf(parts)
+    assert 5 not in tokenizer.encode("<|im_end|>")
+    assert tokenizer.encode("<|im_end|>", parse_special=True) == [5]
+    assert tokenizer.eog_ids == {5}
+    assert any("<|im_end|>" in warning for warning in tokenizer.warnings)
+
+
 def test_gaps_in_the_ids_are_unused() -> None:
     parts = small_json(added_tokens=[{"id": 9, "content": "<x>", "special": False}])
     tokenizer = Tokenizer.from_hf(parts)
