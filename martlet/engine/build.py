@@ -1,0 +1,155 @@
+"""The only wiring: from settings to a running engine (read `engine.py` next, or `plan.py` for the memory).
+
+    checkpoint → tokenizer, chat template → memory plan → backend → packed model → KV pages → runner → scheduler → engine
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from martlet.cache.pages import PagePool
+from martlet.config import EngineConfig, Origin
+from martlet.engine.engine import Engine
+from martlet.engine.params import suggested_params
+from martlet.engine.plan import MemoryPlan, measure, plan_memory, step_limits
+from martlet.formats.checkpoint import Checkpoint, open_checkpoint
+from martlet.machine import read_machine
+from martlet.metrics import StartPhase
+from martlet.models.load import load_model
+from martlet.ops.interface import Backend
+from martlet.runtime.executors import LocalExecutor
+from martlet.runtime.kv import allocate_caches
+from martlet.runtime.runner import Runner
+from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.spec import ModelSpec
+from martlet.tokenizer.chat import ChatTemplate
+from martlet.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["Built", "Progress", "build", "make_backend"]
+
+Progress = Callable[[str, int, int], None]  # phase, done, in all
+
+
+@dataclass(slots=True)
+class Built:
+    """Everything that a start makes."""
+
+    config: EngineConfig
+    engine: Engine
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    spec: ModelSpec
+    plan: MemoryPlan
+    start: tuple[StartPhase, ...] = ()
+    suggested: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters that the model's file suggests
+    warnings: tuple[str, ...] = ()
+    resources: ExitStack = field(default_factory=ExitStack)
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        self.engine.close()
+        self.resources.close()
+
+
+class _Timeline:
+    def __init__(self) -> None:
+        self.phases: list[StartPhase] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.phases.append(StartPhase(name, time.perf_counter() - start))
+
+
+def _cpu(config: EngineConfig) -> Backend:
+    from martlet.ops.cpu.backend import CpuBackend  # imports Numba, which takes a moment
+
+    return CpuBackend(threads=config.threads)
+
+
+def _reference(config: EngineConfig) -> Backend:
+    from martlet.ops.reference import ReferenceBackend
+
+    return ReferenceBackend()
+
+
+def _null(config: EngineConfig) -> Backend:
+    from martlet.ops.null import NullBackend
+
+    return NullBackend()
+
+
+_BACKENDS: dict[str, Callable[[EngineConfig], Backend]] = {"cpu": _cpu, "reference": _reference, "null": _null}
+
+
+def make_backend(config: EngineConfig) -> Backend:
+    """The backend that the settings name; with `oracle`, checked against the reference at every operation."""
+    ops = _BACKENDS[config.backend](config)
+    if config.oracle:
+        from martlet.ops.oracle import OracleBackend
+
+        return OracleBackend(ops, _reference(config))
+    return ops
+
+
+def build(config: EngineConfig, progress: Progress | None = None) -> Built:
+    """Open, plan, load, capture and warm up; whatever fails, nothing is left behind.
+
+    Raises FormatError and UnsupportedError for the model's files, CapacityError where memory is too small.
+    """
+    timeline = _Timeline()
+    with ExitStack() as resources:
+        with timeline.phase("read"):
+            checkpoint = open_checkpoint(config.model)
+            resources.callback(checkpoint.close)
+            tokenizer = load_tokenizer(checkpoint, config)
+            template = load_template(checkpoint, tokenizer, config)
+            suggested, warnings = suggested_params(checkpoint.generation_config)
+        with timeline.phase("plan"):
+            plan = plan_memory(measure(checkpoint, config), config, read_machine().memory_available)
+            config = _decided(config, plan)
+        with timeline.phase("map"):
+            ops = make_backend(config)
+            resources.callback(ops.close)
+            model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
+            caches = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype)
+        with timeline.phase("compile"):
+            limits = step_limits(config, model.spec.vocab, plan.context)
+            runner = Runner(ops, model, caches, limits, config.page_size, config.seed)
+        with timeline.phase("warm"):
+            runner.warm()
+        pages = PagePool(plan.n_pages, config.page_size)
+        scheduler = Scheduler(
+            pages,
+            SchedulerLimits(plan.context, limits.max_tokens, limits.max_seqs, limits.max_logits),
+            end_ids(checkpoint, tokenizer),
+        )
+        return Built(
+            config,
+            Engine(scheduler, LocalExecutor(runner), pages),
+            tokenizer,
+            template,
+            model.spec,
+            plan,
+            tuple(timeline.phases),
+            suggested,
+            (*warnings, *tokenizer.warnings, *template.warnings),
+            resources.pop_all(),
+        )
+
+
+def _decided(config: EngineConfig, plan: MemoryPlan) -> EngineConfig:
+    """The settings with the context that the plan chose."""
+    if config.max_context is not None:
+        return config
+    origin = Origin.MODEL_FILE if plan.context_note == "the model's own" else Origin.MACHINE
+    return config.with_value("max_context", plan.context, origin, plan.context_note)
+
+
+def _phase(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress(name, done, total)

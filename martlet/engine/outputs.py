@@ -1,0 +1,170 @@
+"""From events to what a caller reads: text, log-probabilities, finish reasons (read `tokenizer/detok.py` next).
+
+The engine knows token ids only. Text, and so stop strings, belong to the outside: one `OutputBuilder` a request turns
+its events into text as they come and tells the engine when a stop string ends a sequence early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from martlet.config import Setting
+from martlet.errors import MartletError
+from martlet.metrics import RequestMetrics
+from martlet.tokenizer.detok import Detokenizer, StopChecker
+from martlet.tokenizer.tokenizer import Tokenizer
+from martlet.types import Event, FinishReason, Request, TokenLogprobs
+
+__all__ = ["CompletionOutput", "Logprob", "Logprobs", "OutputBuilder", "RequestOutput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of a token, its rank (1 is the most likely), and its text."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+Logprobs = dict[int, Logprob]  # by token id: the token itself first, then the most likely ones
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's n answers. `token_ids` has the token that ended it; `text` does not."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[Logprobs] | None = None
+    finish_reason: str | None = None  # "stop", "length", "abort"; None while it runs
+    stop_reason: int | str | None = None  # the stop token's id or stop string; None for the model's own end
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[Logprobs | None] | None = None  # one entry a token; the first has nothing before it
+    metrics: RequestMetrics | None = None
+    settings: tuple[Setting, ...] = ()  # the sampling parameters in effect, with their origins
+    finished: bool = False
+    error: str | None = None
+
+
+class _Answer:
+    """The text side of one sequence."""
+
+    __slots__ = ("detokenizer", "pending", "stopper")
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        params = request.params
+        self.detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
+        self.stopper = StopChecker(params.stop, include=params.include_stop_str_in_output) if params.stop else None
+        self.pending = ""  # text that the caller has not taken yet
+
+
+class OutputBuilder:
+    """Builds the `RequestOutput` of one request. `stop` ends one of its sequences in the engine."""
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        stop: Callable[[str, int, str], object],
+        settings: tuple[Setting, ...] = (),
+    ) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._stop = stop
+        params = request.params
+        self._answers = [_Answer(request, tokenizer) for _ in range(params.n)]
+        self.output = RequestOutput(
+            request.request_id,
+            request.prompt,
+            list(request.prompt_ids),
+            [CompletionOutput(index) for index in range(params.n)],
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            settings=settings,
+        )
+        if params.logprobs is not None:
+            for completion in self.output.outputs:
+                completion.logprobs, completion.cumulative_logprob = [], 0.0
+
+    def accept(self, event: Event) -> None:
+        """Take in one event of this request; events after a sequence's end are of no interest."""
+        completion = self.output.outputs[event.index]
+        if completion.finish_reason is not None:
+            return
+        if event.prompt_logprobs:
+            assert self.output.prompt_logprobs is not None
+            self.output.prompt_logprobs.extend(self._logprobs(entry) for entry in event.prompt_logprobs)
+        matched = None
+        if event.token_id is not None:
+            completion.token_ids.append(event.token_id)
+            if event.logprobs is not None and completion.logprobs is not None:
+                completion.logprobs.append(self._logprobs(event.logprobs))
+                completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + event.logprobs.logprob
+            if event.finish is not FinishReason.STOP:  # the token that ends an answer is not part of its text
+                matched = self._add_text(completion, self._answers[event.index].detokenizer.feed(event.token_id))
+        if matched is not None:
+            completion.finish_reason, completion.stop_reason = FinishReason.STOP.value, matched
+            if event.finish is None:
+                self._stop(event.request_id, event.index, matched)
+        elif event.finish is not None:
+            self._end(completion, event)
+        self.output.finished = all(entry.finish_reason is not None for entry in self.output.outputs)
+
+    def take(self, index: int = 0) -> str:
+        """The text that came since the last call."""
+        answer = self._answers[index]
+        text, answer.pending = answer.pending, ""
+        return text
+
+    def raise_error(self) -> None:
+        """Raise what made the request fail, if anything did."""
+        if self.output.error is not None:
+            raise MartletError(f"Request {self._request.request_id} failed: {self.output.error}")
+
+    def _end(self, completion: CompletionOutput, event: Event) -> None:
+        answer = self._answers[event.index]
+        completion.stop_reason = event.stop_reason
+        matched = self._add_text(completion, answer.detokenizer.finish())
+        if matched is None and answer.stopper is not None:
+            self._emit(completion, answer.stopper.finish())
+        assert event.finish is not None
+        completion.finish_reason = event.finish.value
+        if matched is not None:
+            completion.finish_reason, completion.stop_reason = FinishReason.STOP.value, matched
+        if event.error is not None:
+            self.output.error = event.error
+
+    def _add_text(self, completion: CompletionOutput, text: str) -> str | None:
+        """Add decoded text; return the stop string if it contains one, after which nothing is added."""
+        answer = self._answers[completion.index]
+        if answer.stopper is None:
+            self._emit(completion, text)
+            return None
+        released, matched = answer.stopper.feed(text)
+        self._emit(completion, released)
+        return matched
+
+    def _emit(self, completion: CompletionOutput, text: str) -> None:
+        completion.text += text
+        self._answers[completion.index].pending += text
+
+    def _logprobs(self, entry: TokenLogprobs) -> Logprobs:
+        found = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decode(entry.token_id))}
+        for rank, (token_id, logprob) in enumerate(entry.top, start=1):
+            found.setdefault(token_id, Logprob(logprob, rank, self._decode(token_id)))
+        return found
+
+    def _decode(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special=False)

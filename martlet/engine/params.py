@@ -1,0 +1,68 @@
+"""The sampling parameters in effect, and where each came from (read `sampling_params.py` next, which says what they do).
+
+A model's file may suggest parameters (generation_config.json). They hold where a request leaves a field open, never
+silently: every answer carries its effective settings with their origins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from martlet.config import Origin, Setting
+from martlet.errors import RequestError, nearest
+from martlet.sampling_params import SamplingParams
+
+__all__ = ["ParamsLike", "resolve_params", "suggested_params"]
+
+ParamsLike = SamplingParams | Mapping[str, Any] | None
+
+_SUGGESTIBLE = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+_NAMES = tuple(field.name for field in fields(SamplingParams))
+
+
+def resolve_params(given: ParamsLike, suggested: Mapping[str, Any]) -> tuple[SamplingParams, tuple[Setting, ...]]:
+    """Return the parameters of a request and their origins.
+
+    A SamplingParams is complete: the model's suggestions do not apply. A mapping (or None) sets some fields, and the
+    others take the model's suggestion or the default. Raises RequestError for an unknown field or a wrong value.
+    """
+    if isinstance(given, SamplingParams):
+        params, defaults = given, SamplingParams()
+        chosen = {name for name in _NAMES if getattr(given, name) != getattr(defaults, name)}
+        suggested = {}
+    else:
+        asked = {name: value for name, value in (given or {}).items() if value is not None}
+        for name in asked:
+            if name not in _NAMES:
+                raise RequestError(f"There is no sampling parameter {name!r}.{nearest(name, _NAMES)}", param=name)
+        params, chosen = SamplingParams(**{**suggested, **asked}), set(asked)
+    settings = []
+    for name in _NAMES:
+        if name in chosen:
+            origin = Origin.OPTION
+        else:
+            origin = Origin.MODEL_FILE if name in suggested else Origin.DEFAULT
+        settings.append(Setting(name, getattr(params, name), origin))
+    return params, tuple(settings)
+
+
+def suggested_params(generation_config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What a generation_config.json suggests, under our names, and a warning for each suggestion that is unusable."""
+    suggested: dict[str, Any] = {}
+    warnings: list[str] = []
+    wanted = {name: generation_config[name] for name in _SUGGESTIBLE if generation_config.get(name) is not None}
+    if isinstance(generation_config.get("max_new_tokens"), int):
+        wanted["max_tokens"] = generation_config["max_new_tokens"]
+    if generation_config.get("do_sample") is False:
+        wanted = {name: value for name, value in wanted.items() if name in ("repetition_penalty", "max_tokens")}
+        wanted["temperature"] = 0.0
+    for name, value in wanted.items():
+        try:
+            replace(SamplingParams(), **{name: value})
+        except (RequestError, TypeError) as error:
+            warnings.append(f"The model's file suggests {name} = {value!r}, which is not used: {error}")
+        else:
+            suggested[name] = value
+    return suggested, warnings

@@ -1,0 +1,234 @@
+"""How much memory an engine needs, and the context that fits: planned before anything is allocated.
+
+`measure` runs the model's loading and one capture on a backend that only counts, so that the plan and the allocator are
+the same code: `engine/build.py` refuses with this sum, and `martlet plan` prints it (read `build.py` next).
+
+    total = weights + n_pages * page_size * kv_per_token + activations + logits + overhead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from martlet.config import EngineConfig
+from martlet.errors import CapacityError, RequestError
+from martlet.models.decoder import forward
+from martlet.models.load import load_model
+from martlet.ops.interface import Array, Rows, StepLimits, Weight
+from martlet.ops.null import NullBackend
+from martlet.quant.table import RawTensor
+from martlet.runtime.kv import KV_BYTES, kv_bytes_per_token
+from martlet.spec import ModelSpec
+
+__all__ = ["Footprint", "MemoryPlan", "context_table", "measure", "plan_memory", "step_limits"]
+
+OVERHEAD_BYTES = 200 << 20  # the interpreter, NumPy, Numba with its compiled code, the tokenizer
+USABLE_SHARE = 0.9  # of what is available: the rest stays free for others, and for what a plan cannot know
+LOGIT_BYTES = 32 << 20  # of a step's logits, at most, unless the running sequences need more
+MAX_LOGIT_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model needs apart from its KV pages, in bytes."""
+
+    spec: ModelSpec
+    weights: int
+    activations: int
+    logits: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The sum. `available` is None on a machine that does not say."""
+
+    weights: int
+    activations: int
+    logits: int
+    overhead: int
+    kv_dtype: str
+    kv_per_token: int
+    page_size: int
+    n_pages: int
+    context: int
+    context_note: str  # why this context
+    available: int | None
+
+    @property
+    def kv(self) -> int:
+        """Bytes of all KV pages."""
+        return self.n_pages * self.page_size * self.kv_per_token
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that do not depend on the context."""
+        return self.weights + self.activations + self.logits + self.overhead
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return self.fixed + self.kv
+
+    @property
+    def usable(self) -> int | None:
+        """The part of the available memory that an engine may take."""
+        return None if self.available is None else int(self.available * USABLE_SHARE)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the sum is within what may be used."""
+        return self.usable is None or self.total <= self.usable
+
+    def explain(self) -> str:
+        """The sum in words."""
+        parts = (
+            f"weights {_mib(self.weights)}",
+            f"KV {_mib(self.kv)} ({self.n_pages * self.page_size:,} tokens × {self.kv_per_token:,} B, {self.kv_dtype})",
+            f"activations {_mib(self.activations)}",
+            f"logits {_mib(self.logits)}",
+            f"overhead {_mib(self.overhead)}",
+        )
+        return f"{' + '.join(parts)} = {_mib(self.total)}"
+
+
+def step_limits(config: EngineConfig, vocab: int, context: int) -> StepLimits:
+    """The largest step: its logit rows are as many as fit LOGIT_BYTES, and at least one a running sequence and one more."""
+    rows = min(MAX_LOGIT_ROWS, LOGIT_BYTES // (4 * vocab))
+    return StepLimits(
+        max_tokens=config.max_step_tokens,
+        max_seqs=config.max_seqs,
+        max_logits=max(rows, config.max_seqs + 1),
+        max_pages_per_seq=-(-context // config.page_size),
+    )
+
+
+def measure(
+    checkpoint: Any, config: EngineConfig, packed_bytes: Callable[[Sequence[RawTensor]], int] | None = None
+) -> Footprint:
+    """Load and capture the model on a counting backend; `packed_bytes` is what a backend's `pack` would return occupy.
+
+    Without `packed_bytes` weights count as in the file. Raises FormatError and UnsupportedError as `load_model` does.
+    """
+    counter = _CountingBackend(packed_bytes or _file_bytes)
+    model = load_model(checkpoint, counter, context=config.max_context)
+    limits = step_limits(config, model.spec.vocab, config.page_size)
+    caches = [counter.kv_cache(1, config.page_size, 1, 1, config.kv_dtype) for _ in model.spec.layers]
+    forward(counter, model, caches)
+    return Footprint(model.spec, counter.weights, counter.activations(limits), counter.logits(limits))
+
+
+def plan_memory(footprint: Footprint, config: EngineConfig, available: int | None) -> MemoryPlan:
+    """Choose the context and the number of pages, and check that everything fits.
+
+    The context is max_context if given, else the smaller of the model's own and what fits. The pages hold one full
+    context, or as much as kv_memory says. Raises RequestError for a context beyond the model's, and CapacityError, with
+    the sum and what to change, where the memory is too small.
+    """
+    spec = footprint.spec
+    if config.max_context is not None and config.max_context > spec.context:
+        raise RequestError(
+            f"max_context is {config.max_context:,}, but {spec.name or 'the model'} was trained for {spec.context:,}"
+            " positions: give at most that.",
+            param="max_context",
+        )
+    context, note = config.max_context or spec.context, "max_context" if config.max_context else "the model's own"
+    plan = _plan(footprint, config, available, context, note)
+    if config.kv_memory is not None:
+        n_pages = config.kv_memory // (config.page_size * plan.kv_per_token)
+        plan = replace(plan, n_pages=n_pages)
+        holds = n_pages * config.page_size
+        if config.max_context is None and holds < context:
+            plan = replace(plan, context=holds, context_note="what kv_memory holds")
+        elif holds < context or n_pages == 0:
+            needed = -(-context // config.page_size) * config.page_size * plan.kv_per_token
+            raise CapacityError(
+                f"kv_memory is {_mib(config.kv_memory)}, which holds {holds:,} tokens; a context of {context:,} needs"
+                f" {_mib(needed)}: raise kv_memory or lower max_context."
+            )
+    elif config.max_context is None and not plan.fits and plan.usable is not None:
+        fit = (plan.usable - plan.fixed) // plan.kv_per_token // config.page_size * config.page_size
+        if fit >= config.page_size:
+            plan = _plan(footprint, config, available, fit, "what fits in memory")
+    if not plan.fits:
+        raise CapacityError(_refusal(plan))
+    return plan
+
+
+def context_table(
+    footprint: Footprint, config: EngineConfig, available: int | None, contexts: Sequence[int]
+) -> list[MemoryPlan]:
+    """The plan of each context with each KV type, whether it fits or not: what `martlet plan` prints."""
+    return [
+        _plan(footprint, replace(config, kv_dtype=dtype), available, context, "")
+        for context in contexts
+        for dtype in KV_BYTES
+    ]
+
+
+def _plan(footprint: Footprint, config: EngineConfig, available: int | None, context: int, note: str) -> MemoryPlan:
+    return MemoryPlan(
+        weights=footprint.weights,
+        activations=footprint.activations,
+        logits=footprint.logits,
+        overhead=OVERHEAD_BYTES,
+        kv_dtype=config.kv_dtype,
+        kv_per_token=kv_bytes_per_token(footprint.spec, config.kv_dtype),
+        page_size=config.page_size,
+        n_pages=-(-context // config.page_size),
+        context=context,
+        context_note=note,
+        available=available,
+    )
+
+
+def _refusal(plan: MemoryPlan) -> str:
+    assert plan.usable is not None and plan.available is not None
+    short = plan.total - plan.usable
+    room = (plan.usable - plan.fixed) // plan.kv_per_token // plan.page_size * plan.page_size
+    if room >= plan.page_size:
+        half = ", or use kv_dtype f16, which halves the KV memory" if plan.kv_dtype == "f32" else ""
+        fix = f"set max_context to {room:,} or less{half}"
+    else:
+        fix = "no context fits: close other programs, use a machine with more memory, or choose a smaller model"
+    return (
+        f"The model needs {plan.explain()}, and {_mib(plan.usable)} may be used ({USABLE_SHARE:.0%} of the"
+        f" {_mib(plan.available)} available): {_mib(short)} too much. To make it fit, {fix}."
+    )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):,.0f} MiB" if nbytes < 10 << 30 else f"{nbytes / (1 << 30):,.1f} GiB"
+
+
+def _file_bytes(tensors: Sequence[RawTensor]) -> int:
+    return sum(tensor.data.nbytes for tensor in tensors)
+
+
+class _CountingBackend(NullBackend):
+    """Counts what loading and capturing would allocate."""
+
+    def __init__(self, packed_bytes: Callable[[Sequence[RawTensor]], int]) -> None:
+        super().__init__()
+        self._packed_bytes = packed_bytes
+        self._widths = {Rows.TOKENS: 0, Rows.LOGITS: 0}
+        self.weights = 0
+
+    def pack(self, tensors: Sequence[RawTensor]) -> Weight:
+        """Count a weight."""
+        self.weights += self._packed_bytes(tensors)
+        return super().pack(tensors)
+
+    def empty(self, rows: Rows, width: int) -> Array:
+        """Count an activation."""
+        self._widths[rows] += width
+        return super().empty(rows, width)
+
+    def activations(self, limits: StepLimits) -> int:
+        """Bytes of the activations of the largest step."""
+        return 4 * limits.max_tokens * self._widths[Rows.TOKENS]
+
+    def logits(self, limits: StepLimits) -> int:
+        """Bytes of the rows of logits of the largest step."""
+        return 4 * limits.max_logits * self._widths[Rows.LOGITS]

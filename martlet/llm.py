@@ -1,0 +1,385 @@
+"""The offline API: a model in, text out, without a server (read `engine/engine.py` next, which it drives).
+
+    from martlet import LLM, SamplingParams
+
+    with LLM("model.gguf") as llm:
+        [answer] = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
+        print(answer.outputs[0].text)
+
+Names follow vLLM's offline API. An LLM belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.config import EngineConfig, Setting, resolve_config
+from martlet.engine.build import Built, Progress, build
+from martlet.engine.outputs import CompletionOutput, OutputBuilder, RequestOutput
+from martlet.engine.params import ParamsLike, resolve_params
+from martlet.engine.plan import MemoryPlan
+from martlet.errors import MartletError, RequestError
+from martlet.metrics import StartPhase
+from martlet.sampling_params import SamplingParams
+from martlet.tokenizer.tokenizer import Tokenizer
+from martlet.types import Request
+
+__all__ = [
+    "LLM",
+    "ChatOptions",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "LLMOptions",
+    "Message",
+    "Prompt",
+    "RequestOutput",
+    "Stream",
+]
+
+Message = Mapping[str, Any]
+Prompt = str | Mapping[str, Any] | Sequence[int]  # text, {"prompt": …}, {"prompt_token_ids": …}, or token ids
+
+
+class LLMOptions(TypedDict, total=False):
+    """The options of `LLM`; None is "not given". `config.py` says what each means and where its default comes from."""
+
+    threads: int | None
+    max_context: int | None
+    kv_dtype: str | None
+    kv_memory: int | None
+    backend: str | None
+    max_step_tokens: int | None
+    max_seqs: int | None
+    seed: int | None
+    offline: bool | None
+    oracle: bool | None
+    chat_template: str | None
+    tokenizer_pre: str | None
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation becomes a prompt."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A prompt's embedding: the mean of the last hidden states of all its tokens, scaled to length 1; float32 [C]."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: NDArray[np.float32]
+
+
+class LLM:
+    """A loaded model. Use it as a context manager, or call `close`, to free it."""
+
+    def __init__(self, model: str, *, progress: Progress | None = None, **options: Unpack[LLMOptions]) -> None:
+        """Load `model`, a GGUF file or a Hugging Face folder; `progress` is called with (phase, done, in all).
+
+        Raises RequestError for an option that is wrong, FormatError or UnsupportedError for a file that is, and
+        CapacityError if the memory cannot hold the model and its context.
+        """
+        self._built: Built | None = build(resolve_config({"model": model, **options}), progress)
+        self._numbers = itertools.count()
+        self._builders: dict[str, OutputBuilder] = {}
+
+    # -- what was decided at the start --------------------------------------------------------------------------------
+    @property
+    def config(self) -> EngineConfig:
+        """Every setting with its origin."""
+        return self._parts.config
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """What the memory is used for."""
+        return self._parts.plan
+
+    @property
+    def start_timeline(self) -> tuple[StartPhase, ...]:
+        """How long each part of the start took."""
+        return self._parts.start
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user of this model should know: a guessed tokenizer, a fallback chat template."""
+        return self._parts.warnings
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._parts.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters for calls that give none: the model file's suggestions over the defaults."""
+        return resolve_params(None, self._parts.suggested)[0]
+
+    def effective_params(self, sampling_params: ParamsLike = None) -> tuple[Setting, ...]:
+        """The sampling parameters that a call would use, with the origin of each."""
+        return resolve_params(sampling_params, self._parts.suggested)[1]
+
+    # -- work -----------------------------------------------------------------------------------------------------------
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: ParamsLike | Sequence[ParamsLike] = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or several; the answers are in the order of the prompts.
+
+        `sampling_params` is one for all or one a prompt. A SamplingParams is used as it is; a mapping sets some fields
+        and leaves the others to the model's file; None leaves all. `use_tqdm` shows a progress bar. Raises RequestError
+        if any prompt cannot run, before any has.
+        """
+        listed = _listed(prompts)
+        return self._complete([self._tokens_of(prompt) for prompt in listed], sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: ParamsLike | Sequence[ParamsLike] = None,
+        *,
+        use_tqdm: bool = False,
+        **options: Unpack[ChatOptions],
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, written with the model's chat template."""
+        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        prompts = [self.chat_prompt(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
+        return self._complete(prompts, sampling_params, use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: ParamsLike = None) -> Stream:
+        """Complete one prompt piece by piece: iterate over the text, then read `result`."""
+        return self._start_stream(self._tokens_of(prompt), sampling_params)
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: ParamsLike = None, **options: Unpack[ChatOptions]
+    ) -> Stream:
+        """Answer one conversation piece by piece."""
+        return self._start_stream(self.chat_prompt(messages, **options), sampling_params)
+
+    def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
+        """Embed prompts: the mean of the last hidden states (after the final norm) of all tokens, scaled to length 1."""
+        outputs = []
+        for prompt in _listed(prompts):
+            text, ids = self._tokens_of(prompt)
+            if not ids:
+                raise RequestError("The prompt has no tokens; give at least one.", param="prompt")
+            mean = self._parts.engine.embed(ids)
+            length = float(np.linalg.norm(mean.astype(np.float64)))
+            embedding = mean if length == 0.0 else (mean / length).astype(np.float32)
+            outputs.append(EmbeddingOutput(self._new_id(), text, list(ids), embedding))
+        return outputs
+
+    def close(self) -> None:
+        """Free the model, its KV pages and its threads. Idempotent."""
+        built, self._built = self._built, None
+        self._builders = {}
+        if built is not None:
+            built.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    # -- parts ----------------------------------------------------------------------------------------------------------
+    @property
+    def _parts(self) -> Built:
+        if self._built is None:
+            raise MartletError("This LLM is closed; make a new one.")
+        return self._built
+
+    def _new_id(self) -> str:
+        return str(next(self._numbers))
+
+    def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, list[int]]:
+        """The prompt that a conversation becomes: its text and its ids. Control tokens in a message stay plain text."""
+        raise NotImplementedError
+
+    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+        """A prompt's text, if there is one, and its ids."""
+        tokenizer = self._parts.tokenizer
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown or not prompt:
+                raise RequestError(
+                    f"A prompt given as a mapping has the keys {sorted(map(str, prompt))}; expected prompt,"
+                    " prompt_token_ids, or both.",
+                    param="prompt",
+                )
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if ids is None:
+                return self._tokens_of(_text(text))
+            return (None if text is None else _text(text)), _checked_ids(ids, tokenizer.vocab_size)
+        if isinstance(prompt, str):
+            return prompt, tokenizer.encode(prompt)
+        return None, _checked_ids(prompt, tokenizer.vocab_size)
+
+    def _start(self, prompt: tuple[str | None, Sequence[int]], params: ParamsLike) -> OutputBuilder:
+        parts = self._parts
+        resolved, settings = resolve_params(params, parts.suggested)
+        text, ids = prompt
+        request = Request(self._new_id(), tuple(ids), resolved, text)
+        builder = OutputBuilder(request, parts.tokenizer, parts.engine.stop, settings)
+        builder.output.metrics = parts.engine.add(request)
+        self._builders[request.request_id] = builder
+        return builder
+
+    def _start_stream(self, prompt: tuple[str | None, Sequence[int]], params: ParamsLike) -> Stream:
+        builder = self._start(prompt, params)
+        if len(builder.output.outputs) > 1:
+            self._abandon([builder])
+            raise RequestError("A stream has one answer; use generate for n > 1.", param="n")
+        return Stream(self, builder)
+
+    def _complete(
+        self,
+        prompts: Sequence[tuple[str | None, Sequence[int]]],
+        sampling_params: ParamsLike | Sequence[ParamsLike],
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        builders: list[OutputBuilder] = []
+        try:
+            for prompt, params in zip(prompts, _one_each(sampling_params, len(prompts)), strict=True):
+                builders.append(self._start(prompt, params))
+            with _progress_bar(use_tqdm, len(builders)) as show:
+                while waiting := sum(not builder.output.finished for builder in builders):
+                    self._step()
+                    show(len(builders) - waiting)
+                show(len(builders))
+        except BaseException:  # also Ctrl-C: nobody will read the answers, and the engine is of use again
+            self._abandon(builders)
+            raise
+        return [builder.output for builder in builders]
+
+    def _step(self) -> None:
+        for event in self._parts.engine.step():
+            builder = self._builders.get(event.request_id)
+            if builder is not None:
+                builder.accept(event)
+                if builder.output.finished:
+                    del self._builders[event.request_id]
+
+    def _abandon(self, builders: Iterable[OutputBuilder]) -> None:
+        for builder in builders:
+            request_id = builder.output.request_id
+            if self._builders.pop(request_id, None) is not None and self._built is not None:
+                for event in self._built.engine.abort(request_id):
+                    builder.accept(event)
+
+
+class Stream:
+    """The text of one answer as it comes. Leaving it early (`close`, or the end of its `with`) aborts the request."""
+
+    def __init__(self, llm: LLM, builder: OutputBuilder) -> None:
+        self._llm = llm
+        self._builder = builder
+
+    @property
+    def output(self) -> RequestOutput:
+        """The answer so far."""
+        return self._builder.output
+
+    @property
+    def result(self) -> RequestOutput | None:
+        """The whole answer; None until it is there."""
+        return self._builder.output if self._builder.output.finished else None
+
+    def close(self) -> None:
+        """Abort the request if it still runs."""
+        self._llm._abandon([self._builder])
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        while True:
+            if text := self._builder.take():
+                return text
+            if self._builder.output.finished:
+                self._builder.raise_error()
+                raise StopIteration
+            try:
+                self._llm._step()
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise RequestError(
+            f"prompts is of type {type(prompts).__name__}; expected a string, a mapping, token ids, or a list of these.",
+            param="prompts",
+        )
+    if prompts and all(isinstance(entry, int) for entry in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _text(text: object) -> str:
+    if not isinstance(text, str):
+        raise RequestError(f"prompt is of type {type(text).__name__}; expected a string.", param="prompt")
+    return text
+
+
+def _checked_ids(ids: object, vocab: int) -> list[int]:
+    if isinstance(ids, np.ndarray):
+        ids = ids.tolist()
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise RequestError(
+            f"A prompt is of type {type(ids).__name__}; expected a string or a list of token ids.", param="prompt"
+        )
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab:
+            raise RequestError(
+                f"The prompt has the token id {token_id!r}; expected whole numbers from 0 to {vocab - 1:,}.",
+                param="prompt_token_ids",
+            )
+    return list(ids)
+
+
+def _one_each(params: ParamsLike | Sequence[ParamsLike], count: int) -> Sequence[ParamsLike]:
+    if params is None or isinstance(params, SamplingParams | Mapping):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(f"There are {len(params)} sampling_params for {count} prompts.", param="sampling_params")
+    return params
+
+
+@contextmanager
+def _progress_bar(show: bool, total: int) -> Iterator[Callable[[int], None]]:
+    if not show:
+        yield lambda done: None
+        return
+    from rich.progress import Progress as Bar  # only when it is shown: it takes a moment to import
+
+    with Bar() as bar:
+        task = bar.add_task("Prompts", total=total)
+        yield lambda done: bar.update(task, completed=done)

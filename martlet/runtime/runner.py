@@ -1,0 +1,126 @@
+"""The runner: one plan in, sampled tokens out (read `models/decoder.py` next, then `sample/sampler.py`).
+
+It keeps, for every sequence that runs, its ids, its page numbers and its sampler's state. The decoder is captured once;
+every step then only fills the input arrays and replays the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.models.decoder import forward, hidden_states
+from martlet.models.load import Model
+from martlet.ops.interface import Array, Backend, Program, StepLimits
+from martlet.runtime.flatten import SequenceRows, StepBuffers
+from martlet.sample.sampler import SequenceSampler, token_logprobs
+from martlet.types import PageId, Sampled, SeqId, Sequence, Span, StepPlan, StepResult, TokenLogprobs
+
+__all__ = ["Runner"]
+
+F32 = NDArray[np.float32]
+_EMBED_SEQ = SeqId(0)  # of a table of its own: an embedding never meets a generating sequence
+
+
+class _Running:
+    """What the runner keeps of a sequence."""
+
+    __slots__ = ("prompt_logprobs", "rows", "sampler", "n_prompt")
+
+    def __init__(self, seq: Sequence, page_size: int, sampler: SequenceSampler | None) -> None:
+        self.rows = SequenceRows(seq.ids, seq.limit, page_size)
+        self.n_prompt = seq.n_prompt
+        self.sampler = sampler  # None: the request wants no token, only the prompt's log-probabilities
+        self.prompt_logprobs = seq.request.params.prompt_logprobs
+
+
+class Runner:
+    """Runs plans on one backend. `limits` bounds every step."""
+
+    def __init__(
+        self, ops: Backend, model: Model, caches: Seq[Array], limits: StepLimits, page_size: int, seed: int = 0
+    ) -> None:
+        self._ops = ops
+        self._model = model
+        self._caches = caches
+        self._limits = limits
+        self._page_size = page_size
+        self._seed = seed
+        self._buffers = StepBuffers(limits, page_size)
+        self._sequences: dict[SeqId, _Running] = {}
+        self._rows: dict[SeqId, SequenceRows] = {}
+        self._program = ops.capture(lambda: forward(ops, model, caches), limits)
+        self._hidden: Program | None = None
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a step's spans together and sample for those that ask for it."""
+        for seq_id in plan.dropped:
+            self._sequences.pop(seq_id, None)
+            self._rows.pop(seq_id, None)
+        for seq in plan.added:
+            running = _Running(seq, self._page_size, self._sampler(seq))
+            self._sequences[seq.seq_id] = running
+            self._rows[seq.seq_id] = running.rows
+        if not plan.spans:
+            return StepResult(plan.step, ())
+        inputs = self._buffers.fill(plan.spans, self._rows)
+        output = self._program.run(inputs)
+        if len(inputs.logit_rows) == 0:
+            return StepResult(plan.step, ())
+        logits = self._ops.download(output)  # [L, V]
+        sampled: list[Sampled] = []
+        row = 0
+        for span in plan.spans:
+            if span.n_logits:
+                sampled.append(self._sample(span, logits[row : row + span.n_logits]))
+                row += span.n_logits
+        return StepResult(plan.step, tuple(sampled))
+
+    def embed(self, ids: Seq[int], pages: tuple[PageId, ...]) -> F32:
+        """Return the mean over the prompt of what the final norm gives, [C], summed in float64."""
+        if self._hidden is None:
+            self._hidden = self._ops.capture(lambda: hidden_states(self._ops, self._model, self._caches), self._limits)
+        rows = {_EMBED_SEQ: SequenceRows(ids, len(ids), self._page_size)}
+        total = np.zeros(self._model.spec.hidden, dtype=np.float64)
+        for start in range(0, len(ids), self._limits.max_tokens):
+            count = min(self._limits.max_tokens, len(ids) - start)
+            span = Span(_EMBED_SEQ, start, count, pages if start == 0 else (), 0)
+            output = self._hidden.run(self._buffers.fill((span,), rows))
+            total += self._ops.download(output).sum(axis=0, dtype=np.float64)
+        return (total / len(ids)).astype(np.float32)
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        self._sequences.clear()
+        self._rows.clear()
+        self._ops.close()
+
+    def _sampler(self, seq: Sequence) -> SequenceSampler | None:
+        raise NotImplementedError
+
+    def _sample(self, span: Span, logits: F32) -> Sampled:
+        """Read the logits of a span's last rows: first what they say of the prompt, then the next token."""
+        running = self._sequences[span.seq]
+        end = span.start + span.count
+        scored: tuple[TokenLogprobs, ...] = ()
+        if running.prompt_logprobs is not None and end - span.n_logits < running.n_prompt - 1:
+            scored = self._score(running, end - span.n_logits, logits)
+        if end < running.rows.n_ids or running.sampler is None:
+            return Sampled(span.seq, None, prompt_logprobs=scored)
+        try:
+            token_id, logprobs = running.sampler.sample(logits[-1])
+        except ValueError as error:
+            return Sampled(span.seq, None, error=str(error))
+        running.rows.append(token_id)
+        return Sampled(span.seq, token_id, logprobs, scored)
+
+    def _score(self, running: _Running, start: int, logits: F32) -> tuple[TokenLogprobs, ...]:
+        """Log-probabilities of the prompt's tokens at start + 1, …: row i tells of the token after position start + i."""
+        assert running.prompt_logprobs is not None
+        stop = min(start + len(logits), running.n_prompt - 1)
+        return tuple(
+            token_logprobs(logits[position - start], int(running.rows.ids[position + 1]), running.prompt_logprobs)
+            for position in range(start, stop)
+        )
