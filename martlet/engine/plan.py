@@ -137,22 +137,23 @@ def plan_memory(footprint: Footprint, config: EngineConfig, available: int | Non
     plan = _plan(footprint, config, available, context, note)
     if config.kv_memory is not None:
         n_pages = config.kv_memory // (config.page_size * plan.kv_per_token)
-        plan = replace(plan, n_pages=n_pages)
         holds = n_pages * config.page_size
-        if config.max_context is None and holds < context:
-            plan = replace(plan, context=holds, context_note="what kv_memory holds")
-        elif holds < context or n_pages == 0:
-            needed = -(-context // config.page_size) * config.page_size * plan.kv_per_token
+        if n_pages == 0 or (config.max_context is not None and holds < context):
+            wanted = config.page_size if config.max_context is None else context
+            needed = plan.kv_per_token * -(-wanted // config.page_size) * config.page_size
             raise CapacityError(
-                f"kv_memory is {_mib(config.kv_memory)}, which holds {holds:,} tokens; a context of {context:,} needs"
+                f"kv_memory is {_mib(config.kv_memory)}, which holds {holds:,} tokens; a context of {wanted:,} needs"
                 f" {_mib(needed)}: raise kv_memory or lower max_context."
             )
+        plan = replace(plan, n_pages=n_pages)
+        if holds < context:
+            plan = replace(plan, context=holds, context_note="what kv_memory holds")
     elif config.max_context is None and not plan.fits and plan.usable is not None:
         fit = (plan.usable - plan.fixed) // plan.kv_per_token // config.page_size * config.page_size
         if fit >= config.page_size:
             plan = _plan(footprint, config, available, fit, "what fits in memory")
     if not plan.fits:
-        raise CapacityError(_refusal(plan))
+        raise CapacityError(_refusal(plan, config))
     return plan
 
 
@@ -183,11 +184,13 @@ def _plan(footprint: Footprint, config: EngineConfig, available: int | None, con
     )
 
 
-def _refusal(plan: MemoryPlan) -> str:
+def _refusal(plan: MemoryPlan, config: EngineConfig) -> str:
     assert plan.usable is not None and plan.available is not None
     short = plan.total - plan.usable
     room = (plan.usable - plan.fixed) // plan.kv_per_token // plan.page_size * plan.page_size
-    if room >= plan.page_size:
+    if room >= plan.page_size and config.kv_memory is not None:
+        fix = f"lower kv_memory to {room * plan.kv_per_token:,} bytes or less"
+    elif room >= plan.page_size:
         half = ", or use kv_dtype f16, which halves the KV memory" if plan.kv_dtype == "f32" else ""
         fix = f"set max_context to {room:,} or less{half}"
     else:
