@@ -101,7 +101,7 @@ def resolve_config(
     if not isinstance(given.get("model"), str | Path) or not str(given["model"]):
         raise RequestError("No model: give the path of a GGUF file or of a Hugging Face folder.", param="model")
     given["model"] = str(given["model"])
-    origins = {name: (Origin.OPTION, "") for name in given}
+    origins = dict.fromkeys(given, (Origin.OPTION, ""))
     for name, value in _from_environment(environ).items():
         if name not in given:
             given[name] = value
@@ -161,8 +161,8 @@ def _validate(config: EngineConfig) -> None:
             raise RequestError(f"{name} is {getattr(config, name)!r}; expected True or False.", param=name)
     if config.max_step_tokens < config.max_seqs:
         raise RequestError(
-            f"max_step_tokens is {config.max_step_tokens}, fewer than max_seqs, {config.max_seqs}: each running sequence"
-            " needs a token in every step. Raise max_step_tokens or lower max_seqs.",
+            f"max_step_tokens is {config.max_step_tokens}, fewer than max_seqs, {config.max_seqs}: each running"
+            " sequence needs a token in every step. Raise max_step_tokens or lower max_seqs.",
             param="max_step_tokens",
         )
 

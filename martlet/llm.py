@@ -98,7 +98,7 @@ class LLM:
         self._numbers = itertools.count()
         self._builders: dict[str, OutputBuilder] = {}
 
-    # -- what was decided at the start --------------------------------------------------------------------------------
+    # -- what was decided at the start -----------------------------------------------------------------------------
     @property
     def config(self) -> EngineConfig:
         """Every setting with its origin."""
@@ -131,7 +131,7 @@ class LLM:
         """The sampling parameters that a call would use, with the origin of each."""
         return resolve_params(sampling_params, self._parts.suggested)[1]
 
-    # -- work -----------------------------------------------------------------------------------------------------------
+    # -- work ------------------------------------------------------------------------------------------------------
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -172,7 +172,7 @@ class LLM:
         return self._start_stream(self.chat_prompt(messages, **options), sampling_params)
 
     def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
-        """Embed prompts: the mean of the last hidden states (after the final norm) of all tokens, scaled to length 1."""
+        """Embed prompts: the mean, over all tokens, of what the final norm gives, scaled to length 1."""
         outputs = []
         for prompt in _listed(prompts):
             text, ids = self._tokens_of(prompt)
@@ -194,10 +194,12 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         self.close()
 
-    # -- parts ----------------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------------
     @property
     def _parts(self) -> Built:
         if self._built is None:
@@ -323,7 +325,9 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -335,7 +339,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise RequestError(
-            f"prompts is of type {type(prompts).__name__}; expected a string, a mapping, token ids, or a list of these.",
+            f"prompts is of type {type(prompts).__name__}; expected a string, a mapping, token ids, or a list of them.",
             param="prompts",
         )
     if prompts and all(isinstance(entry, int) for entry in prompts):

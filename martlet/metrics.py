@@ -1,4 +1,4 @@
-"""What is measured of a request, in seconds of one monotonic clock (read `engine/engine.py` next, which fills it in)."""
+"""What is measured of a request, in seconds of a monotonic clock (read `engine/engine.py` next, which fills it in)."""
 
 from __future__ import annotations
 

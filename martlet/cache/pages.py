@@ -17,7 +17,8 @@ class PagePool:
     """Page numbers 0 … n_pages - 1, each free or with a count of its owners."""
 
     def __init__(self, n_pages: int, page_size: int) -> None:
-        assert n_pages >= 1 and page_size >= 1
+        assert n_pages >= 1
+        assert page_size >= 1
         self.n_pages = n_pages
         self.page_size = page_size
         self._refs = [0] * n_pages

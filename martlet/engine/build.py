@@ -1,6 +1,6 @@
 """The only wiring: from settings to a running engine (read `engine.py` next, or `plan.py` for the memory).
 
-    checkpoint → tokenizer, chat template → memory plan → backend → packed model → KV pages → runner → scheduler → engine
+checkpoint → tokenizer, chat template → memory plan → backend → packed model → KV pages → runner → scheduler → engine
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sampling parameters in effect, and where each came from (read `sampling_params.py` next, which says what they do).
+"""The sampling parameters in effect, and where each came from (read `sampling_params.py` next for what they do).
 
 A model's file may suggest parameters (generation_config.json). They hold where a request leaves a field open, never
 silently: every answer carries its effective settings with their origins.

@@ -94,7 +94,7 @@ class MemoryPlan:
 
 
 def step_limits(config: EngineConfig, vocab: int, context: int) -> StepLimits:
-    """The largest step: its logit rows are as many as fit LOGIT_BYTES, and at least one a running sequence and one more."""
+    """The largest step: as many rows of logits as fit LOGIT_BYTES, at least one a running sequence and one more."""
     rows = min(MAX_LOGIT_ROWS, LOGIT_BYTES // (4 * vocab))
     return StepLimits(
         max_tokens=config.max_step_tokens,
@@ -185,7 +185,8 @@ def _plan(footprint: Footprint, config: EngineConfig, available: int | None, con
 
 
 def _refusal(plan: MemoryPlan, config: EngineConfig) -> str:
-    assert plan.usable is not None and plan.available is not None
+    assert plan.usable is not None
+    assert plan.available is not None
     short = plan.total - plan.usable
     room = (plan.usable - plan.fixed) // plan.kv_per_token // plan.page_size * plan.page_size
     if room >= plan.page_size and config.kv_memory is not None:

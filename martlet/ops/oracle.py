@@ -95,7 +95,7 @@ class _Operation:
 
 
 class OracleBackend:
-    """Runs `fast` and checks it against `reference`. Its arrays are views; what `capture`'s program returns is NumPy."""
+    """Runs `fast` and checks it against `reference`. Its arrays are views; its programs return NumPy arrays."""
 
     def __init__(self, fast: Backend, reference: Backend) -> None:
         self.name = f"oracle({fast.name})"
@@ -287,7 +287,9 @@ def _compare(operation: _Operation, found: F32, expected: F32) -> None:
     wrong = ~(error <= bound)  # so that NaN is wrong
     if not wrong.any():
         return
-    row, column = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(error / scale, nan=np.inf), -1.0)), error.shape)
+    row, column = np.unravel_index(
+        np.argmax(np.where(wrong, np.nan_to_num(error / scale, nan=np.inf), -1.0)), error.shape
+    )
     raise OracleError(
         f"The fast and the reference results differ first at {operation.place}: at row {row}, column {column} found"
         f" {found[row, column]:.6g}, expected {expected[row, column]:.6g} (error {error[row, column]:.3g}, allowed"

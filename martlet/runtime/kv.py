@@ -1,4 +1,4 @@
-"""The memory of the KV pages: one array a layer, indexed by the page numbers of `cache/pages.py` (read `runner.py` next)."""
+"""The memory of the KV pages: one array a layer, indexed by `cache/pages.py`'s numbers (read `runner.py` next)."""
 
 from __future__ import annotations
 

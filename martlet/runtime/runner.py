@@ -21,13 +21,13 @@ from martlet.types import PageId, Sampled, SeqId, Sequence, Span, StepPlan, Step
 __all__ = ["Runner"]
 
 F32 = NDArray[np.float32]
-_EMBED_SEQ = SeqId(0)  # of a table of its own: an embedding never meets a generating sequence
+_ALONE = SeqId(0)  # a sequence in a table of its own, which never meets those that generate
 
 
 class _Running:
     """What the runner keeps of a sequence."""
 
-    __slots__ = ("prompt_logprobs", "rows", "sampler", "n_prompt")
+    __slots__ = ("n_prompt", "prompt_logprobs", "rows", "sampler")
 
     def __init__(self, seq: Sequence, page_size: int, sampler: SequenceSampler | None) -> None:
         self.rows = SequenceRows(seq.ids, seq.limit, page_size)
@@ -82,14 +82,20 @@ class Runner:
         """Return the mean over the prompt of what the final norm gives, [C], summed in float64."""
         if self._hidden is None:
             self._hidden = self._ops.capture(lambda: hidden_states(self._ops, self._model, self._caches), self._limits)
-        rows = {_EMBED_SEQ: SequenceRows(ids, len(ids), self._page_size)}
+        rows = {_ALONE: SequenceRows(ids, len(ids), self._page_size)}
         total = np.zeros(self._model.spec.hidden, dtype=np.float64)
         for start in range(0, len(ids), self._limits.max_tokens):
             count = min(self._limits.max_tokens, len(ids) - start)
-            span = Span(_EMBED_SEQ, start, count, pages if start == 0 else (), 0)
+            span = Span(_ALONE, start, count, pages if start == 0 else (), 0)
             output = self._hidden.run(self._buffers.fill((span,), rows))
             total += self._ops.download(output).sum(axis=0, dtype=np.float64)
         return (total / len(ids)).astype(np.float32)
+
+    def warm(self) -> None:
+        """Run a step of one row, so that the first request finds everything in place; nothing of it is kept."""
+        span = Span(_ALONE, 0, 1, (PageId(0),), 1)
+        rows = {_ALONE: SequenceRows((0,), 1, self._page_size)}
+        self._ops.download(self._program.run(self._buffers.fill((span,), rows)))
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -117,7 +123,7 @@ class Runner:
         return Sampled(span.seq, token_id, logprobs, scored)
 
     def _score(self, running: _Running, start: int, logits: F32) -> tuple[TokenLogprobs, ...]:
-        """Log-probabilities of the prompt's tokens at start + 1, …: row i tells of the token after position start + i."""
+        """Log-probabilities of the prompt's tokens from start + 1 on: row i is about position start + i + 1."""
         assert running.prompt_logprobs is not None
         stop = min(start + len(logits), running.n_prompt - 1)
         return tuple(

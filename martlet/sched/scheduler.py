@@ -108,8 +108,8 @@ class Scheduler:
         need, have = self._pages.pages_for(limit), self._pages.n_pages
         if need > have:
             raise RequestError(
-                f"The request needs {need:,} pages of KV memory ({n_prompt:,} prompt tokens, up to {limit:,} in all) and"
-                f" there are {have:,}: lower max_tokens, shorten the prompt, or raise kv_memory.",
+                f"The request needs {need:,} pages of KV memory ({n_prompt:,} prompt tokens, up to {limit:,} in all)"
+                f" and there are {have:,}: lower max_tokens, shorten the prompt, or raise kv_memory.",
                 param="max_tokens",
                 code="kv_memory_exceeded",
             )
@@ -197,7 +197,7 @@ class Scheduler:
         return events
 
     def check(self) -> None:
-        """Assert the invariants: each page's owners, each sequence in exactly one place, pages enough for what is cached."""
+        """Assert the invariants: every page's owners, each sequence in one place, pages for what is cached."""
         self._pages.check(seq.pages for seq in self._live.values())
         places = [*self._waiting, *self._running]
         assert sorted(seq.seq_id for seq in places) == sorted(self._live), "a sequence is lost or in two places"

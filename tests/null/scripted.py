@@ -48,7 +48,8 @@ class ScriptedExecutor:
         self._pages[span.seq] += span.new_pages
         end = span.start + span.count
         assert span.start == self._cached[span.seq], "a position is computed twice or left out"
-        assert 1 <= span.count and end <= self._n_ids[span.seq]
+        assert span.count >= 1
+        assert end <= self._n_ids[span.seq]
         assert len(self._pages[span.seq]) * self._page_size >= end, "a position has no page"
         assert 0 <= span.n_logits <= span.count
         self._cached[span.seq] = end

@@ -66,7 +66,7 @@ def test_f32_refusal_names_f16() -> None:
 
 
 def test_a_model_that_does_not_fit_at_all() -> None:
-    with pytest.raises(CapacityError, match="no context fits.*choose a smaller model"):
+    with pytest.raises(CapacityError, match=r"no context fits.*choose a smaller model"):
         plan_memory(FOOTPRINT, config(), available_for(FIXED - MIB))
 
 

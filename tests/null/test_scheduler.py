@@ -54,7 +54,7 @@ def tokens_of(events: list[Event], name: str, index: int = 0) -> list[int]:
 def finishes(events: list[Event]) -> dict[tuple[str, int], FinishReason]:
     ends = [((e.request_id, e.index), e.finish) for e in events if e.finish is not None]
     assert len(dict(ends)) == len(ends), "a sequence ended twice"
-    return {key: finish for key, finish in ends}
+    return dict(ends)
 
 
 def test_one_request_from_prompt_to_length() -> None:
@@ -147,7 +147,7 @@ def test_prompt_longer_than_the_context_is_refused_with_both_numbers() -> None:
 
 def test_prompt_as_long_as_the_context_leaves_no_room_for_a_token() -> None:
     engine, _, _, _ = engine_of(context=64)
-    with pytest.raises(RequestError, match="context_length_exceeded|shorten the prompt by 1 tokens"):
+    with pytest.raises(RequestError, match="shorten the prompt by 1 tokens"):
         engine.add(request("a", 64))
     engine.add(request("a", 64, max_tokens=0, prompt_logprobs=1))
 
@@ -370,6 +370,7 @@ def test_any_order_of_arrivals_aborts_and_stops(
         logits=logits,
     )
     accepted: dict[str, int] = {}
+    refused: set[str | None] = set()
     events: list[Event] = []
     for number, operation in enumerate(operations):
         match operation:
@@ -387,7 +388,7 @@ def test_any_order_of_arrivals_aborts_and_stops(
                     )
                     accepted[str(number)] = n
                 except RequestError as error:
-                    assert error.code == "kv_memory_exceeded"
+                    refused.add(error.code)
             case ("abort", target):
                 events += engine.abort(str(target))
             case ("abort in flight", target):
@@ -403,6 +404,7 @@ def test_any_order_of_arrivals_aborts_and_stops(
     ends = Counter((e.request_id, e.index) for e in events if e.finish is not None)
     assert ends == Counter({(name, index): 1 for name, n in accepted.items() for index in range(n)})
     assert pool.n_free == pool.n_pages
+    assert refused <= {"kv_memory_exceeded"}
     for plan in executor.plans:
         assert plan.n_tokens <= tokens
         assert len(plan.spans) <= seqs

@@ -54,7 +54,18 @@ def test_one_params_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [{"text": "a"}, {}, {"prompt": 5}, {"prompt_token_ids": "abc"}, [[257]], [[-1]], [[1.5]], [[True]], [b"abc"], [None]],
+    [
+        {"text": "a"},
+        {},
+        {"prompt": 5},
+        {"prompt_token_ids": "abc"},
+        [[257]],
+        [[-1]],
+        [[1.5]],
+        [[True]],
+        [b"abc"],
+        [None],
+    ],
 )
 def test_prompts_that_are_wrong(monkeypatch: pytest.MonkeyPatch, prompt: Any) -> None:
     """fault SRV-19: a token id outside the vocabulary, and other things that are no prompt."""
@@ -274,5 +285,7 @@ def test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_importing_martlet_is_cheap() -> None:
-    code = "import sys, martlet; assert not {'numpy', 'numba', 'martlet.llm'} & set(sys.modules); martlet.SamplingParams"
+    code = (
+        "import sys, martlet; assert not {'numpy', 'numba', 'martlet.llm'} & set(sys.modules); martlet.SamplingParams"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,46 @@
+"""No network: what `--offline` means for a process (read `config.py` next, where the setting comes from).
+
+Martlet itself opens a connection only to fetch a model that was asked for by name. `forbid_network` makes that a
+guarantee for everything in the process, libraries included, through the interpreter's audit events (PEP 578).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from typing import Any
+
+from martlet.errors import UnsupportedError
+
+__all__ = ["forbid_network"]
+
+
+def forbid_network() -> None:
+    """Refuse, for the rest of the process's life, connections to other machines and the look-up of their names.
+
+    Sockets of this machine (loopback, Unix) still work. Audit hooks cannot be taken back: call it from a program, not
+    from a library.
+    """
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("socket.connect", "socket.sendto"):
+        opened, address = arguments[0], arguments[1]
+        if opened.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(address[0]):
+            raise UnsupportedError(f"A connection to {address[0]} was refused because of --offline")
+    elif event == "socket.getaddrinfo" and not _is_local(arguments[0]):
+        raise UnsupportedError(f"The look-up of {arguments[0]} was refused because of --offline")
+
+
+def _is_local(host: object) -> bool:
+    if isinstance(host, bytes):
+        host = host.decode("ascii", "replace")
+    if host in (None, "", "localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(str(host).partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
