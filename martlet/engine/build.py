@@ -5,14 +5,15 @@ checkpoint → tokenizer, chat template → memory plan → backend → packed m
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from martlet.cache.pages import PagePool
-from martlet.config import EngineConfig, Origin
+from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.engine import Engine
 from martlet.engine.params import suggested_params
 from martlet.engine.plan import MemoryPlan, measure, plan_memory, step_limits
@@ -20,7 +21,9 @@ from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
 from martlet.models.load import load_model
+from martlet.ops.cpu.layout import packed_bytes
 from martlet.ops.interface import Backend
+from martlet.quant.table import RawTensor
 from martlet.runtime.executors import LocalExecutor
 from martlet.runtime.kv import allocate_caches
 from martlet.runtime.runner import Runner
@@ -69,7 +72,7 @@ class _Timeline:
 def _cpu(config: EngineConfig) -> Backend:
     from martlet.ops.cpu.backend import CpuBackend  # imports Numba, which takes a moment
 
-    return CpuBackend(threads=config.threads)
+    return CpuBackend(threads=config.threads, kernels=cache_dir() / "kernels")
 
 
 def _reference(config: EngineConfig) -> Backend:
@@ -84,7 +87,16 @@ def _null(config: EngineConfig) -> Backend:
     return NullBackend()
 
 
+def _cpu_bytes(tensors: Sequence[RawTensor]) -> int:
+    return sum(packed_bytes(tensor.type, *tensor.shape) for tensor in tensors)
+
+
+def _reference_bytes(tensors: Sequence[RawTensor]) -> int:
+    return sum(4 * math.prod(tensor.shape) for tensor in tensors)  # decoded to float32
+
+
 _BACKENDS: dict[str, Callable[[EngineConfig], Backend]] = {"cpu": _cpu, "reference": _reference, "null": _null}
+_PACKED_BYTES = {"cpu": _cpu_bytes, "reference": _reference_bytes}
 
 
 def make_backend(config: EngineConfig) -> Backend:
@@ -111,7 +123,8 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             template = load_template(checkpoint, tokenizer, config)
             suggested, warnings = suggested_params(checkpoint.generation_config)
         with timeline.phase("plan"):
-            plan = plan_memory(measure(checkpoint, config), config, read_machine().memory_available)
+            footprint = measure(checkpoint, config, _PACKED_BYTES.get(config.backend))
+            plan = plan_memory(footprint, config, read_machine().memory_available)
             config = _decided(config, plan)
         with timeline.phase("map"):
             ops = make_backend(config)
@@ -127,7 +140,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         scheduler = Scheduler(
             pages,
             SchedulerLimits(plan.context, limits.max_tokens, limits.max_seqs, limits.max_logits),
-            end_ids(checkpoint, tokenizer),
+            tokenizer.eog_ids,
         )
         return Built(
             config,
@@ -141,6 +154,24 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             (*warnings, *tokenizer.warnings, *template.warnings),
             resources.pop_all(),
         )
+
+
+def load_tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:
+    """The model's tokenizer, from a GGUF file's metadata or from tokenizer.json."""
+    if checkpoint.tokenizer_json is None:
+        return Tokenizer.from_gguf(checkpoint.metadata, pre=config.tokenizer_pre, source=config.model)
+    ends = checkpoint.generation_config.get("eos_token_id")
+    return Tokenizer.from_hf(
+        checkpoint.tokenizer_json,
+        checkpoint.tokenizer_config,
+        pre=config.tokenizer_pre,
+        eos_ids=ends if isinstance(ends, list) else [ends] if isinstance(ends, int) else [],
+    )
+
+
+def load_template(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig) -> ChatTemplate:
+    """The chat template: the option's, else the file's, else a fallback that says so."""
+    return ChatTemplate(config.chat_template or checkpoint.chat_template, tokenizer)
 
 
 def _decided(config: EngineConfig, plan: MemoryPlan) -> EngineConfig:

@@ -26,6 +26,7 @@ __all__ = ["Footprint", "MemoryPlan", "context_table", "measure", "plan_memory",
 
 OVERHEAD_BYTES = 200 << 20  # the interpreter, NumPy, Numba with its compiled code, the tokenizer
 USABLE_SHARE = 0.9  # of what is available: the rest stays free for others, and for what a plan cannot know
+BYTE_FORMS = 1.25  # activations are kept as bytes too, with their scales and sums
 LOGIT_BYTES = 32 << 20  # of a step's logits, at most, unless the running sequences need more
 MAX_LOGIT_ROWS = 64
 
@@ -231,7 +232,7 @@ class _CountingBackend(NullBackend):
 
     def activations(self, limits: StepLimits) -> int:
         """Bytes of the activations of the largest step."""
-        return 4 * limits.max_tokens * self._widths[Rows.TOKENS]
+        return int(BYTE_FORMS * 4 * limits.max_tokens * self._widths[Rows.TOKENS])
 
     def logits(self, limits: StepLimits) -> int:
         """Bytes of the rows of logits of the largest step."""

@@ -117,3 +117,11 @@ def group_bytes(layout: Layout, k: int) -> int:
         return _lines(GROUP * k * layout.item_bytes)
     n_blocks = k // BLOCK
     return _lines(n_blocks * layout.block_bytes + -(-n_blocks // PANEL_BLOCKS) * layout.super_bytes)
+
+
+def packed_bytes(kind: BlockType, n: int, k: int) -> int:
+    """Bytes of a packed matrix [n, k]; what has no kernel of its own is packed as float32."""
+    layout = LAYOUTS.get(kind)
+    if layout is None or (isinstance(layout, QuantLayout) and k % BLOCK):
+        layout = LAYOUTS[BlockType.F32]
+    return -(-n // GROUP) * group_bytes(layout, k)
