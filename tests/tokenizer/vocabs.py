@@ -82,3 +82,4 @@ def model(name: str) -> Tokenizer:
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA3 = "gemma-3-270m-q4_k_m.gguf"
+QWEN_CODER = "qwen2.5-coder-0.5b.gguf"
