@@ -1,0 +1,219 @@
+"""Any model on disk as one `Checkpoint`: a GGUF file, its parts, or a Hugging Face folder (read `models/load.py` next)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from martlet.errors import FormatError
+from martlet.formats.gguf import GgufFile, read_gguf
+from martlet.formats.safetensors import read_safetensors
+from martlet.quant.table import RawTensor
+
+__all__ = ["Checkpoint", "open_checkpoint"]
+
+SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
+MAX_JSON_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A model's files. `metadata` has GGUF's keys, or config.json's where `kind` is "safetensors".
+
+    Tensors are views on mappings of the files. `close` lets the mappings go; memory is unmapped once the last view
+    is gone too, so a view that outlives its checkpoint stays valid.
+    """
+
+    path: Path
+    kind: str  # "gguf" or "safetensors"
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, RawTensor]
+    nbytes: int  # of all files
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer_json: Mapping[str, Any] | None = None
+    tokenizer_config: Mapping[str, Any] | None = None
+    chat_template: str | None = None
+    mappings: list[mmap.mmap] = field(default_factory=list)
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files. Idempotent."""
+        self.tensors = {}
+        for mapping in self.mappings:
+            with suppress(BufferError):  # views are alive: it closes with the last of them
+                mapping.close()
+        self.mappings = []
+
+    def release_pages(self) -> None:
+        """Tell the system that the files' pages in memory are not needed any more (after packing)."""
+        for mapping in self.mappings:
+            with suppress(AttributeError, OSError, ValueError):
+                mapping.madvise(mmap.MADV_DONTNEED)
+
+    def fingerprint(self) -> str:
+        """A hash of the names, shapes, types and first bytes of all tensors: tells models apart, cheaply."""
+        digest = hashlib.sha256(str(self.nbytes).encode())
+        for name, tensor in self.tensors.items():
+            digest.update(f"{name}{tensor.shape}{tensor.type}".encode() + tensor.data[:64].tobytes())
+        return digest.hexdigest()
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a .gguf file (any part of a split one), a folder with GGUF parts, or a Hugging Face folder.
+
+    Raises FormatError where the files are not what they should be, FileNotFoundError where there are none.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if (path / "config.json").exists():
+            return _open_folder(path)
+        parts = sorted(path.glob("*.gguf"))
+        if not parts:
+            raise FormatError(path, "holds neither a config.json nor a .gguf file: this is not a model's folder")
+        if len(parts) > 1 and not all(SPLIT.match(p.name) for p in parts):
+            raise FormatError(path, f"holds {len(parts)} models; name one of {', '.join(p.name for p in parts[:5])}")
+        path = parts[0]
+    if path.name.endswith(".safetensors"):
+        raise FormatError(
+            path, "is one file of a model: name its folder, which also holds config.json and the tokenizer"
+        )
+    return _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    match = SPLIT.match(path.name)
+    if match is None:
+        files = [read_gguf(path)]
+        count = files[0].metadata.get("split.count", 1)
+        if count not in (0, 1):
+            raise FormatError(path, f"is one of {count} parts, but its name does not end in -0000N-of-{count:05}.gguf")
+    else:
+        files = _read_parts(path, match)
+    tensors: dict[str, RawTensor] = {}
+    for file in files:
+        for name, tensor in file.tensors.items():
+            if name in tensors:
+                raise FormatError(file.path, f"tensor {name!r} is in another part as well")
+            tensors[name] = tensor
+    metadata = files[0].metadata
+    template = metadata.get("tokenizer.chat_template")
+    return Checkpoint(
+        path,
+        "gguf",
+        metadata,
+        tensors,
+        sum(file.path.stat().st_size for file in files),
+        chat_template=template if isinstance(template, str) else None,
+        mappings=[file.mapping for file in files],
+    )
+
+
+def _read_parts(path: Path, match: re.Match[str]) -> list[GgufFile]:
+    count = int(match["count"])
+    if not 1 <= int(match["part"]) <= count:
+        raise FormatError(path, f"is part {int(match['part'])} of {count}")
+    files = []
+    for i in range(1, count + 1):
+        part = path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf")
+        if not part.exists():
+            raise FormatError(path, f"part {i} of {count} is missing: {part.name} is not in the folder")
+        files.append(read_gguf(part))
+        said, number = files[-1].metadata.get("split.count", count), files[-1].metadata.get("split.no", i - 1)
+        if (said, number) != (count, i - 1):
+            raise FormatError(
+                part, f"says that it is part {number} of {said}, its name says {i - 1} of {count} (from 0)"
+            )
+    total = files[0].metadata.get("split.tensors.count")
+    found = sum(len(file.tensors) for file in files)
+    if total is not None and total != found:
+        raise FormatError(path, f"the parts hold {found} tensors, the first part promises {total}")
+    return files
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; {} where there is none."""
+    if not path.exists():
+        return {}
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise FormatError(path, f"is larger than {MAX_JSON_BYTES:,} bytes")
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(path, f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise FormatError(path, f"holds a {type(value).__name__}, expected an object")
+    return value
+
+
+def _open_folder(path: Path) -> Checkpoint:
+    index = _read_json(path / "model.safetensors.index.json")
+    wanted: dict[str, set[str]] = {}  # file → tensors that the index says it holds
+    if index:
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise FormatError(path / "model.safetensors.index.json", "has no weight_map")
+        for tensor, name in weight_map.items():
+            if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+                raise FormatError(path / "model.safetensors.index.json", f"points outside the folder: {name!r}")
+            wanted.setdefault(name, set()).add(tensor)
+    else:
+        wanted = {p.name: set() for p in sorted(path.glob("*.safetensors"))}
+        if not wanted:
+            raise FormatError(
+                path, "has a config.json but no .safetensors file: convert the weights or fetch them whole"
+            )
+    tensors: dict[str, RawTensor] = {}
+    mappings, size = [], 0
+    for name, promised in wanted.items():
+        if not (path / name).exists():
+            raise FormatError(path, f"the index names {name}, which is not in the folder: fetch the model again")
+        found, mapping = read_safetensors(path / name)
+        missing = promised - found.keys()
+        if missing:
+            raise FormatError(path / name, f"does not hold {min(missing)!r}, which the index promises")
+        for tensor in promised or found.keys():
+            if tensor in tensors:
+                raise FormatError(path / name, f"tensor {tensor!r} is in another file as well")
+            tensors[tensor] = found[tensor]
+        mappings.append(mapping)
+        size += (path / name).stat().st_size
+    config = _read_json(path / "tokenizer_config.json")
+    return Checkpoint(
+        path,
+        "safetensors",
+        _read_json(path / "config.json"),
+        tensors,
+        size,
+        generation_config=_read_json(path / "generation_config.json"),
+        tokenizer_json=_read_json(path / "tokenizer.json") or None,
+        tokenizer_config=config or None,
+        chat_template=_folder_template(path, config),
+        mappings=mappings,
+    )
+
+
+def _folder_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, or tokenizer_config.json's chat_template (a text, or named ones of which "default" counts)."""
+    file = path / "chat_template.jinja"
+    if file.exists():
+        return file.read_text("utf-8", "replace")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default", next(iter(named.values()), None))
+    return template if isinstance(template, str) else None
