@@ -53,7 +53,7 @@ def parts_from_hf(
             raise UnsupportedError(f"BPE with {key} = {model[key]!r} is not supported")
     try:
         return _parts(tokenizer, model, config, pre, eos_ids, source)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise FormatError(
             source, f"an object in it has not the expected form ({type(error).__name__}: {error}). Get another file."
         ) from error

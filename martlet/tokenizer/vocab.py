@@ -104,7 +104,7 @@ def checked_id(found: object, key: str, vocab: Vocab) -> int | None:
         return None
     try:
         token = int(found)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         token = -1
     if 0 <= token < len(vocab.texts):
         return int(token)

@@ -257,7 +257,7 @@ def test_missing_scores() -> None:
         Tokenizer.from_gguf(changed(vocab_metadata("llama-spm"), scores=None))
 
 
-@pytest.mark.parametrize("found", [10, 0xFFFFFFFF, -1, "x"])
+@pytest.mark.parametrize("found", [10, 0xFFFFFFFF, -1, "x", float("inf")])
 @pytest.mark.parametrize("role", ["bos", "eos", "padding", "unknown", "eot"])
 def test_ggf_25_special_id_outside_the_vocabulary(role: str, found: Any) -> None:
     """Fault GGF-25: ignored with a warning, never an index error."""
