@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-__all__ = ["BYTE_CHARS", "WordCache", "byte_level", "merge", "token_text_bytes"]
+__all__ = ["BYTE_CHARS", "WordCache", "byte_level", "merge", "text_bytes", "token_text_bytes"]
 
 Word = tuple[int, ...]
 
@@ -43,7 +43,15 @@ def token_text_bytes(text: str) -> bytes:
     """Return the bytes that a byte-level token stands for (tokens with other characters stand for their own text)."""
     if _LATIN.issuperset(text):
         return text.translate(_TO_BYTES).encode("latin-1")
-    return text.encode("utf-8")
+    return text_bytes(text)
+
+
+def text_bytes(text: str) -> bytes:
+    """Return the UTF-8 bytes of a file's text, in which bytes that were not UTF-8 stand as surrogates."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # from JSON: half a pair
+        return text.encode("utf-8", "surrogatepass")
 
 
 class WordCache(dict[str | int, Word]):

@@ -82,7 +82,8 @@ def byte_level_words(
 
 def missing_bytes(ids: Mapping[str, int]) -> str | None:
     """A warning if bytes have no token, so that they are left out of a text (as the model's own tokenizer does)."""
-    missing = [f"0x{byte:02X}" for byte, char in enumerate(BYTE_CHARS) if char not in ids]
+    possible = (*range(0xC0), *range(0xC2, 0xF5))  # in UTF-8
+    missing = [f"0x{byte:02X}" for byte in possible if BYTE_CHARS[byte] not in ids]
     if not missing:
         return None
     return f"The vocabulary has no tokens for the bytes {' '.join(missing)}; characters with them are lost in encoding."

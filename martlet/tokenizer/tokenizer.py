@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from martlet.errors import RequestError
-from martlet.tokenizer.bpe import token_text_bytes
+from martlet.tokenizer.bpe import text_bytes, token_text_bytes
 from martlet.tokenizer.hf import parts_from_hf
 from martlet.tokenizer.metadata import Parts, parts_from_metadata
 from martlet.tokenizer.special import AddedTokenFinder, LiteralSpans
@@ -150,14 +150,14 @@ class Tokenizer:
         text = self.token_text(token)
         kind = self._types[token]
         if kind in CONTROL:
-            return text.encode("utf-8") if special else b""
+            return text_bytes(text) if special else b""
         if token in self._added:
-            return text.encode("utf-8")
+            return text_bytes(text)
         if self._parts.byte_level:
             return token_text_bytes(text)
         if kind == TokenType.BYTE and self._parts.byte_fallback:
             return bytes([int(text[3:5], 16)])
-        return text.replace(SPACE, " ").encode("utf-8")
+        return text_bytes(text.replace(SPACE, " "))
 
     def token_text(self, token: int) -> str:
         """Return a token's text as the vocabulary writes it."""

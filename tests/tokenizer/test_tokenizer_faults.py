@@ -340,6 +340,14 @@ def test_lone_surrogates(text: str) -> None:
     assert caught.value.param == "prompt"
 
 
+def test_token_texts_that_are_not_utf8() -> None:
+    """A reader keeps a bad byte of a token's text as a surrogate; the token stands for that byte again."""
+    metadata = pieces_metadata(["a\udcff", "\udcff", "\ud800"], token_type=[1, 3, 4])
+    tokenizer = Tokenizer.from_gguf(metadata)
+    assert [tokenizer.token_bytes(token) for token in range(3)] == [b"a\xff", b"\xff", b"\xed\xa0\x80"]
+    assert tokenizer.decode([0]) == "a\ufffd"
+
+
 @pytest.mark.parametrize("token", [-1, 50257, 1 << 40])
 def test_ids_outside_the_vocabulary(token: int) -> None:
     with pytest.raises(RequestError):
