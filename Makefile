@@ -2,4 +2,46 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+MODEL ?= smollm2-135m
 PROMPT ?= Why is the sky blue?
+# Where `make bench` finds llama.cpp's programs; docs/tuning.md says how to build them.
+LLAMA_CPP ?=
+
+.PHONY: run test lint models bench check-large clean
+
+run: $(VENV)/installed
+	$(BIN)/martlet pull $(MODEL)
+	$(BIN)/martlet run $(MODEL) "$(PROMPT)"
+
+test: $(VENV)/installed-dev models lint
+	MARTLET_REQUIRE_MODEL=1 $(BIN)/python -m pytest -m "not large"
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+models: $(VENV)/installed
+	$(BIN)/martlet pull smollm2-135m
+
+# The checks that need the larger models (1.9 GB to fetch).
+check-large: $(VENV)/installed-dev
+	for name in gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b; do $(BIN)/martlet pull $$name || exit 1; done
+	$(BIN)/python -m pytest -m large
+
+bench: $(VENV)/installed
+	$(BIN)/python bench/compare_llamacpp.py $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP))
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q -e .
+	touch $@
+
+$(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q -e ".[dev]"
+	touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,59 @@
+"""Where the tests find real models.
+
+MARTLET_TEST_MODELS is the folder (default: where `martlet pull` puts them). A test whose model is missing is skipped with
+the reason; with MARTLET_REQUIRE_MODEL=1, as in `make test`, a missing default model is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+MODELS = {
+    "smollm2-135m": "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "gemma3-270m": "gemma-3-270m-q4_k_m.gguf",
+    "qwen2.5-coder-0.5b": "qwen2.5-coder-0.5b.gguf",
+    "qwen2.5-coder-1.5b": "qwen2.5-coder-1.5b.gguf",
+}
+
+
+def model_folder() -> Path:
+    """The folder with the models' files."""
+    return Path(os.environ.get("MARTLET_TEST_MODELS") or "~/.cache/martlet/models").expanduser()
+
+
+def model_path(name: str) -> Path:
+    """The file of a model, or a skipped test."""
+    path = model_folder() / MODELS[name]
+    if not path.exists():
+        reason = f"{path} is not there: fetch it with `martlet pull {name}`, or set MARTLET_TEST_MODELS"
+        if name == "smollm2-135m" and os.environ.get("MARTLET_REQUIRE_MODEL") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: the default model."""
+    return model_path("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma-3-270M, Q4_K_M."""
+    return model_path("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def qwen_small_path() -> Path:
+    """Qwen2.5-Coder-0.5B."""
+    return model_path("qwen2.5-coder-0.5b")
+
+
+@pytest.fixture(scope="session")
+def qwen_path() -> Path:
+    """Qwen2.5-Coder-1.5B, Q4_K_M."""
+    return model_path("qwen2.5-coder-1.5b")
