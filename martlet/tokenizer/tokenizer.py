@@ -159,6 +159,10 @@ class Tokenizer:
             return bytes([int(text[3:5], 16)])
         return text_bytes(text.replace(SPACE, " "))
 
+    def is_added(self, token: int) -> bool:
+        """Whether a token is a control token or a user-defined one, which a text is cut at before anything else."""
+        return token in self._added
+
     def token_text(self, token: int) -> str:
         """Return a token's text as the vocabulary writes it."""
         if not 0 <= token < self.vocab_size:
