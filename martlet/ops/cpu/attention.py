@@ -61,12 +61,7 @@ def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
     most = 65504.0
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        slots, counter, size, heads = (
-            v.i32p(step[STEP_SLOTS]),
-            v.i64p(record[COUNTER]),
-            record[KV_DIM],
-            record[KV_HEADS],
-        )
+        slots, counter, size, heads = v.i32p(step[STEP_SLOTS]), v.i64p(record[COUNTER]), record[KV_DIM], record[KV_HEADS]
         keys, values = v.i8p(record[TO_KEYS]), v.i8p(record[TO_VALUES])
         padded = (size + 15) // 16 * 16
         while True:
