@@ -28,6 +28,7 @@ PAGE_SIZE = 32  # tokens of a KV page: the tile of the attention kernels
 BACKENDS = ("cpu", "reference", "null")
 KV_DTYPES = ("f16", "f32")
 MAX_THREADS = 1024
+ORACLE_STEP_TOKENS = 64
 
 
 class Origin(StrEnum):
@@ -110,6 +111,9 @@ def resolve_config(
         choice = choose_threads(machine or read_machine())
         given["threads"] = choice.count
         origins["threads"] = (Origin.MACHINE, choice.rule)
+    if given.get("oracle") and "max_step_tokens" not in given:
+        given["max_step_tokens"] = ORACLE_STEP_TOKENS
+        origins["max_step_tokens"] = (Origin.DEFAULT, "the oracle keeps every result of a step")
     config = EngineConfig(**given, origins=origins)
     _validate(config)
     return config

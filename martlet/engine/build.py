@@ -123,7 +123,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             template = load_template(checkpoint, tokenizer, config)
             suggested, warnings = suggested_params(checkpoint.generation_config)
         with timeline.phase("plan"):
-            footprint = measure(checkpoint, config, _PACKED_BYTES.get(config.backend))
+            footprint = measure(checkpoint, config, _packed_bytes(config))
             plan = plan_memory(footprint, config, read_machine().memory_available)
             config = _decided(config, plan)
         with timeline.phase("map"):
@@ -154,6 +154,14 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             (*warnings, *tokenizer.warnings, *template.warnings),
             resources.pop_all(),
         )
+
+
+def _packed_bytes(config: EngineConfig) -> Callable[[Sequence[RawTensor]], int] | None:
+    """What the weights will occupy, by the backend; None: as in the file."""
+    packed = _PACKED_BYTES.get(config.backend)
+    if packed is None or not config.oracle:
+        return packed
+    return lambda tensors: packed(tensors) + _reference_bytes(tensors)
 
 
 def load_tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:

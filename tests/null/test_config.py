@@ -94,6 +94,11 @@ def test_it_is_frozen() -> None:
         resolve().threads = 9  # type: ignore[misc]
 
 
+def test_the_oracle_takes_smaller_steps() -> None:
+    assert resolve(oracle=True).max_step_tokens == 64
+    assert resolve(oracle=True, max_step_tokens=100).max_step_tokens == 100
+
+
 def test_a_decided_value_has_its_origin() -> None:
     config = resolve().with_value("max_context", 2048, Origin.MODEL_FILE, "trained for it")
     assert config.max_context == 2048
