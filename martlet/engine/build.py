@@ -17,6 +17,7 @@ from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.engine import Engine
 from martlet.engine.params import suggested_params
 from martlet.engine.plan import MemoryPlan, measure, plan_memory, step_limits
+from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
@@ -117,8 +118,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     timeline = _Timeline()
     with ExitStack() as resources:
         with timeline.phase("read"):
-            checkpoint = open_checkpoint(config.model)
-            resources.callback(checkpoint.close)
+            checkpoint = resources.enter_context(_open(config))
             tokenizer = load_tokenizer(checkpoint, config)
             template = load_template(checkpoint, tokenizer, config)
             suggested, warnings = suggested_params(checkpoint.generation_config)
@@ -130,6 +130,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             ops = make_backend(config)
             resources.callback(ops.close)
             model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
+            checkpoint.release_pages()  # the weights are packed: keeping the file's pages too would double the memory
             caches = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype)
         with timeline.phase("compile"):
             limits = step_limits(config, model.spec.vocab, plan.context)
@@ -162,6 +163,16 @@ def _packed_bytes(config: EngineConfig) -> Callable[[Sequence[RawTensor]], int] 
     if packed is None or not config.oracle:
         return packed
     return lambda tensors: packed(tensors) + _reference_bytes(tensors)
+
+
+def _open(config: EngineConfig) -> Checkpoint:
+    try:
+        return open_checkpoint(config.model)
+    except FileNotFoundError:
+        raise RequestError(
+            f"There is no file or folder {config.model!r}: give the path of a GGUF file or of a Hugging Face folder.",
+            param="model",
+        ) from None
 
 
 def load_tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:
