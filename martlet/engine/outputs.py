@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from martlet.config import Setting
 from martlet.errors import MartletError
 from martlet.metrics import RequestMetrics
-from martlet.tokenizer.detok import Detokenizer, StopChecker
+from martlet.tokenizer.detok import Delta, Detokenizer, StopChecker, TextStream
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import Event, FinishReason, Request, TokenLogprobs
 
@@ -62,12 +62,13 @@ class RequestOutput:
 class _Answer:
     """The text side of one sequence."""
 
-    __slots__ = ("detokenizer", "pending", "stopper")
+    __slots__ = ("pending", "text")
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         params = request.params
-        self.detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
-        self.stopper = StopChecker(params.stop, include=params.include_stop_str_in_output) if params.stop else None
+        detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens, after=request.prompt_ids[-1])
+        stopper = StopChecker(params.stop, include=params.include_stop_str_in_output) if params.stop else None
+        self.text = TextStream(detokenizer, stopper)
         self.pending = ""  # text that the caller has not taken yet
 
 
@@ -106,20 +107,23 @@ class OutputBuilder:
         if event.prompt_logprobs:
             assert self.output.prompt_logprobs is not None
             self.output.prompt_logprobs.extend(self._logprobs(entry) for entry in event.prompt_logprobs)
-        matched = None
+        stop = None
         if event.token_id is not None:
             completion.token_ids.append(event.token_id)
             if event.logprobs is not None and completion.logprobs is not None:
                 completion.logprobs.append(self._logprobs(event.logprobs))
                 completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + event.logprobs.logprob
             if event.finish is not FinishReason.STOP:  # the token that ends an answer is not part of its text
-                matched = self._add_text(completion, self._answers[event.index].detokenizer.feed(event.token_id))
-        if matched is not None:
-            completion.finish_reason, completion.stop_reason = FinishReason.STOP.value, matched
+                stop = self._add(completion, self._answers[event.index].text.feed(event.token_id))
+        if event.finish is not None and stop is None:
+            stop = self._add(completion, self._answers[event.index].text.finish())
+        if stop is not None:
+            completion.finish_reason, completion.stop_reason = FinishReason.STOP.value, stop
             if event.finish is None:
-                self._stop(event.request_id, event.index, matched)
+                self._stop(event.request_id, event.index, stop)
         elif event.finish is not None:
-            self._end(completion, event)
+            completion.finish_reason, completion.stop_reason = event.finish.value, event.stop_reason
+        self.output.error = self.output.error or event.error
         self.output.finished = all(entry.finish_reason is not None for entry in self.output.outputs)
 
     def take(self, index: int = 0) -> str:
@@ -133,32 +137,11 @@ class OutputBuilder:
         if self.output.error is not None:
             raise MartletError(f"Request {self._request.request_id} failed: {self.output.error}")
 
-    def _end(self, completion: CompletionOutput, event: Event) -> None:
-        answer = self._answers[event.index]
-        completion.stop_reason = event.stop_reason
-        matched = self._add_text(completion, answer.detokenizer.finish())
-        if matched is None and answer.stopper is not None:
-            self._emit(completion, answer.stopper.finish())
-        assert event.finish is not None
-        completion.finish_reason = event.finish.value
-        if matched is not None:
-            completion.finish_reason, completion.stop_reason = FinishReason.STOP.value, matched
-        if event.error is not None:
-            self.output.error = event.error
-
-    def _add_text(self, completion: CompletionOutput, text: str) -> str | None:
-        """Add decoded text; return the stop string if it contains one, after which nothing is added."""
-        answer = self._answers[completion.index]
-        if answer.stopper is None:
-            self._emit(completion, text)
-            return None
-        released, matched = answer.stopper.feed(text)
-        self._emit(completion, released)
-        return matched
-
-    def _emit(self, completion: CompletionOutput, text: str) -> None:
-        completion.text += text
-        self._answers[completion.index].pending += text
+    def _add(self, completion: CompletionOutput, delta: Delta) -> str | None:
+        """Add new text; return the stop string that it has reached, if any."""
+        completion.text += delta.text
+        self._answers[completion.index].pending += delta.text
+        return delta.stop
 
     def _logprobs(self, entry: TokenLogprobs) -> Logprobs:
         found = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decode(entry.token_id))}
