@@ -1,210 +1,201 @@
-"""What the bits of each block type mean: decoding to float32 in NumPy (read `encode.py` for the way back).
+"""From blocks to float32: what the bits of every block type mean (read `encode.py` next: the way back).
 
-These functions are the definition that kernels and packing are checked against, bit for bit with the `gguf` package.
-Source of the layouts: ggml-common.h and ggml-quants.c of llama.cpp; MXFP4: OCP Microscaling Formats 1.0. Each decoder
-takes blocks, uint8 [n, block bytes], and returns float32 [n, block size].
+The layouts stand in `blocks.py`, the source is ggml-quants.c of llama.cpp. Every product and sum is done in float32 in
+that file's order, so the values are the same bit for bit. Shapes: N blocks; a decoder turns N records into [N, size].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
+from martlet.quant.blocks import CODEBOOK_IQ4, CODEBOOK_MXFP4, LAYOUTS, PLAIN
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
-__all__ = ["DECODERS", "IQ4_VALUES", "decode", "decode_rows"]
+__all__ = ["decode", "decode_rows"]
 
 F32 = NDArray[np.float32]
-Blocks = NDArray[np.uint8]
+U8 = NDArray[np.uint8]
+Blocks = NDArray[Any]  # records of one of LAYOUTS
 
-IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # E2M1, doubled
-
-
-def _f16(blocks: Blocks, at: int) -> F32:
-    """The float16 at byte `at` of each block, [n, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+_CHUNK = 1 << 17  # values decoded at a time: the temporaries then stay in the second-level cache
 
 
-def _nibbles(codes: Blocks) -> Blocks:
-    """Low nibbles, then high ones: [n, 2b]."""
-    return np.concatenate([codes & 15, codes >> 4], axis=1)
+def decode(tensor: RawTensor) -> F32:
+    """Return the tensor's values, float32 of its shape. UnsupportedError where a type has no decoder."""
+    return decode_rows(tensor, 0, tensor.data.size // tensor.row_nbytes).reshape(tensor.shape)
 
 
-def _bits(packed: Blocks) -> Blocks:
-    """Each bit of little-endian bytes as a byte, [n, 8b]."""
-    return np.unpackbits(packed, axis=1, bitorder="little")
+def decode_rows(tensor: RawTensor, start: int, stop: int) -> F32:
+    """Return rows start … stop - 1, all dimensions but the last flattened: float32 [stop - start, k].
+
+    Needs a few hundred kilobytes beyond its result.
+    """
+    k = tensor.shape[-1]
+    data = tensor.rows()[start:stop].reshape(-1)
+    out = np.empty(data.size // BLOCKS[tensor.type].nbytes * BLOCKS[tensor.type].size, np.float32)
+    _decode_into(tensor.type, data, out)
+    return out.reshape(-1, k)
 
 
-def _plain(dtype: str) -> Callable[[Blocks], F32]:
-    def decode_plain(blocks: Blocks) -> F32:
-        return np.ascontiguousarray(blocks).view(dtype).astype(np.float32)
-
-    return decode_plain
-
-
-def _bf16(blocks: Blocks) -> F32:
-    return (np.ascontiguousarray(blocks).view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
-def _q4_0(b: Blocks) -> F32:
-    return _f16(b, 0) * (_nibbles(b[:, 2:]).astype(np.float32) - 8)
-
-
-def _q4_1(b: Blocks) -> F32:
-    return _f16(b, 0) * _nibbles(b[:, 4:]).astype(np.float32) + _f16(b, 2)
-
-
-def _q5_0(b: Blocks) -> F32:
-    codes = _nibbles(b[:, 6:]) | (_bits(b[:, 2:6]) << 4)
-    return _f16(b, 0) * (codes.astype(np.float32) - 16)
+def _decode_into(kind: BlockType, data: U8, out: F32) -> None:
+    """Decode the bytes of whole blocks into out [values]."""
+    if kind in PLAIN:
+        with np.errstate(over="ignore"):  # a float64 beyond float32's range becomes infinite
+            out[:] = data.view(PLAIN[kind])
+    elif kind is BlockType.BF16:
+        np.left_shift(data.view("<u2"), 16, out=out.view(np.uint32), dtype=np.uint32)
+    elif kind in _DECODERS:
+        blocks, size = data.view(LAYOUTS[kind]), BLOCKS[kind].size
+        step = _CHUNK // size
+        with np.errstate(invalid="ignore", over="ignore"):  # a scale may be infinite: ggml's answer, whatever it is
+            for first in range(0, len(blocks), step):
+                part = blocks[first : first + step]
+                values = out[first * size : (first + len(part)) * size].reshape(len(part), size)
+                _DECODERS[kind](part, values)
+    else:
+        known = (k.name for k in BlockType if k in PLAIN or k in _DECODERS)
+        raise UnsupportedError(f"block type {kind.name} cannot be decoded", [*known, BlockType.BF16.name])
 
 
-def _q5_1(b: Blocks) -> F32:
-    codes = _nibbles(b[:, 8:]) | (_bits(b[:, 4:8]) << 4)
-    return _f16(b, 0) * codes.astype(np.float32) + _f16(b, 2)
+# -- bit fields -------------------------------------------------------------------------------------------------------
+def _unpack(packed: U8, bits: int, width: int) -> U8:
+    """Split bytes [N, m] into fields of 1, 2 or 4 bits [N, m * 8 / bits], `width` bytes at a time.
+
+    The lowest fields of `width` bytes come first, then their next fields, and so on.
+    """
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]  # [8 / bits, 1]
+    groups = packed.reshape(len(packed), -1, 1, width)
+    fields = (groups >> shifts) & np.uint8((1 << bits) - 1)  # [N, m / width, 8 / bits, width]
+    return fields.reshape(len(packed), -1)
 
 
-def _q8_0(b: Blocks) -> F32:
-    return _f16(b, 0) * b[:, 2:].view(np.int8).astype(np.float32)
+def _column(values: NDArray[Any]) -> F32:
+    """A scale a block, [N], as float32 [N, 1]."""
+    return values.astype(np.float32)[:, None]
 
 
-def _q8_1(b: Blocks) -> F32:
-    return _f16(b, 0) * b[:, 4:].view(np.int8).astype(np.float32)
+def _scale(scales: F32, codes: NDArray[Any], out: F32) -> None:
+    """out = scales * codes, where each of the scales [N, s] is that of size / s neighbouring codes [N, size]."""
+    shape = (*scales.shape, out.shape[1] // scales.shape[1])
+    np.multiply(scales[:, :, None], codes.reshape(shape), out=out.reshape(shape), dtype=np.float32)
 
 
-def _q8_k(b: Blocks) -> F32:
-    d = np.ascontiguousarray(b[:, :4]).view("<f4").astype(np.float32)
-    return d * np.ascontiguousarray(b[:, 4:260]).view(np.int8).astype(np.float32)
+def _scale_less(scales: F32, codes: U8, minima: F32, out: F32) -> None:
+    """out = scales * codes - minima, with scales and minima [N, s] as in `_scale`."""
+    _scale(scales, codes, out)
+    groups = out.reshape(*scales.shape, -1)
+    np.subtract(groups, minima[:, :, None], out=groups)
 
 
-def _runs(scales: F32, codes: F32) -> F32:
-    """codes [n, 256] times scales [n, r], each for 256 / r columns."""
-    n, r = scales.shape
-    return (codes.reshape(n, r, -1) * scales[:, :, None]).reshape(n, 256)
+# -- 32 values a block ------------------------------------------------------------------------------------------------
+def _q4_0(b: Blocks, out: F32) -> None:
+    _scale(_column(b["d"]), _unpack(b["qs"], 4, 16).view(np.int8) - np.int8(8), out)
 
 
-def _crumbs(packed: Blocks) -> Blocks:
-    """Bit pairs of 64 bytes: pair c of the 32 bytes of a half are 32 columns, [n, 256]."""
-    halves = packed.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    return (halves & 3).reshape(-1, 256)
+def _q4_1(b: Blocks, out: F32) -> None:
+    _scale(_column(b["d"]), _unpack(b["qs"], 4, 16), out)
+    out += _column(b["m"])
 
 
-def _q2_k(b: Blocks) -> F32:
-    scales, codes = b[:, :16], _crumbs(b[:, 16:80]).astype(np.float32)
-    d, dmin = _f16(b, 80), _f16(b, 82)
-    least = np.repeat(dmin * (scales >> 4).astype(np.float32), 16, axis=1)
-    return _runs(d * (scales & 15).astype(np.float32), codes) - least
+def _five_bits(b: Blocks) -> U8:
+    """Codes of Q5_0 and Q5_1: bit j of the 32-bit number qh is the fifth bit of value j."""
+    return _unpack(b["qs"], 4, 16) | (_unpack(b["qh"], 1, 1) << np.uint8(4))
 
 
-def _q3_k(b: Blocks) -> F32:
-    third = (b[:, None, :32] >> np.arange(8, dtype=np.uint8)[None, :, None]) & 1  # [n, 8, 32]
-    codes = _crumbs(b[:, 32:96]) | (third.reshape(-1, 256) << 2)
-    low, high = b[:, 96:104], b[:, 104:108]
-    nibbles = np.concatenate([low & 15, low >> 4], axis=1)
-    tops = ((high[:, None, :] >> np.array([0, 2, 4, 6], np.uint8)[None, :, None]) & 3).reshape(-1, 16)
-    scales = (nibbles | (tops << 4)).astype(np.float32) - 32
-    return _runs(_f16(b, 108) * scales, codes.astype(np.float32) - 4)
+def _q5_0(b: Blocks, out: F32) -> None:
+    _scale(_column(b["d"]), _five_bits(b).view(np.int8) - np.int8(16), out)
 
 
-def _six_bit_pairs(s: Blocks) -> tuple[F32, F32]:
-    """8 scales and 8 minima of 6 bits in 12 bytes (Q4_K, Q5_K)."""
-    first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
-    scales = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=1)
-    minima = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=1)
+def _q5_1(b: Blocks, out: F32) -> None:
+    _scale(_column(b["d"]), _five_bits(b), out)
+    out += _column(b["m"])
+
+
+def _q8(b: Blocks, out: F32) -> None:
+    """Q8_0, Q8_1 and Q8_K: the sums that the last two carry are for products, not values."""
+    _scale(_column(b["d"]), b["qs"], out)
+
+
+def _iq4_nl(b: Blocks, out: F32) -> None:
+    _scale(_column(b["d"]), np.array(CODEBOOK_IQ4, np.int8)[_unpack(b["qs"], 4, 16)], out)
+
+
+def _mxfp4(b: Blocks, out: F32) -> None:
+    scales = np.ldexp(np.float32(1), b["e"].astype(np.int32) - 128)  # the codebook is doubled: 127 + 1
+    _scale(_column(scales), np.array(CODEBOOK_MXFP4, np.int8)[_unpack(b["qs"], 4, 16)], out)
+
+
+# -- 256 values a block, in sub-blocks of 16 or 32 with scales of their own -------------------------------------------
+def _q2_k(b: Blocks, out: F32) -> None:
+    scales = _column(b["d"]) * (b["scales"] & np.uint8(15)).astype(np.float32)  # [N, 16]
+    minima = _column(b["dmin"]) * (b["scales"] >> np.uint8(4)).astype(np.float32)
+    _scale_less(scales, _unpack(b["qs"], 2, 32), minima, out)
+
+
+def _q3_k(b: Blocks, out: F32) -> None:
+    """Scales are 6 bits: twelve bytes hold sixteen times the low 4 bits, then sixteen times the high 2."""
+    low = _unpack(b["scales"][:, :8], 4, 8)  # [N, 16]
+    high = _unpack(b["scales"][:, 8:], 2, 4)
+    scales = (low | (high << np.uint8(4))).view(np.int8) - np.int8(32)
+    codes = _unpack(b["qs"], 2, 32) | (_unpack(b["hmask"], 1, 32) << np.uint8(2))  # 3 bits, less 4
+    _scale(_column(b["d"]) * scales.astype(np.float32), codes.view(np.int8) - np.int8(4), out)
+
+
+def _six_bit_pairs(packed: U8) -> tuple[F32, F32]:
+    """Scales and minima of Q4_K and Q5_K, [N, 8] each, from twelve bytes a, b, c of four:
+
+    a = 2 high bits of scale 4 + i, scale i;  b = 2 high bits of minimum 4 + i, minimum i;
+    c = 4 low bits of minimum 4 + i, 4 low bits of scale 4 + i.
+    """
+    a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([a & 63, (c & 15) | (a >> 2 & 48)], axis=1)
+    minima = np.concatenate([b & 63, (c >> 4) | (b >> 2 & 48)], axis=1)
     return scales.astype(np.float32), minima.astype(np.float32)
 
 
-def _k_nibbles(packed: Blocks) -> Blocks:
-    """128 bytes: of each 32, the low nibbles are 32 columns and the high ones the next 32."""
-    quarters = packed.reshape(-1, 4, 32)
-    return np.stack([quarters & 15, quarters >> 4], axis=2).reshape(-1, 256)
+def _q4_k(b: Blocks, out: F32) -> None:
+    scales, minima = _six_bit_pairs(b["scales"])
+    _scale_less(_column(b["d"]) * scales, _unpack(b["qs"], 4, 32), _column(b["dmin"]) * minima, out)
 
 
-def _q4_k(b: Blocks) -> F32:
-    scales, minima = _six_bit_pairs(b[:, 4:16])
-    least = np.repeat(_f16(b, 2) * minima, 32, axis=1)
-    return _runs(_f16(b, 0) * scales, _k_nibbles(b[:, 16:]).astype(np.float32)) - least
+def _q5_k(b: Blocks, out: F32) -> None:
+    scales, minima = _six_bit_pairs(b["scales"])
+    codes = _unpack(b["qs"], 4, 32) | (_unpack(b["qh"], 1, 32) << np.uint8(4))
+    _scale_less(_column(b["d"]) * scales, codes, _column(b["dmin"]) * minima, out)
 
 
-def _q5_k(b: Blocks) -> F32:
-    scales, minima = _six_bit_pairs(b[:, 4:16])
-    fifth = (b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[None, :, None]) & 1  # [n, 8, 32]
-    codes = _k_nibbles(b[:, 48:]) | (fifth.reshape(-1, 256) << 4)
-    least = np.repeat(_f16(b, 2) * minima, 32, axis=1)
-    return _runs(_f16(b, 0) * scales, codes.astype(np.float32)) - least
+def _q6_k(b: Blocks, out: F32) -> None:
+    codes = _unpack(b["ql"], 4, 64) | (_unpack(b["qh"], 2, 32) << np.uint8(4))
+    _scale(_column(b["d"]) * b["scales"].astype(np.float32), codes.view(np.int8) - np.int8(32), out)
 
 
-def _q6_k(b: Blocks) -> F32:
-    halves = b[:, :128].reshape(-1, 2, 64)
-    low = np.concatenate([halves & 15, halves >> 4], axis=2).reshape(-1, 256)
-    codes = low | (_crumbs(b[:, 128:192]) << 4)
-    scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
-    return _runs(_f16(b, 208) * scales, codes.astype(np.float32) - 32)
+def _iq4_xs(b: Blocks, out: F32) -> None:
+    """Eight scales of 6 bits: low 4 bits in scales_l, bits 2i and 2i + 1 of scales_h above them."""
+    high = (b["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)  # [N, 8]
+    scales = (_unpack(b["scales_l"], 4, 1) | (high << np.uint8(4))).view(np.int8) - np.int8(32)
+    codes = np.array(CODEBOOK_IQ4, np.int8)[_unpack(b["qs"], 4, 16)]
+    _scale(_column(b["d"]) * scales.astype(np.float32), codes, out)
 
 
-def _iq4_nl(b: Blocks) -> F32:
-    return _f16(b, 0) * IQ4_VALUES[_nibbles(b[:, 2:])]
-
-
-def _iq4_xs(b: Blocks) -> F32:
-    tops = np.ascontiguousarray(b[:, 2:4]).view("<u2").astype(np.uint16)  # [n, 1]
-    high = (tops >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
-    low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(-1, 8)
-    scales = (low | (high << 4)).astype(np.float32) - 32
-    nibbles = b[:, 8:].reshape(-1, 8, 16)
-    values = IQ4_VALUES[np.concatenate([nibbles & 15, nibbles >> 4], axis=2)].reshape(-1, 256)
-    return _runs(_f16(b, 0) * scales, values)
-
-
-def _mxfp4(b: Blocks) -> F32:
-    exponent = b[:, :1].astype(np.int32)
-    # 2^(e - 128): below e = 2 the result is a subnormal float
-    scale = (
-        np.where(exponent < 2, np.int32(0x00200000) << exponent, (exponent - 1) << 23).astype(np.int32).view(np.float32)
-    )
-    return scale * MXFP4_VALUES[_nibbles(b[:, 1:])]
-
-
-DECODERS: dict[BlockType, Callable[[Blocks], F32]] = {
-    BlockType.F32: _plain("<f4"),
-    BlockType.F16: _plain("<f2"),
-    BlockType.BF16: _bf16,
-    BlockType.F64: _plain("<f8"),
-    BlockType.I8: _plain("<i1"),
-    BlockType.I16: _plain("<i2"),
-    BlockType.I32: _plain("<i4"),
-    BlockType.I64: _plain("<i8"),
+_DECODERS: dict[BlockType, Callable[[Blocks, F32], None]] = {
     BlockType.Q4_0: _q4_0,
     BlockType.Q4_1: _q4_1,
     BlockType.Q5_0: _q5_0,
     BlockType.Q5_1: _q5_1,
-    BlockType.Q8_0: _q8_0,
-    BlockType.Q8_1: _q8_1,
+    BlockType.Q8_0: _q8,
+    BlockType.Q8_1: _q8,
     BlockType.Q2_K: _q2_k,
     BlockType.Q3_K: _q3_k,
     BlockType.Q4_K: _q4_k,
     BlockType.Q5_K: _q5_k,
     BlockType.Q6_K: _q6_k,
-    BlockType.Q8_K: _q8_k,
+    BlockType.Q8_K: _q8,
     BlockType.IQ4_NL: _iq4_nl,
     BlockType.IQ4_XS: _iq4_xs,
     BlockType.MXFP4: _mxfp4,
 }
-
-
-def decode(tensor: RawTensor) -> F32:
-    """All values of a tensor, float32 of its shape. Raises UnsupportedError for a type that has no decoder."""
-    block = BLOCKS[tensor.type]
-    if tensor.type not in DECODERS:
-        raise UnsupportedError(f"{tensor.name}: the type {tensor.type.name}", (t.name for t in DECODERS))
-    values: F32 = DECODERS[tensor.type](tensor.data.reshape(-1, block.nbytes)).reshape(tensor.shape)
-    return values
-
-
-def decode_rows(tensor: RawTensor, start: int, stop: int) -> F32:
-    """Rows start … stop - 1 of a matrix, float32 [stop - start, k]: for callers that must not hold the whole."""
-    return decode(tensor.take_rows(slice(start, stop)))
