@@ -1,4 +1,6 @@
-"""The one decoder, over a `ModelSpec` and a `Backend` (read `mixers.py` and `ffn.py` next).
+"""The one decoder, over a `ModelSpec` and a `Backend` (read `stream.py`, `mixers.py` and `ffn.py` next).
+
+    ids → embed → layers → final norm → head → logits          layer: x += post(mixer(norm(x))); x += post(ffn(norm(x)))
 
 Nothing here depends on the data of a step, so a backend can run these functions once and replay what they did.
 """
@@ -7,17 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from martlet.models.ffn import feed_forward
 from martlet.models.load import Model
-from martlet.ops.interface import Array, Backend
+from martlet.models.mixers import attend
+from martlet.models.stream import Stream
+from martlet.ops.interface import Array, Backend, Rows
 
 __all__ = ["forward", "hidden_states"]
 
 
 def forward(ops: Backend, model: Model, caches: Sequence[Array]) -> Array:
     """Return the logits [L, V] of the step's logit rows; `caches` has one KV cache a layer. Call inside a capture."""
-    raise NotImplementedError
+    spec = model.spec
+    x = _final(ops, model, caches, Rows.LOGITS)  # [L, C]
+    logits = ops.empty(Rows.LOGITS, spec.vocab)
+    ops.linear(x, model.head, logits)
+    if spec.logit_scale != 1.0 or spec.logit_softcap is not None:
+        ops.scale_cap(logits, spec.logit_scale, spec.logit_softcap, logits)
+    return logits
 
 
 def hidden_states(ops: Backend, model: Model, caches: Sequence[Array]) -> Array:
     """Return what the final norm makes of every row, [T, C], for embeddings. Call inside a capture."""
-    raise NotImplementedError
+    return _final(ops, model, caches, Rows.TOKENS)
+
+
+def _final(ops: Backend, model: Model, caches: Sequence[Array], rows: Rows) -> Array:
+    """Run all layers and the final norm; the result is [T, C] or [L, C].
+
+    The last layer's keys and values are needed for every row, what comes after them only for the rows of the result.
+    """
+    spec = model.spec
+    stream = Stream(ops, spec.hidden, spec.residual_scale)
+    ops.embed(model.embedding, spec.embedding_scale, stream.x)
+    last = len(spec.layers) - 1
+    for index, (layer, weights, cache) in enumerate(zip(spec.layers, model.layers, caches, strict=True)):
+        y = attend(stream, layer, weights, cache)  # [T, H * D]
+        if index == last and rows is Rows.LOGITS:
+            y = stream.narrow(y, layer.mixer.n_heads * layer.mixer.head_dim)
+        mixer = weights.mixer
+        stream.add(y, mixer.out, mixer.out_bias, layer.post_mixer_norm, weights.post_mixer_norm)
+        y = feed_forward(stream, layer, weights)  # [rows, F]
+        stream.add(y, weights.ffn.down, None, layer.post_ffn_norm, weights.post_ffn_norm)
+    return stream.normed(spec.final_norm, model.final_norm)

@@ -1,18 +1,32 @@
 """From a checkpoint to a `Model`: the spec, and every weight packed by a backend (read `decoder.py` next).
 
-Whatever differs between file formats is normalised here, once, so that the decoder sees one kind of model.
+Whatever differs between file formats is normalised here, once, so that the decoder sees one kind of model: names, the
+order of rows for RoPE, norms stored minus 1, fused or split projections, tied embeddings. Every tensor is checked
+against the spec before the first is packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.errors import FormatError
+from martlet.formats.checkpoint import Checkpoint
+from martlet.models.facts import facts_of
+from martlet.models.families import GGUF_PERMUTED, OFFSET_NORMS, spec_of
+from martlet.models.names import canonical_names
 from martlet.ops.interface import Array, Backend, Weight
-from martlet.spec import ModelSpec
+from martlet.quant.ggml import decode
+from martlet.quant.table import RawTensor
+from martlet.spec import Layer, ModelSpec
 
 __all__ = ["AttentionWeights", "FfnWeights", "LayerWeights", "Model", "load_model"]
+
+IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+IGNORED_ENDINGS = ("rotary_emb.inv_freq", ".attn_rot_embd")  # computed, not learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +74,7 @@ class Model:
 
 
 def load_model(
-    checkpoint: Any,
+    checkpoint: Checkpoint,
     ops: Backend,
     *,
     context: int | None = None,
@@ -71,4 +85,155 @@ def load_model(
     `context` is the longest context the engine will use; it selects between a file's RoPE factor sets (longrope).
     `progress` is called with (bytes done, bytes in all). Raises FormatError and UnsupportedError before packing starts.
     """
-    raise NotImplementedError
+    spec = spec_of(facts_of(checkpoint), context)
+    tensors = _checked(checkpoint, spec)
+    source = _Source(checkpoint, spec, tensors, ops, progress)
+    embedding = source.matrix("token_embd.weight")
+    layers = tuple(_layer(source, i, layer) for i, layer in enumerate(spec.layers))
+    final_norm = source.norm("output_norm.weight")
+    head = embedding if spec.tied_embeddings else source.matrix("output.weight")
+    return Model(spec, embedding, layers, final_norm, head, source.packed_bytes)
+
+
+def _expected(spec: ModelSpec, names: Mapping[str, RawTensor]) -> dict[str, tuple[int, ...]]:
+    """Every tensor that the spec needs with its shape, for the fused or split form that the file has."""
+    c = spec.hidden
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab, c), "output_norm.weight": (c,)}
+    if not spec.tied_embeddings:
+        shapes["output.weight"] = (spec.vocab, c)
+    for i, layer in enumerate(spec.layers):
+        a, f, p = layer.mixer, layer.ffn.ffn_hidden, f"blk.{i}."
+        q, kv = a.n_heads * a.head_dim, a.n_kv_heads * a.head_dim
+        fused = p + "attn_qkv.weight" in names
+        parts = {"attn_qkv": q + 2 * kv} if fused else {"attn_q": q, "attn_k": kv, "attn_v": kv}
+        for name, n in parts.items():
+            shapes[f"{p}{name}.weight"] = (n, c)
+            if a.bias:
+                shapes[f"{p}{name}.bias"] = (n,)
+        shapes[p + "attn_output.weight"] = (c, q)
+        if a.out_bias:
+            shapes[p + "attn_output.bias"] = (c,)
+        if a.qk_norm is not None:
+            per_head = a.qk_norm_per_head
+            shapes[p + "attn_q_norm.weight"] = (a.head_dim if per_head else q,)
+            shapes[p + "attn_k_norm.weight"] = (a.head_dim if per_head else kv,)
+        if p + "ffn_gate.weight" in names:
+            shapes[p + "ffn_gate.weight"] = shapes[p + "ffn_up.weight"] = (f, c)
+        else:
+            shapes[p + "ffn_up.weight"] = (2 * f, c)
+        shapes[p + "ffn_down.weight"] = (c, f)
+        shapes.update({p + name: (c,) for name, norm in _norms(layer).items() if norm is not None})
+    return shapes
+
+
+def _norms(layer: Layer) -> dict[str, object]:
+    return {
+        "attn_norm.weight": layer.mixer_norm,
+        "ffn_norm.weight": layer.ffn_norm,
+        "post_attention_norm.weight": layer.post_mixer_norm,
+        "post_ffw_norm.weight": layer.post_ffn_norm,
+    }
+
+
+def _checked(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, RawTensor]:
+    """The tensors under canonical names: all that the spec needs, of the right shapes, and no others."""
+    if checkpoint.kind == "gguf":
+        tensors, unknown = dict(checkpoint.tensors), list[str]()
+    else:
+        tensors, unknown = canonical_names(checkpoint.tensors, spec.family)
+    if spec.tied_embeddings:
+        tensors.pop("output.weight", None)  # some files store the tied head again
+    expected = _expected(spec, tensors)
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise FormatError(checkpoint.path, f"the tensor {name} is missing; a {spec.family} model needs it")
+        if tensors[name].shape != shape:
+            found = "x".join(map(str, tensors[name].shape))
+            raise FormatError(checkpoint.path, f"{name} has the shape {found}, expected {'x'.join(map(str, shape))}")
+    extra = [n for n in [*tensors, *unknown] if n not in expected and n not in IGNORED]
+    extra = [n for n in extra if not n.endswith(IGNORED_ENDINGS)]
+    if extra:
+        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        raise FormatError(
+            checkpoint.path,
+            f"holds the tensor {extra[0]}{more}, which a {spec.family} model here has no use for:"
+            " the model has a part that this engine would leave out",
+        )
+    return tensors
+
+
+@dataclass(slots=True)
+class _Source:
+    """Hands out a checkpoint's tensors, normalised and packed."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    tensors: Mapping[str, RawTensor]
+    ops: Backend
+    progress: Callable[[int, int], None] | None
+    packed_bytes: int = 0
+    done_bytes: int = 0
+    total_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total_bytes = sum(tensor.data.nbytes for tensor in self.tensors.values())
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def matrix(self, *names: str, heads: Sequence[int] = ()) -> Weight:
+        """Matrices stacked by rows; `heads` says how many heads the rows of the first ones are, for RoPE's order."""
+        raws = [self.tensors[name] for name in names]
+        if self.checkpoint.kind == "gguf" and self.spec.family in GGUF_PERMUTED:
+            raws[: len(heads)] = [
+                raw.take_rows(half_split_rows(raw.shape[0], n)) for raw, n in zip(raws, heads, strict=False)
+            ]
+        weight = self.ops.pack(raws)
+        self.packed_bytes += self.ops.weight_bytes(weight)
+        self.done_bytes += sum(raw.data.nbytes for raw in raws)
+        if self.progress is not None:
+            self.progress(self.done_bytes, self.total_bytes)
+        return weight
+
+    def vector(self, *names: str, heads: Sequence[int] = ()) -> Array:
+        """Vectors end to end, float32."""
+        parts = [decode(self.tensors[name]) for name in names]
+        if self.checkpoint.kind == "gguf" and self.spec.family in GGUF_PERMUTED:
+            parts[: len(heads)] = [p[half_split_rows(p.size, n)] for p, n in zip(parts, heads, strict=False)]
+        return self.ops.upload(np.concatenate(parts))
+
+    def norm(self, name: str) -> Array:
+        """A norm's weight; some families store it minus 1 in safetensors."""
+        values = decode(self.tensors[name])
+        if self.checkpoint.kind == "safetensors" and self.spec.family in OFFSET_NORMS:
+            values = values + np.float32(1)
+        return self.ops.upload(values)
+
+
+def half_split_rows(n: int, heads: int) -> NDArray[np.intp]:
+    """Row order that turns RoPE's neighbouring pairs (2i, 2i + 1) of each head into halves (i, i + D/2)."""
+    return np.arange(n).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
+
+
+def _layer(source: _Source, i: int, layer: Layer) -> LayerWeights:
+    p, a = f"blk.{i}.", layer.mixer
+    qkv = ["attn_qkv"] if source.has(p + "attn_qkv.weight") else ["attn_q", "attn_k", "attn_v"]
+    heads = () if a.rope is None and source.spec.family != "smollm3" else (a.n_heads, a.n_kv_heads)
+    split = source.has(p + "ffn_gate.weight")
+    gate_up = [p + "ffn_gate.weight", p + "ffn_up.weight"] if split else [p + "ffn_up.weight"]
+    norms = {name: source.norm(p + name) for name, norm in _norms(layer).items() if norm is not None}
+    return LayerWeights(
+        AttentionWeights(
+            source.matrix(*(f"{p}{name}.weight" for name in qkv), heads=heads),
+            source.matrix(p + "attn_output.weight"),
+            source.vector(*(f"{p}{name}.bias" for name in qkv), heads=heads) if a.bias else None,
+            source.vector(p + "attn_output.bias") if a.out_bias else None,
+            source.norm(p + "attn_q_norm.weight") if a.qk_norm is not None else None,
+            source.norm(p + "attn_k_norm.weight") if a.qk_norm is not None else None,
+        ),
+        FfnWeights(source.matrix(*gate_up), source.matrix(p + "ffn_down.weight")),
+        norms.get("attn_norm.weight"),
+        norms.get("ffn_norm.weight"),
+        norms.get("post_attention_norm.weight"),
+        norms.get("post_ffw_norm.weight"),
+    )

@@ -1,0 +1,20 @@
+"""The part of a layer that works on each position alone (read `load.py` next, for where the weights come from)."""
+
+from __future__ import annotations
+
+from martlet.models.load import LayerWeights
+from martlet.models.stream import Stream
+from martlet.ops.interface import Array
+from martlet.spec import Layer
+
+__all__ = ["feed_forward"]
+
+
+def feed_forward(stream: Stream, layer: Layer, weights: LayerWeights) -> Array:
+    """act(gate) * up; the result, [rows, F], awaits the down projection."""
+    ops, spec = stream.ops, layer.ffn
+    gate_up = stream.scratch("gate_up", 2 * spec.ffn_hidden)
+    ops.linear(stream.normed(layer.ffn_norm, weights.ffn_norm), weights.ffn.gate_up, gate_up)
+    out = stream.scratch("gated", spec.ffn_hidden)
+    ops.act_mul(gate_up, spec.activation, out)
+    return out

@@ -1,0 +1,207 @@
+"""The definition of every operation, in plain NumPy float32 (read `models/decoder.py` for their use).
+
+Every kernel is checked against these functions. A product may add in any order (BLAS does), so its error bound against
+exact arithmetic is about k · 2⁻²⁴ · Σ |x w|; the other operations are within a few units in the last place.
+Shape letters as in `interface.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.errors import UnsupportedError
+from martlet.ops.interface import Rows, StepInputs, StepLimits
+from martlet.quant.ggml import decode
+from martlet.quant.table import RawTensor
+from martlet.spec import Activation, Attention, Rope
+
+__all__ = ["ReferenceBackend", "ReferenceCache"]
+
+F32 = NDArray[np.float32]
+KV_TYPES = {"f16": np.float16, "f32": np.float32}
+
+
+@dataclass(slots=True)
+class ReferenceCache:
+    """Pages of one layer: keys and values [n_pages * P, G, D]."""
+
+    keys: NDArray[Any]
+    values: NDArray[Any]
+    page_size: int
+
+
+class ReferenceProgram:
+    """A step that is run anew each time."""
+
+    def __init__(self, backend: ReferenceBackend, step: Callable[[], Any]) -> None:
+        self._backend, self._step = backend, step
+
+    def run(self, inputs: StepInputs) -> Any:
+        """Run the step on `inputs`."""
+        self._backend.inputs = inputs
+        return self._step()
+
+
+class ReferenceBackend:
+    """NumPy arrays; a "program" is the function itself."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self.inputs: StepInputs | None = None  # of the step that runs
+
+    # -- memory -------------------------------------------------------------------------------------------------
+    def upload(self, values: NDArray[Any]) -> F32:
+        """A constant, float32."""
+        return np.array(values, np.float32)
+
+    def download(self, array: F32) -> F32:
+        """A copy of an activation."""
+        return array.copy()
+
+    def empty(self, rows: Rows, width: int) -> F32:
+        """Zeros [rows of this step, width]."""
+        n = self._step.ids.size if rows is Rows.TOKENS else self._step.logit_rows.size
+        return np.zeros((n, width), np.float32)
+
+    def columns(self, array: F32, start: int, stop: int) -> F32:
+        """The view array[:, start:stop]."""
+        return array[:, start:stop]
+
+    def pack(self, tensors: Sequence[RawTensor]) -> F32:
+        """The matrices as float32, stacked by rows."""
+        return np.concatenate([decode(tensor) for tensor in tensors])
+
+    def kv_cache(self, n_pages: int, page_size: int, n_kv_heads: int, head_dim: int, dtype: str) -> ReferenceCache:
+        """Zeroed pages of one layer."""
+        if dtype not in KV_TYPES:
+            raise UnsupportedError(f"no KV precision is called {dtype!r}", KV_TYPES)
+        shape = (n_pages * page_size, n_kv_heads, head_dim)
+        return ReferenceCache(np.zeros(shape, KV_TYPES[dtype]), np.zeros(shape, KV_TYPES[dtype]), page_size)
+
+    def weight_bytes(self, weight: F32) -> int:
+        """Bytes of the matrix as float32."""
+        return weight.nbytes
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def capture(self, step: Callable[[], Any], limits: StepLimits) -> ReferenceProgram:
+        """Keep the function."""
+        return ReferenceProgram(self, step)
+
+    @property
+    def _step(self) -> StepInputs:
+        assert self.inputs is not None, "operations are called inside a program's run"
+        return self.inputs
+
+    # -- operations ---------------------------------------------------------------------------------------------
+    def embed(self, table: F32, scale: float, out: F32) -> None:
+        """out[t] = table[ids[t]] * scale."""
+        out[:] = table[self._step.ids] * np.float32(scale)
+
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
+        """out = x / sqrt(mean(x²) + eps) * weight over groups of len(weight) columns (arXiv:1910.07467)."""
+        groups = x.reshape(x.shape[0], -1, weight.size)
+        mean = np.mean(groups * groups, axis=-1, keepdims=True)
+        out[:] = (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
+
+    def linear(self, x: F32, weight: F32, out: F32, bias: F32 | None = None, residual: F32 | None = None) -> None:
+        """out = x @ weightᵀ (+ bias) (+ residual)."""
+        product = x @ weight.T
+        if bias is not None:
+            product += bias
+        out[:] = product if residual is None else product + residual
+
+    def rope(self, x: F32, head_dim: int, rope: Rope, out: F32) -> None:
+        """Pairs (i, i + dims/2) of each head turned by position · frequency i (arXiv:2104.09864); the rest copied."""
+        angles = self._step.positions[:, None] * np.array(rope.inverse_frequencies)  # [T, dims/2], float64
+        cos = (np.cos(angles) * rope.magnitude).astype(np.float32)[:, None, :]
+        sin = (np.sin(angles) * rope.magnitude).astype(np.float32)[:, None, :]
+        heads = x.reshape(x.shape[0], -1, head_dim)
+        half = rope.dims // 2
+        first, second, rest = np.split(heads, [half, rope.dims], axis=-1)
+        turned = [first * cos - second * sin, second * cos + first * sin, rest]
+        out[:] = np.concatenate(turned, axis=-1).reshape(x.shape)
+
+    def kv_write(self, k: F32, v: F32, cache: ReferenceCache) -> None:
+        """Row t of k and v to slot t. float16 saturates at its largest value."""
+        most = np.finfo(cache.keys.dtype).max
+        shape = (k.shape[0], *cache.keys.shape[1:])
+        cache.keys[self._step.slots] = np.clip(k, -most, most).reshape(shape)
+        cache.values[self._step.slots] = np.clip(v, -most, most).reshape(shape)
+
+    def attention(self, q: F32, cache: ReferenceCache, spec: Attention, out: F32) -> None:
+        """softmax(scale · q kᵀ) v, causal, each row over its own sequence (arXiv:1706.03762, 2305.13245)."""
+        step = self._step
+        for b, pages in enumerate(step.page_table):
+            first, stop = step.span_starts[b], step.span_starts[b + 1]
+            if first == stop:
+                continue
+            positions = np.arange(step.positions[stop - 1] + 1)
+            slots = pages[positions // cache.page_size] * cache.page_size + positions % cache.page_size
+            keys, values = cache.keys[slots].astype(np.float32), cache.values[slots].astype(np.float32)  # [S, G, D]
+            queries = q[first:stop].reshape(stop - first, spec.n_kv_heads, -1, spec.head_dim)  # [T, G, H/G, D]
+            scores = np.einsum("tghd,sgd->ghts", queries, keys) * np.float32(spec.scale)
+            if spec.softcap is not None:
+                scores = np.float32(spec.softcap) * np.tanh(scores / np.float32(spec.softcap))
+            behind = step.positions[first:stop, None] - positions  # [T, S], how far back a position lies
+            seen = behind >= 0
+            if spec.window is not None:
+                seen &= behind < spec.window
+            scores = np.where(seen, scores, -np.inf)
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            out[first:stop] = np.einsum("ghts,sgd->tghd", weights, values).reshape(stop - first, -1)
+
+    def act_mul(self, gate_up: F32, activation: Activation, out: F32) -> None:
+        """out = act(gate) * up (arXiv:2002.05202)."""
+        gate, up = np.split(gate_up, 2, axis=1)
+        out[:] = ACTIVATIONS[activation](gate) * up
+
+    def add(self, x: F32, y: F32, scale: float, out: F32) -> None:
+        """out = x + scale * y."""
+        out[:] = x + np.float32(scale) * y
+
+    def take_logit_rows(self, x: F32, out: F32) -> None:
+        """out[l] = x[logit_rows[l]]."""
+        out[:] = x[self._step.logit_rows]
+
+    def scale_cap(self, x: F32, scale: float, cap: float | None, out: F32) -> None:
+        """out = x * scale, then cap * tanh(out / cap) where there is a cap."""
+        scaled = x * np.float32(scale)
+        out[:] = scaled if cap is None else np.float32(cap) * np.tanh(scaled / np.float32(cap))
+
+
+def silu(x: F32) -> F32:
+    """x / (1 + e^-x) (arXiv:1702.03118)."""
+    with np.errstate(over="ignore"):
+        result: F32 = x / (1 + np.exp(-x))
+    return result
+
+
+def gelu_tanh(x: F32) -> F32:
+    """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))) (arXiv:1606.08415)."""
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
+    result: F32 = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return result
+
+
+def gelu(x: F32) -> F32:
+    """x/2 · (1 + erf(x/√2))."""
+    erf = np.frompyfunc(math.erf, 1, 1)(x / np.float32(math.sqrt(2))).astype(np.float32)
+    result: F32 = np.float32(0.5) * x * (1 + erf)
+    return result
+
+
+ACTIVATIONS: dict[Activation, Callable[[F32], F32]] = {
+    Activation.SILU: silu,
+    Activation.GELU_TANH: gelu_tanh,
+    Activation.GELU: gelu,
+}
