@@ -23,9 +23,11 @@ from numba import njit
 
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.mathlib import exponential, hyperbolic_tangent
+from martlet.ops.cpu.quantize import quantizer
 from martlet.ops.cpu.record import (
-    ARGS,
     ALPHAS,
+    ARGS,
+    BYTES,
     COUNTER,
     LARGEST,
     PAGE,
@@ -141,7 +143,7 @@ def page_step(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
 def tile_attention(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
     """The function for one tile of up to `rows` rows, first (token, head) pair `pair` of a span, KV head `g`."""
     scores_of, softmax_row, add_values = page_step(v, rows, half)
-    lanes, item = v.lanes, 2 if half else 4
+    lanes, item, quantize = v.lanes, 2 if half else 4, quantizer(v)
 
     @njit(forceinline=True, **OPTIONS)
     def begin(record, scratch, first_row, pair, n, g):  # type: ignore[no-untyped-def]
@@ -164,11 +166,13 @@ def tile_attention(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
         size, heads = record[HEAD_DIM], record[HEADS_PER_KV]
         for m in range(n):
             t, h = first_row + (pair + m) // heads, g * heads + (pair + m) % heads
-            out = v.f32p(record[OUT] + (t * record[OUT_STRIDE] + h * size) * 4)
+            out, start = v.f32p(record[OUT] + t * record[OUT_STRIDE] * 4), h * size
             total = v.splat(scratch[TOTALS + m])
             for d in range(0, size, lanes):
                 value = v.div(v.load_f32(scratch, SUMS + d * ROWS_PER_TILE + m * lanes), total)
-                v.store_first(out, d, value, size - d)
+                v.store_first(out, start + d, value, size - d)
+            if record[BYTES] != 0:
+                quantize(record, out, t, start, start + size)
 
     @njit(**OPTIONS)
     def attend(record, scratch, positions, pages, first_row, pair, n, g):  # type: ignore[no-untyped-def]

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
 from martlet.ops.cpu.isa import Isa, best_isa, isa_named
-from martlet.ops.cpu.layout import QuantLayout, group_bytes
+from martlet.ops.cpu.layout import BLOCK, GROUP, QuantLayout, group_bytes
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
-from martlet.ops.cpu.record import PAGE, SCRATCH_FLOATS, STEP_FIELDS
+from martlet.ops.cpu.record import AHEAD, AHEAD_STRIDE, PAGE, SCRATCH_FLOATS, STEP_FIELDS
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, PackJob, Part, pack_weight
@@ -154,7 +154,9 @@ class CpuBackend:
             size = group_bytes(part.layout, weight.k)
             codebook = self._codebook(part, 128)  # a byte product takes 8-bit codes 128 too high
             args = [part.address, part.n, weight.k, size, codebook, *source, to.address, to.stride, *extra]
-            recorder.emit(f"linear_{part.layout.name}", x.rows, args, reads, [to.region])
+            record = recorder.emit(f"linear_{part.layout.name}", x.rows, args, reads, [to.region])
+            n_groups = -(-part.n // GROUP)
+            record[AHEAD], record[AHEAD_STRIDE] = part.address, n_groups * 3 // (4 * self.threads) * size
             row += part.n
 
     def rms_norm(self, x: CpuArray, weight: F32, eps: float, out: CpuArray) -> None:
@@ -162,7 +164,7 @@ class CpuBackend:
         groups = x.width // weight.size
         assert groups * weight.size == x.width == out.width
         args = [x.address, x.stride, out.address, out.stride, weight.size, weight.ctypes.data, float_bits(eps), groups]
-        self._recording.emit("rms_norm", x.rows, args, [x.region], [out.region])
+        self._recording.emit("rms_norm", x.rows, args, [x.region], [out.region], makes_bytes=groups == 1)
 
     def rope(self, x: CpuArray, head_dim: int, rope: Rope, out: CpuArray) -> None:
         """Rotate each head of x by its row's position."""
@@ -188,6 +190,7 @@ class CpuBackend:
     def kv_write(self, k: CpuArray, v: CpuArray, cache: CpuCache) -> None:
         """Write row t of k and v to the step's slot t."""
         args = [k.address, k.stride, v.address, v.stride, *cache.addresses, cache.n_kv_heads, cache.head_dim]
+        self._recording.keep(cache)
         self._recording.emit(f"kv_write_{cache.dtype}", k.rows, args, [k.region, v.region], [cache.region])
 
     def attention(self, q: CpuArray, cache: CpuCache, spec: Attention, out: CpuArray) -> None:
@@ -199,12 +202,14 @@ class CpuBackend:
         args = [q.address, q.stride, out.address, out.stride, *cache.addresses, *shape, *options]
         args.append(self._scratch.ctypes.data)
         kernel = f"attention_{cache.dtype}"
-        self._recording.emit(kernel, q.rows, args, [q.region, cache.region], [out.region])
+        whole = spec.head_dim % BLOCK == 0
+        self._recording.emit(kernel, q.rows, args, [q.region, cache.region], [out.region], makes_bytes=whole)
 
     def act_mul(self, gate_up: CpuArray, activation: Activation, out: CpuArray) -> None:
         """out = act(gate) * up."""
         args = [gate_up.address, gate_up.stride, out.address, out.stride, out.width]
-        self._recording.emit(f"act_mul_{activation.value}", out.rows, args, [gate_up.region], [out.region])
+        kernel = f"act_mul_{activation.value}"
+        self._recording.emit(kernel, out.rows, args, [gate_up.region], [out.region], makes_bytes=True)
 
     def add(self, x: CpuArray, y: CpuArray, scale: float, out: CpuArray) -> None:
         """out = x + scale * y."""

@@ -172,8 +172,8 @@ def tile_writer(v: Verbs) -> Callable[..., Any]:
 def sharer() -> Callable[..., Any]:
     """(record, n_rows, n_groups, n_threads, ticket) → the groups (first, stop) that the ticket-th claim gets.
 
-    One tile of rows streams the weights once: a thread's first claim is a long run, three quarters of a fair share,
-    and small ones level out what is left. Many rows come back to a chunk that stays in the second-level cache.
+    A thread's first ticket is its number. One tile of rows streams the weights once: the first claim is then a long
+    run, three quarters of a fair share, and small ones level out what is left. Many rows come back to a chunk that stays in the second-level cache.
     """
 
     @njit(forceinline=True, **OPTIONS)
@@ -203,10 +203,12 @@ def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
         n_groups = (record[N_ROWS] + GROUP - 1) // GROUP
         counter = v.i64p(record[COUNTER])
         tile_bytes = n_blocks * TILE_BYTES
+        ticket = thread
         while True:
-            first, stop = share(record, n_rows, n_groups, n_threads, v.atomic_add(counter, 0, 1))
+            first, stop = share(record, n_rows, n_groups, n_threads, ticket)
             if first >= n_groups:
                 break
+            ticket = n_threads + v.atomic_add(counter, 0, 1)
             for t in range(0, n_rows, tile_rows):
                 tile, row = t // ROWS_PER_TILE, t % ROWS_PER_TILE
                 xt = v.i8p(record[X] + tile * tile_bytes)
@@ -256,10 +258,12 @@ def linear_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
         n_rows, n_columns = step[record[ROWS]], record[N_COLUMNS]
         n_groups = (record[N_ROWS] + GROUP - 1) // GROUP
         counter, x_stride = v.i64p(record[COUNTER]), record[X_STRIDE]
+        ticket = thread
         while True:
-            first, stop = share(record, n_rows, n_groups, n_threads, v.atomic_add(counter, 0, 1))
+            first, stop = share(record, n_rows, n_groups, n_threads, ticket)
             if first >= n_groups:
                 break
+            ticket = n_threads + v.atomic_add(counter, 0, 1)
             for t in range(0, n_rows, tile_rows):
                 x = v.f32p(record[X] + t * x_stride * 4)
                 left = min(n_rows - t, tile_rows)

@@ -17,6 +17,7 @@ from martlet.ops.cpu.layout import BLOCK
 from martlet.ops.cpu.record import (
     ARGS,
     BARRIER,
+    BYTES,
     COUNTER,
     KERNEL,
     LINE_WORDS,
@@ -79,7 +80,7 @@ class CpuArray:
         return Region(int(self.buffer.ctypes.data), self.start, self.start + self.width)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ByteRows:
     """An activation as bytes (`quantize.py`), for [rows, width]."""
 
@@ -112,6 +113,7 @@ class Recorder:
         self._bytes: dict[Region, ByteRows] = {}  # activations of which a byte form is current
         self._spare: list[ByteRows] = []
         self._held: list[Any] = []  # the buffers that records point to
+        self._producer: Region | None = None  # what the last record writes, if it can write bytes as well
         self.angles: dict[Rope, CpuArray] = {}  # the tables of `rope`
 
     def capacity(self, rows: Rows) -> int:
@@ -130,8 +132,16 @@ class Recorder:
         self.keep(buffer)
         return CpuArray(rows, width, stride, buffer)
 
-    def emit(self, kernel: str, rows: Rows, args: Sequence[int], reads: list[Region], writes: list[Region]) -> None:
-        """Append an operation; `args` are its own fields."""
+    def emit(
+        self,
+        kernel: str,
+        rows: Rows,
+        args: Sequence[int],
+        reads: list[Region],
+        writes: list[Region],
+        makes_bytes: bool = False,
+    ) -> list[int]:
+        """Append an operation; `args` are its own fields. `makes_bytes`: it can make its output's byte form as well."""
         touched = [(r, self._writes) for r in reads] + [(w, self._writes + self._reads) for w in writes]
         barrier = any(region.overlaps(other) for region, others in touched for other in others)
         if barrier:
@@ -142,28 +152,37 @@ class Recorder:
             self._spare.append(self._bytes.pop(stale))
         record = [self._store.address(kernel), int(barrier), 0, ROW_FIELDS[rows], *args]
         assert (KERNEL, BARRIER, COUNTER, ROWS, ARGS) == (0, 1, 2, 3, 4)
-        assert len(record) <= RECORD_FIELDS
-        self._records.append(record + [0] * (RECORD_FIELDS - len(record)))
+        record += [0] * (RECORD_FIELDS - len(record))
+        assert len(record) == RECORD_FIELDS
+        self._records.append(record)
+        self._producer = writes[0] if makes_bytes else None
+        return record
 
     def as_bytes(self, x: CpuArray) -> ByteRows:
-        """The byte form of x, made by a record if there is no current one."""
+        """The byte form of x: a current one, or made by the operation that has just written x, or by one of its own."""
         if x.region in self._bytes:
             return self._bytes[x.region]
-        found = next((b for b in self._spare if b.width == x.width and b.q.size == self._byte_count(x)), None)
-        if found is None:
-            found = self._new_bytes(x)
+        form = self._new_bytes(x)
+        fields = [*form.addresses, x.width // BLOCK]
+        if self._producer == x.region:
+            record = self._records[-1]
+            record[BYTES : BYTES + len(fields)] = fields
+            if any(form.region.overlaps(other) for other in self._reads + self._writes):
+                record[BARRIER], self._reads, self._writes = 1, [], [x.region]
+            self._writes.append(form.region)
         else:
-            self._spare.remove(found)
-        args = [x.address, x.stride, x.width, *found.addresses]
-        self.emit("quantize", x.rows, args, [x.region], [found.region])
-        self._bytes[x.region] = found
-        return found
-
-    def _byte_count(self, x: CpuArray) -> int:
-        return self.capacity(x.rows) * x.width
+            record = self.emit("quantize", x.rows, [x.address, x.stride, x.width], [x.region], [form.region])
+            record[BYTES : BYTES + len(fields)] = fields
+        self._bytes[x.region] = form
+        return form
 
     def _new_bytes(self, x: CpuArray) -> ByteRows:
-        count = self._byte_count(x)
+        """A spare byte form that fits x, or a new one."""
+        count = self.capacity(x.rows) * x.width
+        for spare in self._spare:
+            if spare.width == x.width and spare.q.size == count:
+                self._spare.remove(spare)
+                return spare
         blocks = count // BLOCK
         made = ByteRows(
             x.width,

@@ -8,38 +8,39 @@ product exactly, and s · Σ q, which multiplies the minima. Eight rows lie toge
     s     float32 [T/8][block][8 rows]
     sums  int32   [T/8][block][3][8 rows]       mins  float32, the same shape
 
-Bound by the read of x; a row of 1,536 columns takes about a microsecond.
+The operation before a product does this for the columns that it has just written and still holds in the first-level
+cache: its record's last fields, from BYTES on, say where to. `quantize` is for the products that follow none such.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba import njit
 
 from martlet.ops.cpu.layout import BLOCK
 from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.record import ARGS, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
+from martlet.ops.cpu.record import ARGS, BYTES, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
 from martlet.ops.cpu.simd import Verbs
 
-__all__ = ["quantize_kernel"]
+__all__ = ["quantize_kernel", "quantizer"]
 
-IN, IN_STRIDE, N_COLUMNS, X, X_SCALES, X_SUMS, X_MINS = range(ARGS, ARGS + 7)
-BLOCKS_A_CHUNK = 64
+IN, IN_STRIDE, N_COLUMNS = range(ARGS, ARGS + 3)
+COLUMNS_A_UNIT = 512
 
 
-def quantize_kernel(v: Verbs) -> Callable[..., None]:
-    """The kernel; a unit of work is one block of one row."""
+def quantizer(v: Verbs) -> Callable[..., Any]:
+    """(record, x, t, first, stop): columns first … stop of row t, x pointing to column 0, to the record's bytes."""
     lanes, vectors, half = v.lanes, BLOCK // v.lanes, BLOCK // v.lanes // 2
 
     @njit(forceinline=True, **OPTIONS)
     def one_block(x, i, q, scales, sums, mins):  # type: ignore[no-untyped-def]
-        """Columns x[i : i + 32]; the outputs point at this row's place in the block."""
+        """Columns x[i : i + 32]; the outputs point to this row's place in the block."""
         largest = v.abs(v.load_f32(x, i))
         for part in range(1, vectors):
             largest = v.max(largest, v.abs(v.load_f32(x, i + part * lanes)))
-        amax = v.splat(v.max_lanes(largest))
-        scale = v.div(amax, v.splat(127.0))
+        scale = v.div(v.splat(v.max_lanes(largest)), v.splat(127.0))
         inverse = v.inverse_or_zero(scale)
         total = 0
         for side in range(2):
@@ -52,29 +53,38 @@ def quantize_kernel(v: Verbs) -> Callable[..., None]:
             count = v.sum_ints(sum_side)
             total += count
             sums[side * ROWS_PER_TILE] = -count
-            mins[side * ROWS_PER_TILE] = v.first_lane(v.mul(scale, v.to_float(v.splat_int(count))))
+            mins[side * ROWS_PER_TILE] = v.first_lane(scale) * v.int_to_f32(count)
         sums[2 * ROWS_PER_TILE] = -total
-        mins[2 * ROWS_PER_TILE] = v.first_lane(v.mul(scale, v.to_float(v.splat_int(total))))
+        mins[2 * ROWS_PER_TILE] = v.first_lane(scale) * v.int_to_f32(total)
         scales[0] = v.first_lane(scale)
 
+    @njit(forceinline=True, **OPTIONS)
+    def quantize(record, x, t, first, stop):  # type: ignore[no-untyped-def]
+        place = (t // ROWS_PER_TILE * record[BYTES + 4] + first // BLOCK) * ROWS_PER_TILE  # rows of this block
+        row = t % ROWS_PER_TILE
+        for i in range(first, stop, BLOCK):
+            q, scales = v.i8p(record[BYTES] + (place + row) * BLOCK), v.f32p(record[BYTES + 1] + (place + row) * 4)
+            offset = (place * SUMS_PER_BLOCK + row) * 4
+            one_block(x, i, q, scales, v.i32p(record[BYTES + 2] + offset), v.f32p(record[BYTES + 3] + offset))
+            place += ROWS_PER_TILE
+
+    return quantize
+
+
+def quantize_kernel(v: Verbs) -> Callable[..., None]:
+    """The kernel for an activation that its producer has not made bytes of; a unit of work is a run of columns."""
+    quantize = quantizer(v)
+
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        n_rows, n_blocks = step[record[ROWS]], record[N_COLUMNS] // BLOCK
-        units, counter = n_rows * n_blocks, v.i64p(record[COUNTER])
+        width, counter = record[N_COLUMNS], v.i64p(record[COUNTER])
+        pieces = (width + COLUMNS_A_UNIT - 1) // COLUMNS_A_UNIT
+        units = step[record[ROWS]] * pieces
         while True:
-            first = v.atomic_add(counter, 0, BLOCKS_A_CHUNK)
-            if first >= units:
+            unit = v.atomic_add(counter, 0, 1)
+            if unit >= units:
                 break
-            for unit in range(first, min(first + BLOCKS_A_CHUNK, units)):
-                t, b = unit // n_blocks, unit % n_blocks
-                place = (t // ROWS_PER_TILE * n_blocks + b) * ROWS_PER_TILE  # rows of this block
-                row = t % ROWS_PER_TILE
-                one_block(
-                    v.f32p(record[IN]),
-                    t * record[IN_STRIDE] + b * BLOCK,
-                    v.i8p(record[X] + (place + row) * BLOCK),
-                    v.f32p(record[X_SCALES] + (place + row) * 4),
-                    v.i32p(record[X_SUMS] + (place * SUMS_PER_BLOCK + row) * 4),
-                    v.f32p(record[X_MINS] + (place * SUMS_PER_BLOCK + row) * 4),
-                )
+            t, first = unit // pieces, unit % pieces * COLUMNS_A_UNIT
+            x = v.f32p(record[IN] + t * record[IN_STRIDE] * 4)
+            quantize(record, x, t, first, min(first + COLUMNS_A_UNIT, width))
 
     return kernel

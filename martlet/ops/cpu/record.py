@@ -10,11 +10,14 @@ beside its kernel. They are plain integers because compiled code indexes with th
 from __future__ import annotations
 
 __all__ = [
+    "AHEAD",
+    "AHEAD_STRIDE",
     "ALPHAS",
     "ARGS",
     "ARRIVALS",
     "BARRIER",
     "BASE",
+    "BYTES",
     "CONTROL",
     "COUNTER",
     "IDLE_SPINS",
@@ -63,6 +66,8 @@ BARRIER = 1  # 1: all threads meet before this operation starts
 COUNTER = 2  # address of the operation's count of claimed work
 ROWS = 3  # which field of the step holds the number of rows
 ARGS = 4
+BYTES = 24  # where to put the output's byte form as well (`quantize.py`): four addresses, then its blocks; 0: nowhere
+AHEAD, AHEAD_STRIDE = 30, 31  # what a waiting thread fetches already: an address, and bytes from thread to thread
 
 # Fields of a step's header; arrays are int32 (ops/interface.py, StepInputs) and stand as addresses.
 STEP_TOKENS, STEP_LOGITS, STEP_SEQS = 0, 1, 2  # T, L, B

@@ -13,7 +13,8 @@ from numba import njit
 
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.mathlib import activation, hyperbolic_tangent
-from martlet.ops.cpu.record import ARGS, COUNTER, ROWS, STEP_LOGIT_ROWS
+from martlet.ops.cpu.quantize import quantizer
+from martlet.ops.cpu.record import ARGS, BYTES, COUNTER, ROWS, STEP_LOGIT_ROWS
 from martlet.ops.cpu.simd import Verbs
 from martlet.spec import Activation
 
@@ -43,8 +44,8 @@ def claimer(v: Verbs) -> Callable[..., Any]:
 
 
 def rms_norm_kernel(v: Verbs) -> Callable[..., None]:
-    """out = x / sqrt(mean(x²) + eps) * weight over each group of WIDTH columns."""
-    lanes = v.lanes
+    """out = x / sqrt(mean(x²) + eps) * weight over each group of WIDTH columns; a unit of work is a group."""
+    lanes, quantize = v.lanes, quantizer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         width, groups, weight = record[WIDTH], record[GROUPS], v.f32p(record[NORM_WEIGHT])
@@ -66,13 +67,15 @@ def rms_norm_kernel(v: Verbs) -> Callable[..., None]:
             for k in range(0, width, lanes):
                 value = v.mul(v.mul(v.load_first(x, k, width - k), inverse), v.load_first(weight, k, width - k))
                 v.store_first(out, k, value, width - k)
+            if record[BYTES] != 0:
+                quantize(record, out, row, 0, width)
 
     return kernel
 
 
 def act_mul_kernel(v: Verbs, kind: Activation) -> Callable[..., None]:
     """out = act(gate) * up; the gate's WIDTH columns are followed by up's."""
-    act, claim, lanes = activation(v, kind), claimer(v), v.lanes
+    act, claim, lanes, quantize = activation(v, kind), claimer(v), v.lanes, quantizer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         while True:
@@ -84,6 +87,8 @@ def act_mul_kernel(v: Verbs, kind: Activation) -> Callable[..., None]:
             for k in range(first, stop, lanes):
                 up = v.load_first(gate, record[WIDTH] + k, stop - k)
                 v.store_first(out, k, v.mul(act(v.load_first(gate, k, stop - k)), up), stop - k)
+            if record[BYTES] != 0:
+                quantize(record, out, row, first, stop)
 
     return kernel
 

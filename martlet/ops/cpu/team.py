@@ -20,6 +20,8 @@ from numba.core import cgutils
 from martlet.ops.cpu.emit import I8, I32, I64, verb
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.record import (
+    AHEAD,
+    AHEAD_STRIDE,
     ARRIVALS,
     BARRIER,
     BASE,
@@ -41,6 +43,7 @@ from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["launch_kernel", "serve_kernel"]
 
+AHEAD_BYTES = 4096  # what a thread fetches of its next weights before it waits
 SPINS = 2000  # looks at a barrier before a thread yields: tens of microseconds
 
 
@@ -78,6 +81,10 @@ def walker(v: Verbs) -> Callable[..., Any]:
             record = v.i64p(control[RECORDS] + r * RECORD_FIELDS * 8)
             if record[BARRIER] != 0:
                 target += n_threads
+                if record[AHEAD] != 0:
+                    ahead = v.i8p(record[AHEAD] + thread * record[AHEAD_STRIDE])
+                    for line in range(AHEAD_BYTES // 64):
+                        v.prefetch(ahead, line * 64)
                 meet(control, target)
             call_kernel(record[KERNEL], record, step, thread, n_threads)
         meet(control, target + n_threads)
