@@ -58,12 +58,17 @@ K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM = range(ARGS, ARG
 
 
 def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
-    """Row t of k and v to slot t: page slot // 32, place slot % 32. float16 saturates at its largest value."""
+    """Row t of k and v to slot t: page slot // 32, place slot % 32. Pages stay finite: each type saturates."""
     put = v.put_f16 if half else v.put_f32
-    most = 65504.0
+    most = 65504.0 if half else 3.4028234663852886e38
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        slots, counter, size, heads = v.i32p(step[STEP_SLOTS]), v.i64p(record[COUNTER]), record[KV_DIM], record[KV_HEADS]
+        slots, counter, size, heads = (
+            v.i32p(step[STEP_SLOTS]),
+            v.i64p(record[COUNTER]),
+            record[KV_DIM],
+            record[KV_HEADS],
+        )
         keys, values = v.i8p(record[TO_KEYS]), v.i8p(record[TO_VALUES])
         padded = (size + 15) // 16 * 16
         while True:
@@ -170,6 +175,7 @@ def tile_attention(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
             total = v.splat(scratch[TOTALS + m])
             for d in range(0, size, lanes):
                 value = v.div(v.load_f32(scratch, SUMS + d * ROWS_PER_TILE + m * lanes), total)
+                value = v.add(value, v.splat(0.0))  # never -0, which another tile's hidden positions turn to 0
                 v.store_first(out, start + d, value, size - d)
             if record[BYTES] != 0:
                 quantize(record, out, t, start, start + size)

@@ -19,13 +19,13 @@ __all__ = ["activation", "exponential", "hyperbolic_tangent"]
 
 
 def exponential(v: Verbs) -> Callable[..., Any]:
-    """e^x in each lane, relative error below 2e-7; 0 below -87, infinity above 88.7."""
+    """e^x in each lane, relative error below 2e-7; 0 below -87, infinity above 88.7, NaN for NaN."""
 
     @njit(forceinline=True, **OPTIONS)
     def exp(x):  # type: ignore[no-untyped-def]
         bounded = v.max(v.min(x, v.splat(89.0)), v.splat(-88.0))
         n = v.round_even(v.mul(bounded, v.splat(1.4426950408889634)))
-        r = v.fma(n, v.splat(-0.693359375), bounded)  # ln 2 in two parts, the first exact in few bits
+        r = v.fma(n, v.splat(-0.693359375), x)  # ln 2 in two parts, the first exact in few bits; from x, to keep a NaN
         r = v.fma(n, v.splat(2.12194440e-4), r)
         y = v.splat(1.9875691500e-4)
         y = v.fma(y, r, v.splat(1.3981999507e-3))
