@@ -139,12 +139,11 @@ def test_attention_does_not_depend_on_what_a_page_held_before(kernels: Kernels, 
 
 
 def test_attention_of_zeros_that_round_below_zero(best_kernels: Kernels) -> None:
-    """The least value times the least p is -0, which a hidden position's 0 must not turn to 0 in some tiles only."""
-    case = Case((40,), (40,), 8, 1, 16, size_of_q=0.0)
-    case.v[0][:] = 0.0
-    case.v[0][0] = -6e-8
+    """A product that rounds to -0 must not become 0 only where a tile has hidden positions behind it."""
+    case = Case((40,), (40,), 1, 1, 16, kind="f32")
     case.k[0][:], case.k[0][0] = 0.0, 1.0
-    case.q[0][:] = -85.0 / (16 * case.scale)  # so p of position 0 is e^-85
+    case.q[0][:] = -85.0 / (16 * case.scale)  # p of position 0 is e^-85, of all others 1
+    case.v[0][0], case.v[0][1], case.v[0][2:] = -1e-40, -0.0, 1.0  # row 1: e^-85 * -1e-40 + 1 * -0 = -0
     case.cache.fill(0, case.table, case.k[0], case.v[0])
     whole = case.run(best_kernels, case.spans)[0]
     for position in range(40):
