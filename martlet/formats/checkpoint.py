@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from martlet.errors import FormatError
 from martlet.formats.gguf import GgufFile, read_gguf
 from martlet.formats.safetensors import read_safetensors
@@ -22,6 +24,8 @@ __all__ = ["Checkpoint", "open_checkpoint"]
 
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
 MAX_JSON_BYTES = 256 << 20
+# What the system calls them, the better first: 22 is MADV_POPULATE_READ of Linux 5.14, which maps pages in one go.
+ADVICE = {"willneed": (22, getattr(mmap, "MADV_WILLNEED", 3)), "dontneed": (getattr(mmap, "MADV_DONTNEED", 4),)}
 
 
 @dataclass(slots=True)
@@ -59,11 +63,19 @@ class Checkpoint:
                 mapping.close()
         self.mappings = []
 
-    def release_pages(self) -> None:
-        """Tell the system that the files' pages in memory are not needed any more (after packing)."""
+    def advise(self, tensor: RawTensor, advice: str) -> None:
+        """Tell the system that a tensor's file pages will be read now ("willneed") or not any more ("dontneed")."""
+        start = tensor.data.ctypes.data
         for mapping in self.mappings:
-            with suppress(AttributeError, OSError, ValueError):
-                mapping.madvise(mmap.MADV_DONTNEED)
+            base = np.frombuffer(mapping, np.uint8).ctypes.data
+            if not base <= start < base + len(mapping):
+                continue
+            first = (start - base) // mmap.PAGESIZE * mmap.PAGESIZE
+            size = min(start - base + tensor.data.nbytes, len(mapping)) - first
+            for code in ADVICE[advice]:
+                with suppress(AttributeError, OSError, ValueError):
+                    mapping.madvise(code, first, size)
+                    break
 
     def fingerprint(self) -> str:
         """A hash of the names, shapes, types and first bytes of all tensors: tells models apart, cheaply."""

@@ -183,14 +183,17 @@ class _Source:
 
     def matrix(self, *names: str, heads: Sequence[int] = ()) -> Weight:
         """Matrices stacked by rows; `heads` says how many heads the rows of the first ones are, for RoPE's order."""
-        raws = [self.tensors[name] for name in names]
+        raws = stored = [self.tensors[name] for name in names]
+        for raw in stored:
+            self.checkpoint.advise(raw, "willneed")
         if self.checkpoint.kind == "gguf" and self.spec.family in GGUF_PERMUTED:
-            raws[: len(heads)] = [
-                raw.take_rows(half_split_rows(raw.shape[0], n)) for raw, n in zip(raws, heads, strict=False)
-            ]
+            raws = [raw.take_rows(half_split_rows(raw.shape[0], n)) for raw, n in zip(raws, heads, strict=False)]
+            raws += stored[len(raws) :]
         weight = self.ops.pack(raws)
         self.packed_bytes += self.ops.weight_bytes(weight)
-        self.done_bytes += sum(raw.data.nbytes for raw in raws)
+        for raw in stored:
+            self.checkpoint.advise(raw, "dontneed")
+            self.done_bytes += raw.data.nbytes
         if self.progress is not None:
             self.progress(self.done_bytes, self.total_bytes)
         return weight
