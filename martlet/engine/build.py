@@ -16,7 +16,7 @@ from martlet.cache.pages import PagePool
 from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.engine import Engine
 from martlet.engine.params import suggested_params
-from martlet.engine.plan import MemoryPlan, measure, plan_memory, step_limits
+from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, step_limits
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.machine import read_machine
@@ -33,7 +33,15 @@ from martlet.spec import ModelSpec
 from martlet.tokenizer.chat import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Built", "Progress", "build", "make_backend"]
+__all__ = [
+    "Built",
+    "Progress",
+    "build",
+    "load_tokenizer",
+    "make_backend",
+    "measure_for",
+    "plan_for",
+]
 
 Progress = Callable[[str, int, int], None]  # phase, done, in all
 
@@ -123,8 +131,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             template = load_template(checkpoint, tokenizer, config)
             suggested, warnings = suggested_params(checkpoint.generation_config)
         with timeline.phase("plan"):
-            footprint = measure(checkpoint, config, _packed_bytes(config))
-            plan = plan_memory(footprint, config, read_machine().memory_available)
+            plan = plan_for(checkpoint, config)
             config = _decided(config, plan)
         with timeline.phase("map"):
             ops = make_backend(config)
@@ -155,6 +162,16 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             (*warnings, *tokenizer.warnings, *template.warnings),
             resources.pop_all(),
         )
+
+
+def measure_for(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
+    """What the model needs on the backend that the settings name."""
+    return measure(checkpoint, config, _packed_bytes(config))
+
+
+def plan_for(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
+    """The memory plan on this machine; raises CapacityError where the model does not fit."""
+    return plan_memory(measure_for(checkpoint, config), config, read_machine().memory_available)
 
 
 def _packed_bytes(config: EngineConfig) -> Callable[[Sequence[RawTensor]], int] | None:

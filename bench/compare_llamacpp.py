@@ -1,0 +1,298 @@
+"""Martlet against llama.cpp on the same files: the bars that the project sets itself, measured in turn on this machine.
+
+    python bench/compare_llamacpp.py --llama-cpp BUILD/bin --models ~/.cache/martlet/models [--out comparison]
+
+writes comparison.json and comparison.md. docs/tuning.md says how llama.cpp's programs are built. Both use the same number of
+threads, and their runs alternate (ours, theirs, ours, theirs …), so that whatever slows the machine slows both; medians
+count, and the spread is shown. The Q4_0 file of SmolLM2 is made with `llama-quantize --allow-requantize` from the Q4_1 one; both
+engines read that same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MODELS = {
+    "smollm2-q4_1": "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "smollm2-q4_0": "SmolLM2-135M-Instruct.Q4_0.gguf",
+    "gemma3-270m": "gemma-3-270m-q4_k_m.gguf",
+    "qwen-1.5b": "qwen2.5-coder-1.5b.gguf",
+}
+BARS = {  # least decode ratio, least prefill ratio
+    "smollm2-q4_1": (1.8, 3.0),
+    "smollm2-q4_0": (1.6, 1.8),
+    "gemma3-270m": (1.5, 2.0),
+    "qwen-1.5b": (1.25, 1.8),
+}
+DECODE, PREFILL = ("-p", "0", "-n", "64", "-d", "128"), ("-p", "512", "-n", "0")
+ROOFLINE_BAR, PERPLEXITY_BAR, MEMORY_BAR_MB, FIRST_TOKEN_BAR_S = 0.85, 1.005, 300, 1.0
+
+
+@dataclass
+class Machine:
+    """What the runs share."""
+
+    llama_cpp: Path
+    threads: int
+    rounds: int
+    text: Path | None
+
+
+@dataclass
+class Row:
+    """What was measured of one model."""
+
+    model: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def main() -> int:
+    """Measure the models that are there and write the two files."""
+    args = _arguments()
+    machine = Machine(args.llama_cpp, args.threads, args.rounds, args.text)
+    _make_q4_0(machine, args.models)
+    rows = []
+    for name, file in MODELS.items():
+        if args.only and name not in args.only:
+            continue
+        path = args.models / file
+        if not path.exists():
+            print(f"{path} is not there: left out", file=sys.stderr)
+            continue
+        rows.append(measure(name, path, machine))
+        _write(args.out, rows, machine)
+    print(Path(f"{args.out}.md").read_text(encoding="utf-8"))
+    return 0
+
+
+def measure(name: str, path: Path, machine: Machine) -> Row:
+    """Every bar of one model."""
+    row = Row(name)
+    for key, arguments in (("decode", DECODE), ("prefill", PREFILL)):
+        ours, theirs = alternate(
+            machine.rounds,
+            lambda arguments=arguments: _our_bench(path, arguments, machine),
+            lambda arguments=arguments: _llama_bench(path, arguments, machine),
+        )
+        row.values[key] = _compared([run["rate"] for run in ours], [run["rate"] for run in theirs])
+        if key == "decode":
+            row.values["roofline"] = statistics.median(run["roofline"]["share"] for run in ours)
+            row.values["memory_bytes_per_s"] = statistics.median(run["roofline"]["memory_bytes_per_s"] for run in ours)
+            row.values["extra_memory_mb"] = max(run["extra_memory_mb"] for run in ours)
+        print(f"{name} {key}: {row.values[key]}", file=sys.stderr)
+    if machine.text is not None:
+        our, their = _our_perplexity(path, machine), _llama_perplexity(path, machine)
+        row.values["perplexity"] = {"ours": our, "llama.cpp": their, "ratio": our / their}
+    row.values["first_token_s"] = statistics.median(_first_token_s(path, machine) for _ in range(machine.rounds))
+    row.values["load"] = _load(path, machine)
+    return row
+
+
+def alternate(rounds: int, ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
+    """A B A B …: what each returned."""
+    found: tuple[list[Any], list[Any]] = ([], [])
+    for _ in range(rounds):
+        found[0].append(ours())
+        found[1].append(theirs())
+    return found
+
+
+# -- ours ----------------------------------------------------------------------------------------------------------
+def _martlet(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "martlet", *arguments]
+
+
+def _our_bench(path: Path, arguments: tuple[str, ...], machine: Machine) -> dict[str, Any]:
+    command = _martlet("bench", str(path), *arguments, "-r", "3", "-t", str(machine.threads), "--json")
+    output, peak = _run_with_peak(command)
+    found = json.loads(output)
+    found["rate"] = found["decode" if "decode" in found else "prefill"]["tokens_per_s"]
+    found["extra_memory_mb"] = (peak - path.stat().st_size - found["kv_bytes"]) / 1e6
+    return found
+
+
+def _our_perplexity(path: Path, machine: Machine) -> float:
+    output = _run(_martlet("perplexity", str(path), str(machine.text), "-t", str(machine.threads), "--json"))
+    return float(json.loads(output)["perplexity"])
+
+
+def _first_token_s(path: Path, machine: Machine) -> float:
+    """From the start of the process to the first byte of the answer, caches warm."""
+    command = _martlet(
+        "run", str(path), "The capital of France is", "-t", str(machine.threads), "-n", "4", "--temp", "0"
+    )
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        first = time.perf_counter()
+        process.stdout.read()
+    return first - start
+
+
+def _load(path: Path, machine: Machine) -> dict[str, float]:
+    """The start's phases, against reading the file once from memory."""
+    path.read_bytes()
+    start = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(1 << 22)
+        while file.readinto(buffer):
+            pass
+    read_s = time.perf_counter() - start
+    output = _run(_martlet("warmup", str(path), "-t", str(machine.threads)))
+    phases = {
+        line.split()[0]: float(line.split()[1]) for line in output.splitlines() if re.match(r"\w+ +[\d.]+ s$", line)
+    }
+    return {"read_file_s": read_s, "load_s": phases.get("map", float("nan")), **phases}
+
+
+def _run_with_peak(command: list[str]) -> tuple[str, int]:
+    """A program's output and its peak resident bytes (its own, not the largest of all children's)."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    output, errors = process.stdout.read(), process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)}: {errors}")
+    return output, _maxrss_bytes(usage)
+
+
+def _maxrss_bytes(usage: resource.struct_rusage) -> int:
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# -- llama.cpp's ---------------------------------------------------------------------------------------------------
+def _llama_bench(path: Path, arguments: tuple[str, ...], machine: Machine) -> dict[str, Any]:
+    program = str(machine.llama_cpp / "llama-bench")
+    output = _run([program, "-m", str(path), "-t", str(machine.threads), *arguments, "-r", "3", "-o", "json"])
+    return {"rate": float(json.loads(output)[-1]["avg_ts"])}
+
+
+def _llama_perplexity(path: Path, machine: Machine) -> float:
+    program = str(machine.llama_cpp / "llama-perplexity")
+    command = [program, "-m", str(path), "-f", str(machine.text), "-c", "512", "-t", str(machine.threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
+    if found is None:
+        sys.exit(f"{program} printed no final estimate")
+    return float(found[1])
+
+
+def _make_q4_0(machine: Machine, models: Path) -> None:
+    source, target = models / MODELS["smollm2-q4_1"], models / MODELS["smollm2-q4_0"]
+    if source.exists() and not target.exists():
+        _run([str(machine.llama_cpp / "llama-quantize"), "--allow-requantize", str(source), str(target), "Q4_0"])
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+# -- the report ----------------------------------------------------------------------------------------------------
+def _compared(ours: list[float], theirs: list[float]) -> dict[str, Any]:
+    our, their = statistics.median(ours), statistics.median(theirs)
+    return {"ours": our, "llama.cpp": their, "ratio": our / their, "our runs": ours, "llama.cpp's runs": theirs}
+
+
+def _write(out: Path, rows: list[Row], machine: Machine) -> None:
+    about = {
+        "machine": platform.processor() or platform.machine(),
+        "threads": machine.threads,
+        "rounds": machine.rounds,
+    }
+    Path(f"{out}.json").write_text(json.dumps({**about, "models": {r.model: r.values for r in rows}}, indent=1))
+    lines = [
+        f"{machine.threads} threads, medians of {machine.rounds} alternating runs; the bar in brackets, ✗ where it is missed.",
+        "",
+        "| | " + " | ".join(row.model for row in rows) + " |",
+        "|---" * (len(rows) + 1) + "|",
+    ]
+    lines += [f"| {title} | " + " | ".join(cell(row) for row in rows) + " |" for title, cell in _CELLS.items()]
+    Path(f"{out}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _speed_cell(key: str, which: int) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        found, bar = row.values[key], BARS[row.model][which]
+        return (
+            f"{found['ours']:.1f} ÷ {found['llama.cpp']:.1f} = {found['ratio']:.2f} (≥ {bar})"
+            f"{'' if found['ratio'] >= bar else ' ✗'}"
+        )
+
+    return cell
+
+
+def _roofline_cell(row: Row) -> str:
+    share, speed = row.values["roofline"], row.values["memory_bytes_per_s"] / 1e9
+    bar = f" (≥ {ROOFLINE_BAR}){'' if share >= ROOFLINE_BAR else ' ✗'}" if row.model == "qwen-1.5b" else ""
+    return f"{share:.2f} of {speed:.1f} GB/s{bar}"
+
+
+def _perplexity_cell(row: Row) -> str:
+    found = row.values.get("perplexity")
+    if found is None:
+        return "–"
+    return (
+        f"{found['ours']:.4f} ÷ {found['llama.cpp']:.4f} = {found['ratio']:.4f} (≤ {PERPLEXITY_BAR})"
+        f"{'' if found['ratio'] <= PERPLEXITY_BAR else ' ✗'}"
+    )
+
+
+def _limit_cell(key: str, bar: float, unit: str, only: str | None = None) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        value = row.values[key]
+        if only is not None and row.model != only:
+            return f"{value:.2f} {unit}"
+        return f"{value:.2f} {unit} (≤ {bar}){'' if value <= bar else ' ✗'}"
+
+    return cell
+
+
+def _load_cell(row: Row) -> str:
+    load = row.values["load"]
+    return f"{load['load_s']:.2f} s; reading the file {load['read_file_s']:.2f} s"
+
+
+_CELLS: dict[str, Callable[[Row], str]] = {
+    "decode 64 after 128, tok/s": _speed_cell("decode", 0),
+    "prefill 512, tok/s": _speed_cell("prefill", 1),
+    "weights read ÷ memory bandwidth": _roofline_cell,
+    "perplexity": _perplexity_cell,
+    "peak memory beyond file + KV": _limit_cell("extra_memory_mb", MEMORY_BAR_MB, "MB"),
+    "first token of `martlet run`": _limit_cell("first_token_s", FIRST_TOKEN_BAR_S, "s", "smollm2-q4_1"),
+    "load": _load_cell,
+}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-cpp", type=Path, required=True, help="folder with llama-bench, llama-perplexity …")
+    parser.add_argument("--models", type=Path, default=Path("~/.cache/martlet/models").expanduser())
+    parser.add_argument("--text", type=Path, help="text for the perplexity (none: it is left out)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", choices=tuple(MODELS))
+    parser.add_argument("--out", type=Path, default=Path("comparison"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""A two-second probe: how fast this machine runs this model's own products (read `commands/plan.py` next).
+
+Some of the model's matrices are packed and multiplied through the backend, with one row for decode and with many for prefill.
+From that the whole model follows: decode is bound by bytes, prefill by multiply-adds. Attention, norms and sampling are not
+probed, so the prediction is a little too fast; the run says by how much.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from martlet.config import EngineConfig
+from martlet.engine.build import make_backend
+from martlet.errors import FormatError
+from martlet.formats.checkpoint import Checkpoint
+from martlet.ops.interface import Backend, Program, Rows, StepInputs, StepLimits
+from martlet.quant.table import RawTensor
+
+__all__ = ["Probe", "probe"]
+
+PROBE_BYTES = 160 << 20  # of weights: more than a cache holds, little enough to pack at once
+PREFILL_ROWS = 256
+SECONDS = 0.8  # for each of the two measurements
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What was measured, and on how much of the model."""
+
+    bytes_per_s: float  # of packed weights, one row
+    macs_per_s: float  # multiply-adds, many rows
+    matrix_macs: int  # multiply-adds a token of all the model's layers
+
+    def decode_tokens_per_s(self, bytes_per_token: int) -> float:
+        """The decode speed to expect."""
+        return self.bytes_per_s / bytes_per_token
+
+    def prefill_tokens_per_s(self) -> float:
+        """The prefill speed to expect."""
+        return self.macs_per_s / self.matrix_macs
+
+
+def probe(checkpoint: Checkpoint, config: EngineConfig) -> Probe:
+    """Measure with as many of the layers' matrices as PROBE_BYTES holds."""
+    matrices = [t for name, t in checkpoint.tensors.items() if name.startswith("blk.") and len(t.shape) == 2]
+    if not matrices:
+        raise FormatError(checkpoint.path, "has no layers' matrices to probe with")
+    chosen: list[RawTensor] = []
+    for tensor in matrices:
+        if chosen and sum(t.data.nbytes for t in chosen) + tensor.data.nbytes > PROBE_BYTES:
+            break
+        chosen.append(tensor)
+    ops = make_backend(config)
+    try:
+        program, nbytes = _capture(ops, chosen)
+        decode_s, prefill_s = _time(program, 1), _time(program, PREFILL_ROWS)
+    finally:
+        ops.close()
+    macs = sum(math.prod(t.shape) for t in chosen)
+    total = sum(math.prod(t.shape) for t in matrices)
+    return Probe(nbytes / decode_s, macs * PREFILL_ROWS / prefill_s, total)
+
+
+def _capture(ops: Backend, tensors: list[RawTensor]) -> tuple[Program, int]:
+    weights = [(ops.pack([tensor]), *tensor.shape) for tensor in tensors]
+
+    def step() -> None:
+        outs = {n: ops.empty(Rows.TOKENS, n) for _, n, _ in weights}
+        for k in sorted({k for _, _, k in weights}):
+            x = ops.empty(Rows.TOKENS, k)
+            for weight, n, width in weights:
+                if width == k:
+                    ops.linear(x, weight, outs[n])
+
+    limits = StepLimits(max_tokens=PREFILL_ROWS, max_seqs=1, max_logits=1, max_pages_per_seq=1)
+    return ops.capture(step, limits), sum(ops.weight_bytes(weight) for weight, _, _ in weights)
+
+
+def _time(program: Program, rows: int) -> float:
+    """Seconds of the fastest run, after one for warmth."""
+    zeros = np.zeros(rows, np.int32)
+    inputs = StepInputs(
+        ids=zeros,
+        positions=np.arange(rows, dtype=np.int32),
+        slots=zeros,
+        span_starts=np.array([0, rows], np.int32),
+        page_table=np.zeros((1, 1), np.int32),
+        logit_rows=np.zeros(1, np.int32),
+    )
+    program.run(inputs)
+    best, end = math.inf, time.perf_counter() + SECONDS
+    while True:
+        start = time.perf_counter()
+        program.run(inputs)
+        stop = time.perf_counter()
+        best = min(best, stop - start)
+        if stop >= end:
+            return best

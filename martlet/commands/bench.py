@@ -1,0 +1,111 @@
+"""Measure prefill and decode, as llama-bench does.
+
+Prefill: `-p` tokens from an empty cache. Decode: `-n` tokens, one a step, after `--depth` tokens that are not counted.
+Each is run once for warmth, then `-r` times; the median counts. Tokens are random, since no kernel's speed depends on them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from martlet.commands.options import add_engine_options, open_llm
+from martlet.commands.speed import bytes_per_token
+from martlet.errors import RequestError
+from martlet.llm import LLM
+from martlet.sampling_params import SamplingParams
+
+__all__ = ["add_arguments", "execute"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    parser.add_argument("-p", "--prompt-tokens", type=int, default=512, help="tokens of the prefill (0: none)")
+    parser.add_argument("-n", "--gen-tokens", type=int, default=64, help="tokens of the decode (0: none)")
+    parser.add_argument("-d", "--depth", type=int, default=128, help="tokens in the cache before the decode")
+    parser.add_argument("-r", "--repetitions", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_engine_options(parser)
+
+
+def execute(args: Namespace) -> int:
+    """Run the command."""
+    for name, least in (("prompt_tokens", 0), ("gen_tokens", 0), ("depth", 1), ("repetitions", 1)):
+        if getattr(args, name) < least:
+            raise RequestError(f"{name} is {getattr(args, name)}; expected {least} or more.", param=name)
+    needed = max(args.prompt_tokens + 1, args.depth + args.gen_tokens + 1)
+    if args.context is not None and args.context < needed:
+        raise RequestError(f"--context is {args.context}, but the test takes {needed} positions.", param="context")
+    with open_llm(args, max_context=args.context or needed) as llm:
+        found = _measure(llm, args)
+    print(json.dumps(found) if args.json else _table(found))
+    return 0
+
+
+def _measure(llm: LLM, args: Namespace) -> dict[str, Any]:
+    from martlet.bench.bandwidth import read_bandwidth
+
+    found: dict[str, Any] = {
+        "model": llm.config.model,
+        "threads": llm.config.threads,
+        "kv_dtype": llm.config.kv_dtype,
+        "weight_bytes": llm.plan.weights,
+        "kv_bytes": llm.plan.kv,
+    }
+    rounds = range(args.repetitions + 1)
+    if args.prompt_tokens:
+        rates = [_prefill(llm, args.prompt_tokens, seed) for seed in rounds][1:]
+        found["prefill"] = {"tokens": args.prompt_tokens, "runs": rates, "tokens_per_s": statistics.median(rates)}
+    if args.gen_tokens:
+        rates = [_decode(llm, args.depth, args.gen_tokens, seed) for seed in rounds][1:]
+        rate = statistics.median(rates)
+        read = rate * bytes_per_token(llm, args.depth + args.gen_tokens // 2)
+        speed = read_bandwidth(llm.config.threads)
+        found["decode"] = {"tokens": args.gen_tokens, "depth": args.depth, "runs": rates, "tokens_per_s": rate}
+        found["roofline"] = {"bytes_read_per_s": read, "memory_bytes_per_s": speed, "share": read / speed}
+    return found
+
+
+def _prefill(llm: LLM, count: int, seed: int) -> float:
+    [output] = llm.generate({"prompt_token_ids": _random_ids(llm, count, seed)}, _params(1))
+    assert output.metrics is not None
+    assert output.metrics.prefill_tokens_per_s is not None
+    return output.metrics.prefill_tokens_per_s
+
+
+def _decode(llm: LLM, depth: int, count: int, seed: int) -> float:
+    """Tokens a second of `count` decode steps: the first token comes with the prefill and is not counted."""
+    [output] = llm.generate({"prompt_token_ids": _random_ids(llm, depth, seed)}, _params(count + 1))
+    assert output.metrics is not None
+    assert output.metrics.decode_tokens_per_s is not None
+    return output.metrics.decode_tokens_per_s
+
+
+def _random_ids(llm: LLM, count: int, seed: int) -> list[int]:
+    numbers = random.Random(seed)
+    return [numbers.randrange(llm.get_tokenizer().vocab_size) for _ in range(count)]
+
+
+def _params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+
+def _table(found: dict[str, Any]) -> str:
+    lines = [f"{found['model']}, {found['threads']} threads, KV {found['kv_dtype']}"]
+    for name in ("prefill", "decode"):
+        if name in found:
+            part = found[name]
+            after = f" after {part['depth']}" if "depth" in part else ""
+            spread = f"{min(part['runs']):,.1f} to {max(part['runs']):,.1f}"
+            lines.append(f"{name:<8} {part['tokens']:>5} tokens{after}: {part['tokens_per_s']:>9,.1f} tok/s ({spread})")
+    if "roofline" in found:
+        roof = found["roofline"]
+        lines.append(
+            f"decode reads {roof['bytes_read_per_s'] / 1e9:.1f} GB/s: {roof['share']:.0%} of the"
+            f" {roof['memory_bytes_per_s'] / 1e9:.1f} GB/s that these threads read from memory"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,196 @@
+"""Talk with a model: a history, multi-line messages, commands; Ctrl-C stops the answer and not the program."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from martlet.commands.options import (
+    add_engine_options,
+    add_sampling_options,
+    open_llm,
+    print_settings,
+    sampling_options,
+)
+from martlet.errors import MartletError, RequestError, nearest
+from martlet.llm import LLM
+
+__all__ = ["Conversation", "add_arguments", "execute"]
+
+HELP = """\
+/help            show this
+/reset           forget the conversation
+/system TEXT     set the system message, and forget the conversation (no TEXT: show it)
+/retry           answer the last message again
+/save FILE       write the conversation as JSON
+/load FILE       go on with a conversation that was saved
+/stats           show tokens, context and settings
+/exit            leave (also Ctrl-D)
+A line that ends in \\ goes on in the next one; a line with \"\"\" alone starts a message of several lines, and ends it.
+Ctrl-C stops an answer; what was said of it stays in the conversation."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    parser.add_argument("--system", help="a system message")
+    add_engine_options(parser)
+    add_sampling_options(parser)
+
+
+def execute(args: Namespace) -> int:
+    """Run the command."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  its import gives `input` a history and editing
+    with open_llm(args) as llm:
+        for warning in llm.warnings:
+            print(f"martlet: {warning}", file=sys.stderr)
+        conversation = Conversation(llm, args.system, sampling_options(args))
+        if sys.stdin.isatty():
+            print("/help shows the commands, /exit leaves.", file=sys.stderr)
+        while True:
+            try:
+                message = _read_message()
+            except EOFError:
+                return 0
+            except KeyboardInterrupt:  # at the prompt: a fresh line, as a shell does
+                print(file=sys.stderr)
+                continue
+            try:
+                if not conversation.handle(message):
+                    return 0
+            except (MartletError, OSError) as error:
+                print(f"martlet: {error}", file=sys.stderr)
+
+
+class Conversation:
+    """The messages so far, and what a line from the person does to them."""
+
+    def __init__(self, llm: LLM, system: str | None, params: dict[str, object]) -> None:
+        self.llm = llm
+        self.system = system
+        self.params = params
+        self.messages: list[dict[str, str]] = []  # user and assistant in turn
+        self.generated = 0
+        self._commands: dict[str, Callable[[str], None]] = {
+            "help": lambda _: print(HELP),
+            "reset": lambda _: self.messages.clear(),
+            "system": self._set_system,
+            "retry": lambda _: self._retry(),
+            "save": self._save,
+            "load": self._load,
+            "stats": lambda _: self._stats(),
+        }
+
+    def handle(self, message: str) -> bool:
+        """Answer a message or obey a command; False to leave."""
+        if message.startswith("/"):
+            name, _, rest = message[1:].partition(" ")
+            if name in ("exit", "quit", "bye"):
+                return False
+            if name not in self._commands:
+                hint = nearest(name, [*self._commands, "exit"])
+                raise RequestError(f"There is no command /{name}.{hint} /help shows them.", param="command")
+            self._commands[name](rest.strip())
+        elif message.strip():
+            self._answer(message)
+        return True
+
+    def _prompt_messages(self) -> list[dict[str, str]]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, *self.messages]
+
+    def _answer(self, message: str) -> None:
+        self.messages.append({"role": "user", "content": message})
+        try:
+            text, ids = self.llm.chat_prompt(self._prompt_messages())
+            room = max(1, self.llm.plan.context - len(ids))
+            params = {"max_tokens": room, **self.params}
+            stream = self.llm.stream({"prompt": text, "prompt_token_ids": ids}, params)
+        except MartletError:
+            self.messages.pop()  # it was not answered: the conversation stays as it was
+            raise
+        said: list[str] = []
+        try:
+            for piece in stream:
+                said.append(piece)
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            print(" [stopped]", end="")
+        finally:
+            stream.close()
+        print()
+        self.messages.append({"role": "assistant", "content": "".join(said)})
+        metrics = stream.output.metrics
+        if metrics is not None:
+            self.generated += metrics.n_generated
+            rate = metrics.decode_tokens_per_s
+            speed = f" at {rate:,.1f} tok/s" if rate else ""
+            left = self.llm.plan.context - metrics.n_prompt - metrics.n_generated
+            print(f"[{metrics.n_generated} tokens{speed}; {max(0, left):,} left in the context]", file=sys.stderr)
+
+    def _retry(self) -> None:
+        while self.messages and self.messages[-1]["role"] != "user":
+            self.messages.pop()
+        if not self.messages:
+            raise RequestError("There is no message to answer again.", param="command")
+        self._answer(self.messages.pop()["content"])
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self.system = text
+            self.messages.clear()
+        print(f"system message: {self.system if self.system is not None else '(none)'}", file=sys.stderr)
+
+    def _save(self, name: str) -> None:
+        path = _named(name, "save")
+        path.write_text(json.dumps(self._prompt_messages(), ensure_ascii=False, indent=1), encoding="utf-8")
+        print(f"saved {len(self.messages)} messages to {path}", file=sys.stderr)
+
+    def _load(self, name: str) -> None:
+        path = _named(name, "load")
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in found]
+        except (ValueError, TypeError, KeyError) as error:
+            raise RequestError(f"{path} is not a saved conversation: {error!r}.", param="command") from None
+        self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+        self.messages = messages
+        print(f"loaded {len(messages)} messages", file=sys.stderr)
+
+    def _stats(self) -> None:
+        _, ids = self.llm.chat_prompt(self._prompt_messages()) if self.messages else ("", [])
+        print(
+            f"{len(self.messages)} messages, {len(ids):,} of {self.llm.plan.context:,} tokens of context,"
+            f" {self.generated:,} tokens generated",
+            file=sys.stderr,
+        )
+        print_settings("sampling", self.llm.effective_params(self.params))
+
+
+def _named(name: str, command: str) -> Path:
+    if not name:
+        raise RequestError(f"Which file? /{command} FILE.", param="command")
+    return Path(name).expanduser()
+
+
+def _read_message() -> str:
+    """One message from stdin: a line, lines that end in a backslash, or lines between two lines of three quotes."""
+    ask = "> " if sys.stdin.isatty() else ""
+    more = "… " if ask else ""
+    line = input(ask)
+    if line.strip() == '"""':
+        lines: list[str] = []
+        while (line := input(more)).strip() != '"""':
+            lines.append(line)
+        return "\n".join(lines)
+    lines = [line]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(input(more))
+    return "\n".join(lines)

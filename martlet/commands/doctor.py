@@ -1,0 +1,97 @@
+"""Show what Martlet sees of this machine, and what it decides from it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from argparse import ArgumentParser, Namespace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from martlet.commands.speed import load_notes
+from martlet.config import cache_dir, resolve_config
+from martlet.machine import read_machine
+
+__all__ = ["add_arguments", "execute"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def execute(args: Namespace) -> int:
+    """Run the command."""
+    found = _findings()
+    if args.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name:<16} {value}")
+    return 0
+
+
+def _findings() -> dict[str, str]:
+    from martlet.ops.cpu.isa import best_isa, host_features
+
+    limits = read_machine()
+    config = resolve_config({"model": "none"})
+    threads = next(setting for setting in config.settings() if setting.name == "threads")
+    features = sorted(name for name, on in host_features().items() if on)
+    quota = f"{limits.cpu_quota:g} CPUs ({limits.quota_source})" if limits.cpu_quota else "none"
+    memory = (
+        "unknown" if limits.memory_available is None else f"{limits.memory_available / (1 << 30):.1f} GiB available"
+    )
+    measured = load_notes("bandwidth")
+    return {
+        "martlet": _version("martlet"),
+        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "libraries": ", ".join(f"{name} {_version(name)}" for name in ("numpy", "numba", "llvmlite")),
+        "device": "cpu (no other is looked for)",
+        "processor": _processor(),
+        "kernels for": best_isa().name,
+        "SIMD features": ", ".join(f for f in features if f.startswith(("avx", "f16c", "fma", "sse4", "neon", "dot"))),
+        "cores": f"{limits.physical_cores} physical, {limits.affinity_cpus} CPUs in the affinity mask",
+        "CPU quota": quota,
+        "threads": f"{threads.value} ({threads.origin}: {threads.note})",
+        "memory": f"{memory}, {limits.memory_source}",
+        "memory speed": ", ".join(f"{v / 1e9:.1f} GB/s ({k})" for k, v in measured.items()) or "not measured yet",
+        "cache folder": f"{cache_dir()} ({_state(cache_dir())})",
+        "kernel cache": _size(cache_dir() / "kernels"),
+        "models": ", ".join(sorted(p.name for p in (cache_dir() / "models").glob("*"))) or "none",
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _state(folder: Path) -> str:
+    import os
+
+    if not folder.exists():
+        return "will be made"
+    return "writable" if os.access(folder, os.W_OK) else "not writable: kernels compile at every start"
+
+
+def _size(folder: Path) -> str:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    total = sum(path.stat().st_size for path in files)
+    return (
+        f"{len(files)} files, {total / (1 << 20):.1f} MiB"
+        if files
+        else "empty: the first run compiles, or `martlet warmup`"
+    )

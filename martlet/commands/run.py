@@ -1,0 +1,119 @@
+"""Answer a prompt, streaming it to stdout (read `speed.py` next: the line about speed at the end)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+
+from martlet.commands.options import (
+    add_engine_options,
+    add_sampling_options,
+    open_llm,
+    print_settings,
+    read_text,
+    sampling_options,
+)
+from martlet.commands.speed import process_age_s, speed_lines
+from martlet.engine.outputs import RequestOutput
+from martlet.llm import LLM, Stream
+
+__all__ = ["add_arguments", "execute"]
+
+DEFAULT_MAX_TOKENS = 512
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    parser.add_argument("prompt", nargs="?", help='the prompt; "-" or none reads stdin')
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--chat", action="store_true", help="write the prompt with the chat template (default if the"
+                      " model has one)")  # fmt: skip
+    mode.add_argument("--raw", action="store_true", help="give the prompt to the model as it is")
+    parser.add_argument("--system", help="a system message (with the chat template)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of streaming")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print the answer only")
+    add_engine_options(parser)
+    add_sampling_options(parser)
+
+
+def execute(args: Namespace) -> int:
+    """Run the command."""
+    prompt = read_text(args.prompt)
+    with open_llm(args) as llm:
+        for warning in () if args.quiet else llm.warnings:
+            print(f"martlet: {warning}", file=sys.stderr)
+        with _start(llm, args, prompt) as stream:
+            if args.verbose:
+                _print_start(llm, stream)
+            first_s = _write(stream, quiet=args.json)
+            output = stream.output
+        if args.json:
+            print(json.dumps(_as_json(output), ensure_ascii=False))
+        if args.verbose and first_s is not None:
+            print(f"first token {first_s:.2f} s after the process started", file=sys.stderr)
+        if not args.quiet:
+            for line in speed_lines(llm, output):
+                print(line, file=sys.stderr)
+    return 0
+
+
+def _start(llm: LLM, args: Namespace, prompt: str) -> Stream:
+    params = sampling_options(args)
+    chat = args.chat or args.system is not None or (not args.raw and llm.has_chat_template)
+    if chat:
+        messages = [{"role": "system", "content": args.system}] if args.system is not None else []
+        messages.append({"role": "user", "content": prompt})
+        text, ids = llm.chat_prompt(messages)
+    else:
+        text, ids = prompt, llm.get_tokenizer().encode(prompt)
+    params.setdefault("max_tokens", max(1, min(DEFAULT_MAX_TOKENS, llm.plan.context - len(ids))))
+    return llm.stream({"prompt": text, "prompt_token_ids": ids}, params)
+
+
+def _write(stream: Stream, quiet: bool) -> float | None:
+    """Write the pieces as they come; return when the first came, in seconds since the process started."""
+    first_s, last = None, "\n"
+    for piece in stream:
+        if not quiet:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        last = piece
+        if first_s is None:
+            first_s = process_age_s()
+    if not quiet and not last.endswith("\n"):
+        sys.stdout.write("\n")
+    return first_s
+
+
+def _print_start(llm: LLM, stream: Stream) -> None:
+    parts = ", ".join(f"{phase.name} {phase.seconds:.3f} s" for phase in llm.start_timeline)
+    print(f"start: {parts}; {process_age_s():.2f} s since the process started", file=sys.stderr)
+    print_settings("settings", llm.config.settings())
+    print_settings("sampling", stream.output.settings)
+    print(f"memory: {llm.plan.explain()}", file=sys.stderr)
+
+
+def _as_json(output: RequestOutput) -> dict[str, object]:
+    [answer] = output.outputs
+    metrics = output.metrics
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "prompt_token_ids": output.prompt_token_ids,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+        "logprobs": None
+        if answer.logprobs is None
+        else [
+            {str(i): {"logprob": p.logprob, "rank": p.rank, "token": p.decoded_token} for i, p in entry.items()}
+            for entry in answer.logprobs
+        ],
+        "settings": {s.name: {"value": s.value, "origin": str(s.origin)} for s in output.settings},
+        "prefill_tokens_per_s": metrics and metrics.prefill_tokens_per_s,
+        "decode_tokens_per_s": metrics and metrics.decode_tokens_per_s,
+        "created": time.time(),
+    }

@@ -1,0 +1,135 @@
+"""What is said about speed after an answer: the rate, the share of the memory's speed, and what the plan had predicted.
+
+A decode step reads every weight once, so the memory's read speed bounds it: tokens/s ≤ bytes/s ÷ bytes a token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from martlet.config import cache_dir
+from martlet.machine import read_machine
+
+if TYPE_CHECKING:
+    from martlet.engine.outputs import RequestOutput
+    from martlet.llm import LLM
+
+__all__ = ["bandwidth", "bytes_per_token", "load_notes", "process_age_s", "save_note", "save_prediction", "speed_lines"]
+
+LOW_SHARE = 0.30
+LEAST_TOKENS = 16  # of a decode, to say anything about its speed
+
+
+def bytes_per_token(llm: LLM, context: int) -> int:
+    """Bytes that one decode step reads: the packed weights, and keys and values of `context` positions."""
+    return llm.plan.weights + context * llm.plan.kv_per_token
+
+
+def speed_lines(llm: LLM, output: RequestOutput) -> list[str]:
+    """The lines for stderr."""
+    metrics = output.metrics
+    if metrics is None:
+        return []
+    line = f"{metrics.n_prompt} prompt tokens"
+    if metrics.prefill_tokens_per_s:
+        line += f" at {metrics.prefill_tokens_per_s:,.1f} tok/s"
+    line += f", {metrics.n_generated} generated"
+    rate = metrics.decode_tokens_per_s
+    if not rate or metrics.n_generated < LEAST_TOKENS or llm.config.backend != "cpu":
+        return [line + (f" at {rate:,.1f} tok/s" if rate else "")]
+    context = metrics.n_prompt + metrics.n_generated // 2
+    share = rate * bytes_per_token(llm, context) / bandwidth(llm.config.threads)
+    lines = [f"{line} at {rate:,.1f} tok/s, {share:.0%} of the speed at which this machine reads memory"]
+    if share < LOW_SHARE:
+        lines.append(f"martlet: that is slow. {_likely_cause(llm)}")
+    predicted = load_notes("predictions").get(_model_key(llm.config.model, llm.config.threads))
+    if predicted:
+        off = rate / predicted - 1
+        lines.append(f"`martlet plan` predicted {predicted:,.1f} tok/s: the run was {abs(off):.0%} "
+                     f"{'faster' if off >= 0 else 'slower'}")  # fmt: skip
+    return lines
+
+
+def _likely_cause(llm: LLM) -> str:
+    """The first explanation that the machine's numbers support."""
+    limits = read_machine()
+    threads = llm.config.threads
+    if llm.config.oracle:
+        return "--oracle computes everything twice, the second time in NumPy."
+    if limits.cpu_quota is not None and threads > limits.cpu_quota:
+        return (
+            f"{threads} threads share a quota of {limits.cpu_quota:g} CPUs: use --threads {int(limits.cpu_quota) or 1}."
+        )
+    if threads > limits.physical_cores:
+        return (
+            f"{threads} threads run on {limits.physical_cores} physical cores: use --threads {limits.physical_cores}."
+        )
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > limits.physical_cores + 0.5:
+        return f"Other programs keep the processor busy (load {load:.1f} on {limits.physical_cores} cores)."
+    if threads < limits.physical_cores:
+        return f"{threads} of {limits.physical_cores} physical cores are used: use more --threads."
+    return "See `martlet doctor` for what this machine offers; a small model is bound by more than its weights."
+
+
+# -- notes kept between runs ---------------------------------------------------------------------------------------
+def load_notes(kind: str) -> dict[str, Any]:
+    """What was measured on this machine before; {} where nothing was."""
+    try:
+        notes = json.loads(_notes_path(kind).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return notes if isinstance(notes, dict) else {}
+
+
+def save_note(kind: str, key: str, value: float) -> None:
+    """Keep a measurement; a cache folder that cannot be written is no reason to fail."""
+    path = _notes_path(kind)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps({**load_notes(kind), key: value}), encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        return
+
+
+def bandwidth(threads: int) -> float:
+    """Bytes per second that this machine reads, measured once and kept."""
+    key = f"{platform.node()} {platform.machine()} {threads}"
+    known = load_notes("bandwidth").get(key)
+    if isinstance(known, float):
+        return known
+    from martlet.bench.bandwidth import read_bandwidth
+
+    measured = read_bandwidth(threads, 0.3)
+    save_note("bandwidth", key, measured)
+    return measured
+
+
+def _notes_path(kind: str) -> Path:
+    return cache_dir() / "notes" / f"{kind}.json"
+
+
+def _model_key(model: str, threads: int) -> str:
+    path = Path(model)
+    return f"{path.name} {path.stat().st_size} {threads}" if path.exists() else model
+
+
+def save_prediction(model: str, threads: int, tokens_per_s: float) -> None:
+    """Keep what a plan predicts, for the run that will say how far it was off."""
+    save_note("predictions", _model_key(model, threads), tokens_per_s)
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started (on Linux; elsewhere since the interpreter could tell)."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):
+        return time.process_time()
