@@ -10,13 +10,15 @@ import json
 import random
 import statistics
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from martlet.commands.options import add_engine_options, open_llm
 from martlet.commands.speed import bytes_per_token
 from martlet.errors import RequestError
-from martlet.llm import LLM
 from martlet.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from martlet.llm import LLM
 
 __all__ = ["add_arguments", "execute"]
 

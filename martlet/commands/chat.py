@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from martlet.commands.options import (
     add_engine_options,
@@ -17,7 +18,9 @@ from martlet.commands.options import (
     sampling_options,
 )
 from martlet.errors import MartletError, RequestError, nearest
-from martlet.llm import LLM
+
+if TYPE_CHECKING:
+    from martlet.llm import LLM
 
 __all__ = ["Conversation", "add_arguments", "execute"]
 

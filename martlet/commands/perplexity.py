@@ -12,11 +12,14 @@ import math
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from martlet.commands.options import add_engine_options, open_llm, read_text
 from martlet.errors import RequestError
-from martlet.llm import LLM
 from martlet.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from martlet.llm import LLM
 
 __all__ = ["add_arguments", "execute", "windows"]
 

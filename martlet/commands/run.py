@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from martlet.commands.options import (
     add_engine_options,
@@ -16,8 +17,10 @@ from martlet.commands.options import (
     sampling_options,
 )
 from martlet.commands.speed import process_age_s, speed_lines
-from martlet.engine.outputs import RequestOutput
-from martlet.llm import LLM, Stream
+
+if TYPE_CHECKING:
+    from martlet.engine.outputs import RequestOutput
+    from martlet.llm import LLM, Stream
 
 __all__ = ["add_arguments", "execute"]
 

@@ -82,7 +82,8 @@ def test_docstring_and_all(path: Path) -> None:
     lists = [
         ast.literal_eval(node.value)
         for node in tree.body
-        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"]
+        if (isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"])
+        or (isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "__all__" and node.value)
     ]
     assert len(lists) == 1, "a module says once what it offers, in __all__"
     assert len(set(lists[0])) == len(lists[0])  # ruff's RUF022 sorts it
