@@ -6,11 +6,12 @@ field here. A value that is missing, of the wrong type or out of range is a Form
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from martlet.errors import FormatError, UnsupportedError
+from martlet.errors import FormatError, UnsupportedError, nearest
 from martlet.formats.checkpoint import Checkpoint
 from martlet.quant.ggml import decode
 from martlet.spec import Activation
@@ -25,8 +26,44 @@ ACTIVATIONS = {
     "gelu_tanh": Activation.GELU_TANH,
     "gelu": Activation.GELU,
 }
-# Keys of config.json that change the computation and that no family here has.
-REFUSED = {"quantization_config": None, "mlp_bias": False, "num_local_experts": 0, "num_experts": 0, "alibi": False}
+# Keys of config.json that change the computation and that no family here has, with the value that does not.
+REFUSED = {
+    "quantization_config": None,
+    "compression_config": None,
+    "mlp_bias": False,
+    "lm_head_bias": False,
+    "num_local_experts": 0,
+    "num_experts": 0,
+    "alibi": False,
+    "clip_qkv": None,
+    "use_bidirectional_attention": False,
+    "is_causal": True,
+    "is_encoder_decoder": False,
+    "attention_sinks": False,
+    "attn_temperature_tuning": False,
+}
+# Keys of a GGUF architecture that change nothing here: they repeat what the tensors say, or serve training.
+HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
+MAX_LAYERS = 1024  # a file that says more is hostile
+# What transformers' configuration classes assume where config.json leaves a key out.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "qwen3": {"head_dim": 128},
+    "gemma2": {"head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256},
+    "gemma3": {
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 1000000.0,
+    },
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "phi3": {"rms_norm_eps": 1e-5},
+    "smollm3": {"rope_theta": 2000000.0, "tie_word_embeddings": True},
+}
+SWITCHED_WINDOW = frozenset({"qwen2", "qwen3", "smollm3"})  # a window counts only with use_sliding_window
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +106,10 @@ class _Keys:
 
     def __init__(self, checkpoint: Checkpoint, values: Mapping[str, Any], prefix: str = "") -> None:
         self._path, self._values, self._prefix = checkpoint.path, values, prefix
+        self._read: set[str] = set()
 
     def get(self, key: str, kinds: tuple[type, ...], default: Any = None) -> Any:
+        self._read.add(key)
         value = self._values.get(self._prefix + key)
         if value is None:
             return default
@@ -104,21 +143,37 @@ class _Keys:
             raise FormatError(self._path, f"{self._prefix}{key} is {value!r}, expected a number above 0")
         return value
 
+    def refuse_unread(self) -> None:
+        """Raise UnsupportedError for a key with the prefix that nobody read: it could change the result."""
+        for name, value in self._values.items():
+            key = name.removeprefix(self._prefix)
+            if name.startswith(self._prefix) and key not in self._read and key not in HARMLESS:
+                raise UnsupportedError(f"{self._path}: {name} = {str(value)[:60]}")
 
-def facts_of(checkpoint: Checkpoint) -> Facts:
-    """Read a checkpoint's metadata. Raises FormatError and UnsupportedError."""
-    facts = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_config(checkpoint)
+
+def facts_of(checkpoint: Checkpoint, families: Collection[str]) -> Facts:
+    """Read a checkpoint's metadata. Raises FormatError, and UnsupportedError for a family not among `families`."""
+    gguf, config = checkpoint.kind == "gguf", checkpoint.metadata
+    if isinstance(config.get("text_config"), Mapping):
+        config = config["text_config"]
+    key = "general.architecture" if gguf else "model_type"
+    family = config.get(key)
+    if not isinstance(family, str):
+        raise FormatError(checkpoint.path, f"{key} is missing: the file does not say what its model is")
+    family = family if gguf else family.removesuffix("_text")
+    if family not in families:
+        raise UnsupportedError(f"The model family {family!r} is not known.{nearest(family, families)}", families)
+    facts = _from_gguf(checkpoint, family) if gguf else _from_config(checkpoint, config, family)
     if facts.n_heads % facts.n_kv_heads:
         raise FormatError(checkpoint.path, f"{facts.n_heads} heads cannot share {facts.n_kv_heads} key-value heads")
-    if facts.rope_dims % 2 or facts.rope_dims > facts.head_dim:
+    if facts.rope_dims < 2 or facts.rope_dims % 2 or facts.rope_dims > facts.head_dim:
         raise FormatError(checkpoint.path, f"{facts.rope_dims} rotary dimensions in heads of {facts.head_dim}")
+    if facts.n_layers > MAX_LAYERS:
+        raise FormatError(checkpoint.path, f"{facts.n_layers} layers, expected at most {MAX_LAYERS}")
     return facts
 
 
-def _from_gguf(checkpoint: Checkpoint) -> Facts:
-    family = checkpoint.metadata.get("general.architecture")
-    if not isinstance(family, str):
-        raise FormatError(checkpoint.path, "general.architecture is missing: the file does not say what its model is")
+def _from_gguf(checkpoint: Checkpoint, family: str) -> Facts:
     keys = _Keys(checkpoint, checkpoint.metadata, f"{family}.")
     if keys.get("expert_count", (int,), 0):
         raise UnsupportedError(f"{family}.expert_count: mixtures of experts")
@@ -129,12 +184,12 @@ def _from_gguf(checkpoint: Checkpoint) -> Facts:
     head_dim = keys.size("attention.key_length", hidden // n_heads)
     if keys.size("attention.value_length", head_dim) != head_dim:
         raise UnsupportedError(f"{family}.attention.value_length differs from key_length")
-    tensors = checkpoint.tensors
-    divisors = decode(tensors["rope_freqs.weight"]).reshape(-1).tolist() if "rope_freqs.weight" in tensors else None
-    return Facts(
+    tensors, n_layers = checkpoint.tensors, keys.size("block_count")
+    rope_dims = keys.size("rope.dimension_count", head_dim)
+    facts = Facts(
         family=family,
         name=str(checkpoint.metadata.get("general.name", checkpoint.path.stem)),
-        n_layers=keys.size("block_count"),
+        n_layers=n_layers,
         hidden=hidden,
         n_heads=n_heads,
         n_kv_heads=keys.size("attention.head_count_kv", n_heads),
@@ -144,64 +199,91 @@ def _from_gguf(checkpoint: Checkpoint) -> Facts:
         vocab=embedding.shape[0],
         context=keys.size("context_length"),
         rope_base=keys.positive("rope.freq_base", 10000.0),
-        rope_dims=keys.size("rope.dimension_count", head_dim),
+        rope_dims=rope_dims,
         tied="output.weight" not in tensors,
-        rope_scaling=_gguf_scaling(checkpoint, keys),
-        rope_divisors=divisors,
+        rope_scaling=_gguf_scaling(checkpoint, keys, rope_dims // 2),
+        rope_divisors=_divisors(checkpoint, "rope_freqs.weight", rope_dims // 2),
         local_rope_base=keys.number("rope.freq_base_swa"),
-        window=keys.get("attention.sliding_window", (int,)) or None,
+        window=keys.get("attention.sliding_window", (int,), 4096 if family == "gemma2" else None) or None,
+        layer_types=_gguf_layer_types(keys, n_layers),
         bias="blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         out_bias="blk.0.attn_output.bias" in tensors,
         query_scale=keys.number("attention.scale"),
-        softcap=keys.number("attn_logit_softcapping"),
-        logit_softcap=keys.number("final_logit_softcapping"),
+        softcap=keys.number("attn_logit_softcapping", 50.0 if family == "gemma2" else None) or None,
+        logit_softcap=keys.number("final_logit_softcapping", 30.0 if family == "gemma2" else None) or None,
         embedding_scale=keys.positive("embedding_scale", 1.0),
         residual_scale=keys.positive("residual_scale", 1.0),
         logit_divisor=keys.positive("logit_scale", 1.0),
     )
+    keys.refuse_unread()
+    return facts
 
 
-def _gguf_scaling(checkpoint: Checkpoint, keys: _Keys) -> dict[str, Any]:
+def _gguf_layer_types(keys: _Keys, n_layers: int) -> list[str] | None:
+    """Which layers slide, where the file says so: a list, or a period whose last layer does not."""
+    pattern = keys.get("attention.sliding_window_pattern", (int, list))
+    if pattern is None:
+        return None
+    if isinstance(pattern, int):
+        pattern = [pattern == 0 or i % pattern < pattern - 1 for i in range(min(n_layers, MAX_LAYERS))]
+    return ["sliding_attention" if slides else "full_attention" for slides in pattern]
+
+
+def _divisors(checkpoint: Checkpoint, name: str, n: int) -> list[float] | None:
+    """A tensor of what divides each rotary frequency; None where there is none."""
+    tensor = checkpoint.tensors.get(name)
+    if tensor is None:
+        return None
+    if tensor.shape != (n,):
+        raise FormatError(checkpoint.path, f"{name} has the shape {tensor.shape}, expected ({n},)")
+    values = [float(value) for value in decode(tensor)]
+    if not all(0 < value < math.inf for value in values):
+        raise FormatError(checkpoint.path, f"{name} has values that are not finite and above 0")
+    return values
+
+
+def _gguf_scaling(checkpoint: Checkpoint, keys: _Keys, n: int) -> dict[str, Any]:
     """RoPE scaling under config.json's names; longrope's factors are tensors."""
-    kind = keys.get("rope.scaling.type", (str,), "none")
     scaling: dict[str, Any] = {
-        "type": "longrope" if "rope_factors_long.weight" in checkpoint.tensors else kind,
-        "factor": keys.number("rope.scaling.factor", 1.0),
+        "type": keys.get("rope.scaling.type", (str,), "none"),
+        "factor": keys.positive("rope.scaling.factor", 1.0),
         "original_max_position_embeddings": keys.get("rope.scaling.original_context_length", (int,)),
         "attention_factor": keys.number("rope.scaling.attn_factor"),
+        "beta_fast": keys.number("rope.scaling.yarn_beta_fast"),
+        "beta_slow": keys.number("rope.scaling.yarn_beta_slow"),
+        "long_factor": _divisors(checkpoint, "rope_factors_long.weight", n),
+        "short_factor": _divisors(checkpoint, "rope_factors_short.weight", n),
     }
-    for name in ("long", "short"):
-        tensor = checkpoint.tensors.get(f"rope_factors_{name}.weight")
-        if tensor is not None:
-            scaling[f"{name}_factor"] = decode(tensor).reshape(-1).tolist()
+    if scaling["long_factor"] is not None:
+        scaling["type"] = "longrope"
+    elif scaling["type"] == "yarn" and scaling["attention_factor"] not in (None, 1.0):
+        raise UnsupportedError(f"{checkpoint.path}: yarn with rope.scaling.attn_factor = {scaling['attention_factor']}")
+    elif scaling["type"] == "yarn":
+        scaling["attention_factor"] = None  # 1 times the rule's own
     return {} if scaling["type"] == "none" else scaling
 
 
-def _from_config(checkpoint: Checkpoint) -> Facts:
-    config = checkpoint.metadata
-    if isinstance(config.get("text_config"), Mapping):
-        config = config["text_config"]
-    family = config.get("model_type")
-    if not isinstance(family, str):
-        raise FormatError(
-            checkpoint.path / "config.json", "model_type is missing: the file does not say what its model is"
-        )
+def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], family: str) -> Facts:
     for key, harmless in REFUSED.items():
         if config.get(key) not in (None, harmless):
             raise UnsupportedError(f"config.json's {key} = {str(config[key])[:60]}")
-    keys = _Keys(checkpoint, config)
+    config = {**DEFAULTS.get(family, {}), **{key: value for key, value in config.items() if value is not None}}
+    keys, gemma = _Keys(checkpoint, config), family.startswith("gemma")
     n_heads, hidden = keys.size("num_attention_heads"), keys.size("hidden_size")
     head_dim = keys.size("head_dim", hidden // n_heads)
-    act = keys.get("hidden_activation", (str,)) or keys.get("hidden_act", (str,), "silu")
+    # Gemma's hidden_act is a leftover that its library does not read.
+    act = keys.get("hidden_activation", (str,), "gelu_tanh") if gemma else keys.get("hidden_act", (str,), "silu")
     if act not in ACTIVATIONS:
         raise UnsupportedError(f"config.json's hidden_act = {act!r}", ACTIVATIONS)
-    full, local = _rope_parameters(config)
+    full, local = _rope_parameters(checkpoint, config)
+    rope = _Keys(checkpoint, full)
+    partial = rope.positive("partial_rotary_factor", keys.positive("partial_rotary_factor", 1.0))
+    n_layers, attention_bias = keys.size("num_hidden_layers"), keys.get("attention_bias", (bool,), False)
     query_scalar = keys.number("query_pre_attn_scalar")
-    divided = config.get("no_rope_layers")
     return Facts(
-        family=family.removesuffix("_text"),
+        family=family,
         name=str(config.get("_name_or_path") or checkpoint.path.name),
-        n_layers=keys.size("num_hidden_layers"),
+        n_layers=n_layers,
         hidden=hidden,
         n_heads=n_heads,
         n_kv_heads=keys.size("num_key_value_heads", n_heads),
@@ -210,47 +292,76 @@ def _from_config(checkpoint: Checkpoint) -> Facts:
         eps=keys.positive("rms_norm_eps", 1e-6),
         vocab=keys.size("vocab_size"),
         context=keys.size("max_position_embeddings", 2048),
-        rope_base=float(full.get("rope_theta", 10000.0)),
-        rope_dims=int(head_dim * float(full.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))),
-        tied=bool(keys.get("tie_word_embeddings", (bool,), family.startswith("gemma"))),
-        rope_scaling={} if full.get("type", "default") == "default" else full,
+        rope_base=rope.positive("rope_theta", keys.positive("rope_theta", 10000.0)),
+        rope_dims=int(head_dim * partial),
+        tied=keys.get("tie_word_embeddings", (bool,), gemma),
+        rope_scaling={} if full["type"] == "default" else full,
         local_rope_base=local,
-        window=_window(keys),
-        layer_types=keys.get("layer_types", (list,)),
-        no_rope=[not used for used in divided] if isinstance(divided, list) else None,
+        window=_window(keys, family),
+        layer_types=_layer_types(keys, family, n_layers),
+        no_rope=_no_rope(keys, family, n_layers),
         activation=ACTIVATIONS[act],
-        bias=bool(keys.get("attention_bias", (bool,), family == "qwen2")),
-        out_bias=bool(keys.get("attention_bias", (bool,), False)) and family != "qwen2",
+        bias=attention_bias or family == "qwen2",
+        out_bias=attention_bias and family != "qwen2",
         query_scale=keys.number("attention_multiplier") or (None if query_scalar is None else query_scalar**-0.5),
-        softcap=keys.number("attn_logit_softcapping"),
-        logit_softcap=keys.number("final_logit_softcapping"),
+        softcap=keys.number("attn_logit_softcapping") or None,
+        logit_softcap=keys.number("final_logit_softcapping") or None,
         embedding_scale=keys.positive("embedding_multiplier", 1.0),
         residual_scale=keys.positive("residual_multiplier", 1.0),
         logit_divisor=keys.positive("logits_scaling", 1.0),
     )
 
 
-def _window(keys: _Keys) -> int | None:
+def _window(keys: _Keys, family: str) -> int | None:
     """The sliding window, unless a switch turns it off."""
     window: int | None = keys.get("sliding_window", (int,))
-    return window if window and keys.get("use_sliding_window", (bool,), True) else None
+    return window if window and keys.get("use_sliding_window", (bool,), family not in SWITCHED_WINDOW) else None
 
 
-def _rope_parameters(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
-    """(parameters of full attention with "type" and "rope_theta", base of sliding layers), old or new spelling."""
-    given = config.get("rope_parameters")
-    local = config.get("rope_local_base_freq")
-    if isinstance(given, Mapping) and isinstance(given.get("full_attention"), Mapping):
-        local = dict(given.get("sliding_attention") or {}).get("rope_theta", local)
-        given = given["full_attention"]
+def _layer_types(keys: _Keys, family: str, n_layers: int) -> list[str] | None:
+    """Which layers slide, where the file says so: as a list, or in the older spellings."""
+    types: list[str] | None = keys.get("layer_types", (list,))
+    period = keys.get("sliding_window_pattern", (int,))
+    layers = range(min(n_layers, MAX_LAYERS))
+    if types is None and family == "gemma3" and period:
+        types = ["sliding_attention" if (i + 1) % period else "full_attention" for i in layers]
+    if types is None and family in ("qwen2", "qwen3"):
+        first = keys.get("max_window_layers", (int,), 28)
+        types = ["sliding_attention" if i >= first else "full_attention" for i in layers]
+    return types
+
+
+def _no_rope(keys: _Keys, family: str, n_layers: int) -> list[bool] | None:
+    """Which layers have no position embedding, where the file says so."""
+    if family != "smollm3":
+        return None
+    used = keys.get("no_rope_layers", (list,))
+    every = keys.size("no_rope_layer_interval", 4)
+    layers = range(min(n_layers, MAX_LAYERS))
+    return [(i + 1) % every == 0 for i in layers] if used is None else [not rotates for rotates in used][:n_layers]
+
+
+def _rope_parameters(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
+    """(parameters of full attention with "type", base of sliding layers), old or new spelling."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
-        given = config.get("rope_scaling")
-    full = dict(given) if isinstance(given, Mapping) else {}
-    full.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+        raise FormatError(checkpoint.path / "config.json", f"the RoPE parameters are {str(given)[:60]!r}")
+    local: Any = {"rope_theta": config.get("rope_local_base_freq")}
+    if "full_attention" in given:
+        given, local = given["full_attention"], given.get("sliding_attention", {})
+        if not isinstance(given, Mapping) or not isinstance(local, Mapping):
+            raise FormatError(checkpoint.path / "config.json", "the RoPE parameters of a layer type are no object")
+        if local.get("rope_type", "default") != "default":
+            raise UnsupportedError(f"RoPE scaling {local['rope_type']!r} in sliding layers")
+    full = dict(given)
     full["type"] = full.get("rope_type") or full.get("type") or "default"
-    if full["type"] == "su":
-        full["type"] = "longrope"
-    for key in ("original_max_position_embeddings", "max_position_embeddings"):
-        if key in config:
-            full.setdefault(key, config[key])
-    return full, None if local is None else float(local)
+    if full["type"] == "su" or (full["type"] == "yarn" and config.get("model_type") == "phi3"):
+        full["type"] = "longrope"  # its names in Phi-3's first files
+    for key in ("mscale", "mscale_all_dim"):
+        if full.get(key):
+            raise UnsupportedError(f"config.json's RoPE parameter {key} = {full[key]}")
+    if full.get("truncate") is False:
+        raise UnsupportedError("config.json's RoPE parameter truncate = false")
+    if "original_max_position_embeddings" in config:
+        full.setdefault("original_max_position_embeddings", config["original_max_position_embeddings"])
+    return full, _Keys(checkpoint, local).number("rope_theta")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from martlet.errors import UnsupportedError
-from martlet.models.facts import Facts
+from martlet.formats.checkpoint import Checkpoint
+from martlet.models.facts import Facts, facts_of
 from martlet.models.rope import rope_of
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm, Rope
 
@@ -87,7 +88,11 @@ def _smollm3(facts: Facts, context: int | None) -> ModelSpec:
     """Every fourth layer has no position embedding (arXiv:2501.18795)."""
     rope = rope_of(facts, context)
     none = facts.no_rope or [i % 4 == 3 for i in range(facts.n_layers)]
-    return _model(facts, (_layer(facts, _attention(facts, None if n else rope)) for n in none))
+    if len(none) != facts.n_layers:
+        raise UnsupportedError(f"no_rope_layers has {len(none)} entries for {facts.n_layers} layers")
+    windows = [facts.window if w else None for w in _sliding(facts, lambda i: none[i])]
+    layers = (_attention(facts, None if n else rope, w) for n, w in zip(none, windows, strict=True))
+    return _model(facts, (_layer(facts, mixer) for mixer in layers))
 
 
 def _olmo2(facts: Facts, context: int | None) -> ModelSpec:
@@ -101,8 +106,8 @@ def _olmo2(facts: Facts, context: int | None) -> ModelSpec:
 def _gemma2(facts: Facts, context: int | None) -> ModelSpec:
     """Norms before and after each part, scores and logits capped, every other layer with a window (arXiv:2408.00118)."""
     if facts.query_scale is None and facts.n_layers == 46:  # the 27B, whose scale GGUF does not store
-        facts = replace(facts, query_scale=(facts.hidden / facts.n_heads) ** -0.5)
-    facts = replace(facts, embedding_scale=facts.hidden**0.5, tied=True)
+        facts = replace(facts, query_scale=(facts.hidden // facts.n_heads) ** -0.5)
+    facts = replace(facts, embedding_scale=facts.hidden**0.5)
     norm, rope = Norm(facts.eps), rope_of(facts, context)
     layers = []
     for sliding in _sliding(facts, lambda i: i % 2 == 0):
@@ -115,10 +120,8 @@ def _gemma2(facts: Facts, context: int | None) -> ModelSpec:
 def _gemma3(facts: Facts, context: int | None) -> ModelSpec:
     """Five layers with a window and a RoPE base of their own to one without (arXiv:2503.19786)."""
     if facts.query_scale is None and facts.n_layers == 62:  # the 27B, whose scale GGUF does not store
-        facts = replace(facts, query_scale=(facts.hidden / facts.n_heads) ** -0.5)
-    facts = replace(
-        facts, embedding_scale=facts.hidden**0.5, tied=True, activation=facts.activation or Activation.GELU_TANH
-    )
+        facts = replace(facts, query_scale=(facts.hidden // facts.n_heads) ** -0.5)
+    facts = replace(facts, embedding_scale=facts.hidden**0.5, activation=facts.activation or Activation.GELU_TANH)
     everywhere = rope_of(facts, context)
     nearby = rope_of(facts, context, base=facts.local_rope_base or 10000.0, scaled=False)
     norm, layers = Norm(facts.eps), []
@@ -143,8 +146,10 @@ FAMILIES: dict[str, Callable[[Facts, int | None], ModelSpec]] = {
 }
 
 
-def spec_of(facts: Facts, context: int | None = None) -> ModelSpec:
-    """The spec of a model. Raises UnsupportedError for a family that is not in the table."""
-    if facts.family not in FAMILIES:
-        raise UnsupportedError(f"the model family {facts.family!r}", FAMILIES)
+def spec_of(checkpoint: Checkpoint, context: int | None = None) -> ModelSpec:
+    """The spec of a checkpoint's model; `context`, the longest in use, chooses between RoPE factors (longrope).
+
+    Raises UnsupportedError for a family that is not in the table, or a part of it that is not known here.
+    """
+    facts = facts_of(checkpoint, FAMILIES)
     return FAMILIES[facts.family](facts, context)

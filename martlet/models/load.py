@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.errors import FormatError
+from martlet.errors import FormatError, UnsupportedError
 from martlet.formats.checkpoint import Checkpoint
-from martlet.models.facts import facts_of
 from martlet.models.families import GGUF_PERMUTED, OFFSET_NORMS, spec_of
 from martlet.models.names import canonical_names
 from martlet.ops.interface import Array, Backend, Weight
@@ -85,7 +84,7 @@ def load_model(
     `context` is the longest context the engine will use; it selects between a file's RoPE factor sets (longrope).
     `progress` is called with (bytes done, bytes in all). Raises FormatError and UnsupportedError before packing starts.
     """
-    spec = spec_of(facts_of(checkpoint), context)
+    spec = spec_of(checkpoint, context)
     tensors = _checked(checkpoint, spec)
     source = _Source(checkpoint, spec, tensors, ops, progress)
     embedding = source.matrix("token_embd.weight")
@@ -174,8 +173,15 @@ class _Source:
     packed_bytes: int = 0
     done_bytes: int = 0
     total_bytes: int = field(init=False)
+    permuted: bool = field(init=False)
+    head_dim: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.permuted = self.checkpoint.kind == "gguf" and self.spec.family in GGUF_PERMUTED
+        mixers = [layer.mixer for layer in self.spec.layers]
+        self.head_dim = mixers[0].head_dim
+        if self.permuted and any(a.rope is not None and a.rope.dims != a.head_dim for a in mixers):
+            raise UnsupportedError(f"{self.spec.family} as GGUF with heads that rotate only in part")
         self.total_bytes = sum(tensor.data.nbytes for tensor in self.tensors.values())
 
     def has(self, name: str) -> bool:
@@ -186,9 +192,9 @@ class _Source:
         raws = stored = [self.tensors[name] for name in names]
         for raw in stored:
             self.checkpoint.advise(raw, "willneed")
-        if self.checkpoint.kind == "gguf" and self.spec.family in GGUF_PERMUTED:
-            raws = [raw.take_rows(half_split_rows(raw.shape[0], n)) for raw, n in zip(raws, heads, strict=False)]
-            raws += stored[len(raws) :]
+        if heads and self.permuted:
+            orders = _row_orders([raw.shape[0] for raw in raws], heads, self.head_dim)
+            raws = [raw.take_rows(order) for raw, order in zip(stored, orders, strict=True)]
         weight = self.ops.pack(raws)
         self.packed_bytes += self.ops.weight_bytes(weight)
         for raw in stored:
@@ -201,8 +207,9 @@ class _Source:
     def vector(self, *names: str, heads: Sequence[int] = ()) -> Array:
         """Vectors end to end, float32."""
         parts = [decode(self.tensors[name]) for name in names]
-        if self.checkpoint.kind == "gguf" and self.spec.family in GGUF_PERMUTED:
-            parts[: len(heads)] = [p[half_split_rows(p.size, n)] for p, n in zip(parts, heads, strict=False)]
+        if heads and self.permuted:
+            orders = _row_orders([part.size for part in parts], heads, self.head_dim)
+            parts = [part[order] for part, order in zip(parts, orders, strict=True)]
         return self.ops.upload(np.concatenate(parts))
 
     def norm(self, name: str) -> Array:
@@ -213,15 +220,23 @@ class _Source:
         return self.ops.upload(values)
 
 
-def half_split_rows(n: int, heads: int) -> NDArray[np.intp]:
+def half_split_rows(heads: int, head_dim: int) -> NDArray[np.intp]:
     """Row order that turns RoPE's neighbouring pairs (2i, 2i + 1) of each head into halves (i, i + D/2)."""
-    return np.arange(n).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
+    return np.arange(heads * head_dim).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
+
+
+def _row_orders(sizes: Sequence[int], heads: Sequence[int], head_dim: int) -> list[NDArray[np.intp] | slice]:
+    """The row order of each of q, k, v, or of the one matrix that holds them; v stays as it is."""
+    if len(sizes) == 1:
+        turned = half_split_rows(sum(heads), head_dim)
+        return [np.concatenate([turned, np.arange(turned.size, sizes[0])])]
+    return [*(half_split_rows(n, head_dim) for n in heads), slice(None)]
 
 
 def _layer(source: _Source, i: int, layer: Layer) -> LayerWeights:
     p, a = f"blk.{i}.", layer.mixer
     qkv = ["attn_qkv"] if source.has(p + "attn_qkv.weight") else ["attn_q", "attn_k", "attn_v"]
-    heads = () if a.rope is None and source.spec.family != "smollm3" else (a.n_heads, a.n_kv_heads)
+    heads = (a.n_heads, a.n_kv_heads)
     split = source.has(p + "ffn_gate.weight")
     gate_up = [p + "ffn_gate.weight", p + "ffn_up.weight"] if split else [p + "ffn_up.weight"]
     norms = {name: source.norm(p + name) for name, norm in _norms(layer).items() if norm is not None}

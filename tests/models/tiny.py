@@ -1,0 +1,227 @@
+"""Tiny random checkpoints of every family, made with `transformers`, and the same weights as GGUF files.
+
+The conversions are those of llama.cpp's conversion scripts: q and k rows of llama, granite and smollm3 reordered for RoPE
+on neighbouring pairs, 1 added to gemma's norms, llama3's factors as a tensor, longrope's two sets as tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+V, C, F, L = 97, 48, 80, 3
+SIZES = {
+    "vocab_size": V,
+    "hidden_size": C,
+    "intermediate_size": F,
+    "num_hidden_layers": L,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+GEMMA = {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+}
+
+# name → (class stem, model_type, config beyond SIZES)
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("Llama", "llama", {}),
+    "llama-bias-tied": ("Llama", "llama", {"attention_bias": True, "tie_word_embeddings": True}),
+    "llama3": ("Llama", "llama", {"rope_parameters": LLAMA3, "head_dim": 16}),
+    "llama-linear": ("Llama", "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "mistral": ("Mistral", "mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", "qwen2", {"use_sliding_window": False, "sliding_window": 5}),
+    "qwen2-window": (
+        "Qwen2",
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen2-yarn": ("Qwen2", "qwen2", {"rope_parameters": YARN}),
+    "qwen3": ("Qwen3", "qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": (
+        "Gemma2",
+        "gemma2",
+        {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "gemma2-scale": ("Gemma2", "gemma2", {**GEMMA, "query_pre_attn_scalar": 24, "attn_logit_softcapping": None}),
+    "gemma3": ("Gemma3", "gemma3_text", {**GEMMA, "rope_parameters": GEMMA_ROPE, "num_hidden_layers": 7}),
+    "phi3": ("Phi3", "phi3", {"sliding_window": 9}),
+    "phi3-longrope": (
+        "Phi3",
+        "phi3",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
+    ),
+    "smollm3": ("SmolLM3", "smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 4}),
+    "granite": ("Granite", "granite", GRANITE),
+    "olmo2": ("Olmo2", "olmo2", {}),
+}
+# What GGUF has no key for.
+NO_GGUF = frozenset({"qwen2-window", "gemma2-scale"})
+
+
+def make(case: str, folder: Path) -> Any:
+    """Save a random checkpoint of the case to `folder` and return the model, float32."""
+    import torch
+    import transformers
+
+    stem, model_type, extra = CASES[case]
+    text = "Text" if model_type == "gemma3_text" else ""
+    config = getattr(transformers, f"{stem}{text}Config")(**{**SIZES, **extra})
+    torch.manual_seed(sum(map(ord, case)))
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{stem}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = (
+                0.2 if name.endswith("norm.weight") or parameter.ndim == 1 else 1.6 / math.sqrt(parameter.shape[-1])
+            )
+            centre = parameter.mean() if name.endswith("norm.weight") else 0.0
+            parameter.copy_(centre + spread * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+def logits_of(model: Any, ids: list[int]) -> NDArray[np.float32]:
+    """The model's own logits, [T, V]."""
+    import torch
+
+    with torch.no_grad():
+        logits: NDArray[np.float32] = model(torch.tensor([ids])).logits[0].numpy()
+    return logits
+
+
+def interleave(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows in halves (i, i + D/2) to neighbouring pairs (2i, 2i + 1), within each head."""
+    shape = weight.shape
+    return weight.reshape(heads, 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
+
+
+def write_gguf(model: Any, case: str, path: Path) -> None:
+    """Write the model as llama.cpp's converter would, in float32."""
+    import gguf
+
+    config = model.config
+    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, arch)
+    _sizes(writer, config, arch)
+    _rope(writer, config, arch)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.numpy()
+        if arch in ("llama", "granite", "smollm3") and ".q_proj." in name:
+            values = interleave(values, config.num_attention_heads)
+        if arch in ("llama", "granite", "smollm3") and ".k_proj." in name:
+            values = interleave(values, config.num_key_value_heads)
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new is not None, name
+        writer.add_tensor(new, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _sizes(writer: Any, config: Any, arch: str) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if getattr(config, "sliding_window", None) and arch != "qwen2":
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+
+
+def _rope(writer: Any, config: Any, arch: str) -> None:
+    import gguf
+
+    rope = config.rope_parameters
+    local = rope.get("sliding_attention")
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if local is not None:
+        writer.add_rope_freq_base_swa(local["rope_theta"])
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if arch != "gemma3":
+        writer.add_rope_dimension_count(head_dim)
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, head_dim))
+    if kind == "longrope":
+        trained = rope["original_max_position_embeddings"]
+        scale = config.max_position_embeddings / trained
+        writer.add_rope_scaling_orig_ctx_len(trained)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(trained)))
+        for which in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
+
+
+def _llama3_factors(rope: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
+    """What divides each frequency, as Llama 3.1's reference code has it."""
+    factors = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (i / head_dim)
+        trained = rope["original_max_position_embeddings"]
+        if wavelength < trained / rope["high_freq_factor"]:
+            factors.append(1.0)
+        elif wavelength > trained / rope["low_freq_factor"]:
+            factors.append(rope["factor"])
+        else:
+            smooth = (trained / wavelength - rope["low_freq_factor"]) / (
+                rope["high_freq_factor"] - rope["low_freq_factor"]
+            )
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
