@@ -64,7 +64,7 @@ class EngineConfig:
     page_size: int = PAGE_SIZE
     max_step_tokens: int = 512
     max_seqs: int = 16
-    seed: int = 0
+    seed: int | None = None  # what requests without a seed draw theirs from; None: the operating system
     offline: bool = False
     oracle: bool = False
     chat_template: str | None = None
@@ -172,7 +172,7 @@ def _validate(config: EngineConfig) -> None:
 
 
 def _require_whole(name: str, value: object, least: int, most: int) -> None:
-    if value is None and name in ("max_context", "kv_memory"):
+    if value is None and name in ("max_context", "kv_memory", "seed"):
         return
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise RequestError(f"{name} is {value!r}; expected a whole number from {least:,} to {most:,}.", param=name)

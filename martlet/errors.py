@@ -16,6 +16,7 @@ __all__ = [
     "MartletError",
     "OracleError",
     "RequestError",
+    "SampleError",
     "UnsupportedError",
     "nearest",
 ]
@@ -64,6 +65,10 @@ class CapacityError(MartletError):
 
 class OracleError(MartletError):
     """An operation and its reference disagree by more than the stated bound (`--oracle`)."""
+
+
+class SampleError(MartletError):
+    """One sequence's next token cannot be chosen (NaN logits, nothing allowed); it ends that sequence only."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

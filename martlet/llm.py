@@ -235,6 +235,7 @@ class LLM:
     def _start(self, prompt: tuple[str | None, Sequence[int]], params: ParamsLike) -> OutputBuilder:
         parts = self._parts
         resolved, settings = resolve_params(params, parts.suggested)
+        parts.sampler.check(resolved)
         text, ids = prompt
         request = Request(self._new_id(), tuple(ids), resolved, text)
         builder = OutputBuilder(request, parts.tokenizer, parts.engine.stop, settings)

@@ -28,6 +28,7 @@ from martlet.quant.table import RawTensor
 from martlet.runtime.executors import LocalExecutor
 from martlet.runtime.kv import allocate_caches
 from martlet.runtime.runner import Runner
+from martlet.sample.sampler import Sampler
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.spec import ModelSpec
 from martlet.tokenizer.chat import ChatTemplate
@@ -56,6 +57,7 @@ class Built:
     template: ChatTemplate
     spec: ModelSpec
     plan: MemoryPlan
+    sampler: Sampler
     start: tuple[StartPhase, ...] = ()
     suggested: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters that the model's file suggests
     warnings: tuple[str, ...] = ()
@@ -141,7 +143,8 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             caches = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype)
         with timeline.phase("compile"):
             limits = step_limits(config, model.spec.vocab, plan.context)
-            runner = Runner(ops, model, caches, limits, config.page_size, config.seed)
+            sampler = Sampler(tokenizer, model.spec.vocab, config.seed)
+            runner = Runner(ops, model, caches, limits, config.page_size, sampler)
         with timeline.phase("warm"):
             runner.warm()
         pages = PagePool(plan.n_pages, config.page_size)
@@ -157,6 +160,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             template,
             model.spec,
             plan,
+            sampler,
             tuple(timeline.phases),
             suggested,
             (*warnings, *tokenizer.warnings, *template.warnings),

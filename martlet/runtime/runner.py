@@ -11,11 +11,12 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
+from martlet.errors import SampleError
 from martlet.models.decoder import forward, hidden_states
 from martlet.models.load import Model
 from martlet.ops.interface import Array, Backend, Program, StepLimits
 from martlet.runtime.flatten import SequenceRows, StepBuffers
-from martlet.sample.sampler import SequenceSampler, token_logprobs
+from martlet.sample.sampler import Sampler, SequenceSampler, token_logprobs
 from martlet.types import PageId, Sampled, SeqId, Sequence, Span, StepPlan, StepResult, TokenLogprobs
 
 __all__ = ["Runner"]
@@ -29,25 +30,34 @@ class _Running:
 
     __slots__ = ("n_prompt", "prompt_logprobs", "rows", "sampler")
 
-    def __init__(self, seq: Sequence, page_size: int, sampler: SequenceSampler | None) -> None:
+    def __init__(self, seq: Sequence, page_size: int, sampler: Sampler) -> None:
+        params = seq.request.params
         self.rows = SequenceRows(seq.ids, seq.limit, page_size)
         self.n_prompt = seq.n_prompt
-        self.sampler = sampler  # None: the request wants no token, only the prompt's log-probabilities
-        self.prompt_logprobs = seq.request.params.prompt_logprobs
+        self.sampler: SequenceSampler | None = None  # the request wants no token, only the prompt's log-probabilities
+        if params.max_tokens != 0:
+            self.sampler = sampler.start(params, seq.request.prompt_ids, seq.index)
+        self.prompt_logprobs = params.prompt_logprobs
 
 
 class Runner:
     """Runs plans on one backend. `limits` bounds every step."""
 
     def __init__(
-        self, ops: Backend, model: Model, caches: Seq[Array], limits: StepLimits, page_size: int, seed: int = 0
+        self,
+        ops: Backend,
+        model: Model,
+        caches: Seq[Array],
+        limits: StepLimits,
+        page_size: int,
+        sampler: Sampler,
     ) -> None:
         self._ops = ops
         self._model = model
         self._caches = caches
         self._limits = limits
         self._page_size = page_size
-        self._seed = seed
+        self._sampler = sampler
         self._buffers = StepBuffers(limits, page_size)
         self._sequences: dict[SeqId, _Running] = {}
         self._rows: dict[SeqId, SequenceRows] = {}
@@ -60,7 +70,7 @@ class Runner:
             self._sequences.pop(seq_id, None)
             self._rows.pop(seq_id, None)
         for seq in plan.added:
-            running = _Running(seq, self._page_size, self._sampler(seq))
+            running = _Running(seq, self._page_size, self._sampler)
             self._sequences[seq.seq_id] = running
             self._rows[seq.seq_id] = running.rows
         if not plan.spans:
@@ -103,21 +113,18 @@ class Runner:
         self._rows.clear()
         self._ops.close()
 
-    def _sampler(self, seq: Sequence) -> SequenceSampler | None:
-        raise NotImplementedError
-
     def _sample(self, span: Span, logits: F32) -> Sampled:
         """Read the logits of a span's last rows: first what they say of the prompt, then the next token."""
         running = self._sequences[span.seq]
         end = span.start + span.count
         scored: tuple[TokenLogprobs, ...] = ()
-        if running.prompt_logprobs is not None and end - span.n_logits < running.n_prompt - 1:
-            scored = self._score(running, end - span.n_logits, logits)
-        if end < running.rows.n_ids or running.sampler is None:
-            return Sampled(span.seq, None, prompt_logprobs=scored)
         try:
+            if running.prompt_logprobs is not None and end - span.n_logits < running.n_prompt - 1:
+                scored = self._score(running, end - span.n_logits, logits)
+            if end < running.rows.n_ids or running.sampler is None:
+                return Sampled(span.seq, None, prompt_logprobs=scored)
             token_id, logprobs = running.sampler.sample(logits[-1])
-        except ValueError as error:
+        except SampleError as error:
             return Sampled(span.seq, None, error=str(error))
         running.rows.append(token_id)
         return Sampled(span.seq, token_id, logprobs, scored)

@@ -1,0 +1,265 @@
+"""The steps between logits and a token: one function each, formula and source above the code (read `sampler.py` next).
+
+A step takes candidates and returns candidates. They are kept in ascending order of id from beginning to end: then "ties
+go to the lowest id" needs no rule of its own, and a sum is always taken in the same order. Nothing is sorted that need
+not be: a truncating step finds its border and keeps what is on the right side of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Candidates",
+    "draw",
+    "dry",
+    "log_softmax",
+    "min_p",
+    "mirostat_keep",
+    "mirostat_mu",
+    "ngram_followers",
+    "presence_frequency_penalty",
+    "repetition_penalty",
+    "smallest_set",
+    "softmax",
+    "temperature",
+    "top_k",
+    "top_n_sigma",
+    "top_p",
+    "typical_p",
+    "xtc",
+]
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+Keep = NDArray[np.int64] | NDArray[np.bool_]
+
+_LOG_ZERO = -745.2  # exp of anything below is 0.0
+_BUCKETS_PER_NAT = 16
+_BUCKETS = 1024
+_MAX_REPEAT = 1024  # DRY counts a repetition up to so many tokens, which bounds its work
+
+
+class Candidates(NamedTuple):
+    """Tokens that may still be sampled: ids ascending, and their logits, owned (a penalty changes them in place)."""
+
+    ids: I64
+    logits: F64
+
+    def take(self, keep: Keep) -> Candidates:
+        """Only these: a mask, or ascending indices."""
+        return Candidates(self.ids[keep], self.logits[keep])
+
+
+def softmax(logits: F64) -> F64:
+    """exp(x) / Σ exp(x), shifted by the maximum, so that nothing overflows."""
+    weights: F64 = np.exp(logits - logits.max())
+    weights /= weights.sum()
+    return weights
+
+
+def log_softmax(logits: F64) -> F64:
+    """x - log Σ exp(x), shifted by the maximum."""
+    shifted: F64 = logits - logits.max()
+    shifted -= math.log(np.exp(shifted).sum())
+    return shifted
+
+
+def _find(c: Candidates, ids: I64) -> tuple[I64, NDArray[np.bool_]]:
+    """Where `ids` are among the candidates, and which of them are there at all."""
+    at = np.minimum(np.searchsorted(c.ids, ids), len(c.ids) - 1)
+    found = c.ids[at] == ids
+    return at[found], found
+
+
+def _best(c: Candidates) -> Candidates:
+    """The best candidate alone; of equals the lowest id."""
+    at = int(c.logits.argmax())
+    return Candidates(c.ids[at : at + 1], c.logits[at : at + 1])
+
+
+# -- steps that change logits ----------------------------------------------------------------------------------------
+
+
+def repetition_penalty(c: Candidates, seen: I64, penalty: float) -> Candidates:
+    """x → x / penalty if x > 0, else x · penalty, for every token seen before (arXiv:1909.05858, section 4.1).
+
+    The paper divides only; multiplying negative logits, as everybody does today, keeps a penalty a penalty.
+    """
+    at, _ = _find(c, seen)
+    x = c.logits[at]
+    c.logits[at] = np.where(x > 0, x / penalty, x * penalty)
+    return c
+
+
+def presence_frequency_penalty(c: Candidates, ids: I64, counts: I64, presence: float, frequency: float) -> Candidates:
+    """x → x - presence - frequency · count, for every token that has been generated (OpenAI's API reference)."""
+    at, found = _find(c, ids)
+    c.logits[at] -= presence + frequency * counts[found]
+    return c
+
+
+def _repeats(ids: I64, limit: int) -> tuple[I64, I64]:
+    """Positions that follow a repetition of the end of `ids`, and how long each repetition is, at most `limit`."""
+    after = np.flatnonzero(ids[:-1] == ids[-1]) + 1
+    lengths = np.ones(len(after), np.int64)
+    alive = np.arange(len(after))
+    for length in range(1, limit):
+        before = after[alive] - 1 - length
+        alive = alive[(before >= 0) & (ids[before] == ids[-1 - length])]
+        if len(alive) == 0:
+            break
+        lengths[alive] += 1
+    return after, lengths
+
+
+def dry(
+    c: Candidates, ids: I64, breakers: NDArray[np.bool_], multiplier: float, base: float, allowed: int
+) -> Candidates:
+    """x → x - multiplier · base^(n - allowed) for a token that would make a repetition of n ≥ allowed tokens longer.
+
+    `ids` are the last tokens; a repetition never reaches across a token of `breakers` ([V]), and none is penalised.
+    Source: oobabooga/text-generation-webui PR 5677; exponents end where float32 does, as in llama.cpp.
+    """
+    stops = np.flatnonzero(breakers[ids])
+    room = len(ids) - 1 - int(stops[-1]) if len(stops) else len(ids)
+    most = allowed + int(88.7228391 / math.log(base)) if base > 1.000001 else _MAX_REPEAT
+    limit = min(room, most, _MAX_REPEAT)
+    if limit < allowed:
+        return c
+    after, lengths = _repeats(ids, limit)
+    after, lengths = after[lengths >= allowed], lengths[lengths >= allowed]
+    tokens, inverse = np.unique(ids[after], return_inverse=True)
+    longest = np.zeros(len(tokens), np.int64)
+    np.maximum.at(longest, inverse, lengths)
+    longest[breakers[tokens]] = 0
+    at, found = _find(c, tokens[longest > 0])
+    c.logits[at] -= multiplier * base ** (longest[longest > 0][found] - allowed).astype(np.float64)
+    return c
+
+
+def ngram_followers(ids: I64, size: int) -> I64:
+    """The tokens that would complete an n-gram of `size` for the second time (arXiv:1705.04304, section 2.5)."""
+    n_prefix = size - 1
+    if len(ids) < size:
+        return ids[:0]
+    windows = np.lib.stride_tricks.sliding_window_view(ids, size)
+    same = (windows[:, :n_prefix] == ids[len(ids) - n_prefix :]).all(axis=1)
+    return np.unique(windows[same, n_prefix])
+
+
+def temperature(c: Candidates, value: float, spread: float = 0.0, exponent: float = 1.0) -> Candidates:
+    """x → x / T (arXiv:1503.02531, section 2); candidates whose probability is then 0 go, so T = 0 keeps the best one.
+
+    With a `spread`, T = low + (high - low) · (entropy / log n)^exponent, low and high being value ∓ spread, low at
+    least 0: hot where the model is unsure (llama.cpp PR 4972).
+    """
+    if spread and len(c.ids) > 1:
+        logp = log_softmax(c.logits)
+        entropy = max(0.0, -float((np.exp(logp) * logp).sum())) / math.log(len(c.ids))
+        low, high = max(0.0, value - spread), value + spread
+        value = low + (high - low) * min(entropy, 1.0) ** exponent
+    if value == 0:
+        return _best(c)
+    with np.errstate(over="ignore"):  # -inf is right for what is too far below the best
+        scaled = (c.logits - c.logits.max()) / value
+    c = Candidates(c.ids, scaled)
+    return c if scaled.min() > _LOG_ZERO else c.take(scaled > _LOG_ZERO)
+
+
+# -- steps that drop candidates --------------------------------------------------------------------------------------
+
+
+def top_k(c: Candidates, k: int) -> Candidates:
+    """The k highest logits (arXiv:1805.04833, section 5.4)."""
+    if k >= len(c.ids):
+        return c
+    border = np.partition(c.logits, len(c.ids) - k)[len(c.ids) - k]
+    c = c.take(c.logits >= border)
+    surplus = len(c.ids) - k
+    return (
+        c if surplus == 0 else c.take(np.delete(np.arange(len(c.ids)), np.flatnonzero(c.logits == border)[-surplus:]))
+    )
+
+
+def smallest_set(scores: F64, weights: F64, share: float) -> I64:
+    """Indices, ascending, of the fewest items, best (lowest) score first, that hold `share` of the weight; at least 1.
+
+    Equivalent to sorting by score and summing up, in linear time: weights are summed by bucket of score, and only the
+    bucket in which the share is reached is sorted. Scores are ≥ 0, in nats.
+    """
+    buckets = np.minimum(scores * _BUCKETS_PER_NAT, _BUCKETS - 1).astype(np.int64)
+    held = np.cumsum(np.bincount(buckets, weights=weights))
+    target = max(share * held[-1], np.nextafter(0.0, 1.0))
+    edge = int(np.searchsorted(held, target))
+    inside = np.flatnonzero(buckets == edge)
+    inside = inside[np.argsort(scores[inside], kind="stable")]
+    reached = np.cumsum(weights[inside]) + (held[edge - 1] if edge else 0.0)
+    n_inside = int(np.searchsorted(reached, target)) + 1
+    return np.sort(np.concatenate((np.flatnonzero(buckets < edge), inside[:n_inside])))
+
+
+def top_p(c: Candidates, share: float) -> Candidates:
+    """The fewest tokens whose probabilities sum to at least `share`: the nucleus (arXiv:1904.09751, section 3.1)."""
+    below_best = c.logits.max() - c.logits
+    return c.take(smallest_set(below_best, np.exp(-below_best), share))
+
+
+def typical_p(c: Candidates, share: float) -> Candidates:
+    """The fewest tokens that sum to `share`, those first whose -log p is nearest to the entropy (arXiv:2202.00666)."""
+    logp = log_softmax(c.logits)
+    p = np.exp(logp)
+    entropy = -float((p * logp).sum())
+    return c.take(smallest_set(np.abs(-logp - entropy), p, share))
+
+
+def min_p(c: Candidates, ratio: float) -> Candidates:
+    """p ≥ ratio · max p, which is x ≥ max x + log ratio (arXiv:2407.01082)."""
+    return c.take(c.logits >= c.logits.max() + math.log(ratio))
+
+
+def top_n_sigma(c: Candidates, n: float) -> Candidates:
+    """x ≥ max x - n · σ, σ being the standard deviation of the candidates' logits (arXiv:2411.07641)."""
+    return c.take(c.logits >= c.logits.max() - n * c.logits.std())
+
+
+def xtc(c: Candidates, probability: float, threshold: float, u: float) -> Candidates:
+    """Exclude top choices: with `probability`, of all tokens with p ≥ threshold only the least probable stays.
+
+    `u` is uniform in [0, 1). With fewer than two such tokens nothing happens, so there is always one left that is
+    likely enough. Source: oobabooga/text-generation-webui PR 6335.
+    """
+    if u >= probability:
+        return c
+    p = softmax(c.logits)
+    top = np.flatnonzero(p >= threshold)
+    if len(top) < 2:
+        return c
+    last = len(top) - 1 - int(np.argmin(p[top][::-1]))  # of equals the highest id is the least probable
+    return c.take(np.delete(np.arange(len(c.ids)), np.delete(top, last)))
+
+
+def mirostat_keep(c: Candidates, mu: float) -> Candidates:
+    """Mirostat v2: tokens with a surprise -log2 p of at most mu, at least the best one (arXiv:2007.14966, alg. 2)."""
+    keep = log_softmax(c.logits) >= -mu * math.log(2)
+    return c.take(keep) if keep.any() else _best(c)
+
+
+def mirostat_mu(c: Candidates, token_id: int, mu: float, tau: float, eta: float) -> float:
+    """mu after sampling `token_id`: mu - eta · (surprise - tau), the surprise being that among the kept candidates."""
+    logp = log_softmax(c.logits)[np.searchsorted(c.ids, token_id)]
+    return mu - eta * (-float(logp) / math.log(2) - tau)
+
+
+def draw(c: Candidates, u: float) -> int:
+    """The token whose stretch of the cumulated probabilities, in order of id, holds `u` in [0, 1)."""
+    weights = np.exp(c.logits - c.logits.max())
+    cumulated = np.cumsum(weights)
+    at = int(np.searchsorted(cumulated, u * cumulated[-1], side="right"))
+    if at == len(weights):  # u · total was rounded up to the total
+        at = int(np.flatnonzero(weights)[-1])
+    return int(c.ids[at])

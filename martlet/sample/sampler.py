@@ -1,0 +1,274 @@
+"""The sampler: one row of logits in, one token out (read `logits.py` next for the steps, `random.py` for the draw).
+
+    logits [V] → masks and bias → steps in the order of `samplers` → draw
+
+`Sampler` is what a model's sequences share; a `SequenceSampler` is one sequence: its parameters, ids and mirostat's mu.
+Nothing else enters a sample, so rows are independent of each other, and a sequence can be taken back to any earlier
+length. docs/sampling.md has the formulas and the meaning of every parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.errors import SampleError
+from martlet.sample import logits as steps
+from martlet.sample.logits import Candidates
+from martlet.sample.logprobs import candidate_logprobs, token_logprobs
+from martlet.sample.random import LANE_XTC, draw_seed, philox, uniform
+from martlet.sample.words import bad_word_ids, breaker_mask
+from martlet.sampling_params import SamplingParams, validate_for_vocab
+from martlet.tokenizer.tokenizer import Tokenizer
+from martlet.types import TokenLogprobs
+
+__all__ = ["Sampler", "SequenceSampler", "token_logprobs"]
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+_BANNED_BIAS = -100.0
+
+
+class Sampler:
+    """What the sequences of a model share: its vocabulary, and the seed from which unseeded requests draw theirs.
+
+    `n_logits` is the width of the model's output: ids that only the tokenizer has cannot be sampled, and neither can rows
+    that only the output has. With `seed` None unseeded requests ask the operating system; else the k-th sequence that starts without a seed of its
+    own gets the k-th number after `seed`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, n_logits: int | None = None, seed: int | None = None) -> None:
+        self.vocab = min(tokenizer.vocab_size, n_logits or tokenizer.vocab_size)
+        self.ids = np.arange(self.vocab)
+        self.eog_ids = self._known(tokenizer.eog_ids)
+        self.banned = np.zeros(self.vocab, np.bool_)  # [V], shared by all sequences that ban nothing more
+        self.banned[self._known(tokenizer.unused_ids)] = True
+        self.bad_words = lru_cache(maxsize=64)(partial(bad_word_ids, tokenizer))
+        self.breakers = lru_cache(maxsize=8)(partial(breaker_mask, tokenizer))
+        self._seed = seed
+        self._n_unseeded = 0
+
+    def _known(self, ids: Iterable[int]) -> I64:
+        return np.array(sorted(token for token in ids if token < self.vocab), dtype=np.int64)
+
+    def check(self, params: SamplingParams) -> None:
+        """Refuse what this model cannot do, before the request is accepted; RequestError names the parameter."""
+        validate_for_vocab(params, self.vocab)
+        self.bad_words(params.bad_words)
+        if "dry" in params.active_steps:
+            self.breakers(params.dry_sequence_breakers)
+
+    def start(self, params: SamplingParams, prompt_ids: Sequence[int], index: int = 0) -> SequenceSampler:
+        """Begin a sequence, the `index`-th of its request."""
+        return SequenceSampler(self, params, prompt_ids, index)
+
+    def seed_of(self, params: SamplingParams) -> int:
+        """The request's seed, or one drawn for it."""
+        if params.seed is not None:
+            return params.seed
+        if self._seed is None:
+            return draw_seed()
+        k, self._n_unseeded = self._n_unseeded, self._n_unseeded + 1
+        high, low, _, _ = philox((k, 0, 0, 0), (self._seed & 0xFFFFFFFF, (self._seed >> 32) & 0xFFFFFFFF))
+        return high << 32 | low
+
+
+class SequenceSampler:
+    """Samples one sequence, token after token. `seed` is what its random numbers are made from."""
+
+    def __init__(self, shared: Sampler, params: SamplingParams, prompt_ids: Sequence[int], index: int = 0) -> None:
+        self.params = params
+        self.index = index
+        self.seed = shared.seed_of(params)
+        self._shared = shared
+        self._ids = np.array(prompt_ids, dtype=np.int64)  # grows by doubling; the first _n_ids are in use
+        self._n_ids = self._n_prompt = len(prompt_ids)
+        self._mu = [2 * params.mirostat_tau]  # before each generated token, if mirostat is on
+        self._steps = [_STEPS[name] for name in params.active_steps]
+        self._mirostat = params.mirostat == 2 and not params.greedy
+        self._set_masks()
+
+    def _set_masks(self) -> None:
+        """Decide once what can never be sampled, and whether the best logit can be taken as it is."""
+        params, shared = self.params, self._shared
+        bias = params.logit_bias or {}
+        self._bad_words = shared.bad_words(params.bad_words)
+        self._bias = {token: amount for token, amount in bias.items() if amount > _BANNED_BIAS}
+        self._banned = shared.banned
+        if params.ignore_eos or params.allowed_token_ids is not None or len(self._bias) < len(bias):
+            self._banned = shared.banned.copy()
+            if params.allowed_token_ids is not None:
+                self._banned[:] = True
+                allowed = list(params.allowed_token_ids)
+                self._banned[allowed] = shared.banned[allowed]
+            self._banned[list(bias.keys() - self._bias.keys())] = True
+            if params.ignore_eos:
+                self._banned[shared.eog_ids] = True
+        self._bans = bool(self._banned.any())
+        self._end_ids = np.union1d(shared.eog_ids, np.array(params.stop_token_ids, np.int64))
+        changed = {"penalties", "dry"} & set(params.active_steps)
+        self._takes_best = params.greedy and not (
+            changed or self._bias or self._bad_words or params.no_repeat_ngram_size
+        )
+
+    # -- the sequence so far ---------------------------------------------------------------------------------------
+    @property
+    def n_generated(self) -> int:
+        """Number of generated tokens."""
+        return self._n_ids - self._n_prompt
+
+    @property
+    def ids(self) -> I64:
+        """Prompt and generated tokens."""
+        return self._ids[: self._n_ids]
+
+    def append(self, token_id: int) -> None:
+        """Take a token that was not sampled here as the next one (a grammar forced it, or another rank sampled it)."""
+        self._advance(token_id, self._mu[-1])
+
+    def truncate(self, n_generated: int) -> None:
+        """Go back to the first `n_generated` generated tokens, as if the others had never been."""
+        assert 0 <= n_generated <= self.n_generated
+        self._n_ids = self._n_prompt + n_generated
+        if self._mirostat:
+            del self._mu[n_generated + 1 :]
+
+    def _advance(self, token_id: int, mu: float) -> None:
+        if self._n_ids == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros(max(64, self._n_ids), np.int64)))
+        self._ids[self._n_ids] = token_id
+        self._n_ids += 1
+        if self._mirostat:
+            self._mu.append(mu)
+
+    # -- sampling --------------------------------------------------------------------------------------------------
+    def sample(self, logits: F32, mask: Mask | None = None) -> tuple[int, TokenLogprobs | None]:
+        """Choose the next token and append it; the logits are left as they are.
+
+        `logits` is [V]; rows beyond the tokenizer's vocabulary are never sampled. `mask` ([V]) is False for tokens that
+        a constraint forbids. Raises SampleError, and appends nothing, if there is nothing to choose from.
+        """
+        known = logits[: self._shared.vocab]
+        best = int(known.argmax())  # of a row with NaN: the first NaN
+        if not np.isfinite(known[best]):
+            raise SampleError(f"The model's logits are not usable: found {known[best]} for token {best}.")
+        params, mu = self.params, self._mu[-1]
+        if self._takes_best and self._may(best, mask):
+            token_id, c = best, None
+        else:
+            c = self._candidates(known, mask)
+            for step in self._steps:
+                c = step(self, c)
+            if self._mirostat:
+                c = steps.mirostat_keep(c, mu)
+            token_id = steps.draw(c, 0.0 if len(c.ids) == 1 else uniform(self.seed, self.index, self.n_generated))
+            if self._mirostat:
+                mu = steps.mirostat_mu(c, token_id, mu, params.mirostat_tau, params.mirostat_eta)
+        entry = None if params.logprobs is None else self._logprobs(logits, c, token_id)
+        self._advance(token_id, mu)
+        return token_id, entry
+
+    def _logprobs(self, logits: F32, c: Candidates | None, token_id: int) -> TokenLogprobs:
+        top = self.params.logprobs or 0
+        if self.params.logprobs_mode == "raw":
+            return token_logprobs(logits, token_id, top)
+        c = Candidates(np.array([token_id]), np.zeros(1)) if c is None else c
+        return candidate_logprobs(c, token_id, top)
+
+    def _may(self, token_id: int, mask: Mask | None) -> bool:
+        """Whether a token passes the masks that the direct way for greedy requests knows."""
+        return not (
+            self._banned[token_id]
+            or (self.n_generated < self.params.min_tokens and token_id in self._end_ids)
+            or (mask is not None and not mask[token_id])
+        )
+
+    def _candidates(self, logits: F32, mask: Mask | None) -> Candidates:
+        """All tokens that may be sampled, with bias."""
+        x = logits.astype(np.float64)
+        for token, amount in self._bias.items():
+            x[token] += amount
+        if mask is not None:
+            x[~mask[: len(x)]] = -np.inf
+        if self._bans:
+            x[self._banned] = -np.inf
+        if self.n_generated < self.params.min_tokens:
+            x[self._end_ids] = -np.inf
+        if self._bad_words or self.params.no_repeat_ngram_size:
+            x[self._completing()] = -np.inf
+        c = Candidates(self._shared.ids, x)
+        if x.min() == -np.inf:
+            c = c.take(x > -np.inf)
+        if len(c.ids) == 0:
+            raise SampleError(
+                "No token may be sampled: the grammar, allowed_token_ids, bad_words, logit_bias and min_tokens of the"
+                " request leave none."
+            )
+        return c
+
+    def _completing(self) -> list[int]:
+        """Tokens that would complete a bad word, or an n-gram that was there before."""
+        found: list[int] = []
+        ids, start = self.ids, self._n_prompt
+        for *head, last in self._bad_words:
+            if not head or (self.n_generated >= len(head) and ids[max(start, len(ids) - len(head)) :].tolist() == head):
+                found.append(last)
+        if self.params.no_repeat_ngram_size:
+            found += steps.ngram_followers(ids, self.params.no_repeat_ngram_size).tolist()
+        return found
+
+    def window(self, last_n: int) -> int:
+        """Where the last `last_n` ids begin; -1 means all ids."""
+        return 0 if last_n < 0 else max(0, self._n_ids - last_n)
+
+
+def _penalties(seq: SequenceSampler, c: Candidates) -> Candidates:
+    """Repetition counts prompt and answer, presence and frequency the answer only, all within penalty_last_n."""
+    p, start = seq.params, seq.window(seq.params.penalty_last_n)
+    if p.repetition_penalty != 1:
+        c = steps.repetition_penalty(c, np.unique(seq.ids[start:]), p.repetition_penalty)
+    if p.presence_penalty or p.frequency_penalty:
+        generated = seq.ids[max(start, len(seq.ids) - seq.n_generated) :]
+        ids, counts = np.unique(generated, return_counts=True)
+        c = steps.presence_frequency_penalty(c, ids, counts, p.presence_penalty, p.frequency_penalty)
+    return c
+
+
+def _dry(seq: SequenceSampler, c: Candidates) -> Candidates:
+    p, ids = seq.params, seq.ids[seq.window(seq.params.dry_penalty_last_n) :]
+    if len(ids) == 0:
+        return c
+    breakers = seq._shared.breakers(p.dry_sequence_breakers)
+    return steps.dry(c, ids, breakers, p.dry_multiplier, p.dry_base, p.dry_allowed_length)
+
+
+def _xtc(seq: SequenceSampler, c: Candidates) -> Candidates:
+    u = uniform(seq.seed, seq.index, seq.n_generated, LANE_XTC)
+    return steps.xtc(c, seq.params.xtc_probability, seq.params.xtc_threshold, u)
+
+
+def _temperature(seq: SequenceSampler, c: Candidates) -> Candidates:
+    p = seq.params
+    return steps.temperature(c, p.temperature, p.dynatemp_range, p.dynatemp_exponent)
+
+
+# What each name in `samplers` does. The functions look their numbers up in the sequence's parameters.
+_STEPS: Mapping[str, Callable[[SequenceSampler, Candidates], Candidates]] = MappingProxyType(
+    {
+        "penalties": _penalties,
+        "dry": _dry,
+        "top_n_sigma": lambda seq, c: steps.top_n_sigma(c, seq.params.top_n_sigma),
+        "top_k": lambda seq, c: steps.top_k(c, seq.params.top_k),
+        "typical_p": lambda seq, c: steps.typical_p(c, seq.params.typical_p),
+        "top_p": lambda seq, c: steps.top_p(c, seq.params.top_p),
+        "min_p": lambda seq, c: steps.min_p(c, seq.params.min_p),
+        "xtc": _xtc,
+        "temperature": _temperature,
+    }
+)
