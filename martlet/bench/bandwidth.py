@@ -19,7 +19,7 @@ PIECE = 1 << 20  # elements a call: long enough that the interpreter does not co
 
 def read_bandwidth(threads: int, seconds: float = 0.5) -> float:
     """Bytes per second that `threads` threads read together, measured for about `seconds`."""
-    parts = np.array_split(np.ones(BUFFER_BYTES // 4, np.int32), threads)
+    parts = np.array_split(np.ones(BUFFER_BYTES // 4, np.float32), threads)
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:
         stop = time.perf_counter() + seconds
@@ -32,5 +32,5 @@ def read_bandwidth(threads: int, seconds: float = 0.5) -> float:
                 return best
 
 
-def _read(part: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> int:
-    return max(int(part[at : at + PIECE].max()) for at in range(0, len(part), PIECE))
+def _read(part: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> float:
+    return max(float(part[at : at + PIECE].max()) for at in range(0, len(part), PIECE))
