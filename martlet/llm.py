@@ -119,6 +119,11 @@ class LLM:
         """What a user of this model should know: a guessed tokenizer, a fallback chat template."""
         return self._parts.warnings
 
+    @property
+    def chat_template_note(self) -> str | None:
+        """What to say where the chat template is a fallback; None if the model has its own."""
+        return self._parts.template.note
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._parts.tokenizer

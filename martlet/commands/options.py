@@ -34,16 +34,16 @@ __all__ = [
 
 ALIASES = {  # llama.cpp's names
     "temperature": ("--temp",),
+    "dynatemp_exponent": ("--dynatemp-exp",),
     "max_tokens": ("-n", "--n-predict", "--predict"),
     "typical_p": ("--typical",),
     "repetition_penalty": ("--repeat-penalty",),
-    "dry_penalty_last_n": ("--dry-range",),
+    "penalty_last_n": ("--repeat-last-n",),
     "mirostat_tau": ("--mirostat-ent",),
     "mirostat_eta": ("--mirostat-lr",),
-    "samplers": ("--sampler-order",),
     "stop": ("-r", "--reverse-prompt"),
 }
-NOT_OPTIONS = {"n"}  # a terminal shows one answer
+NOT_OPTIONS = {"n", "best_of", "detokenize"}  # a terminal shows one answer, as text
 
 
 def add_engine_options(parser: ArgumentParser) -> None:
@@ -68,14 +68,15 @@ def add_sampling_options(parser: ArgumentParser) -> None:
         if field.name in NOT_OPTIONS:
             continue
         names = [f"--{field.name.replace('_', '-')}", *ALIASES.get(field.name, ())]
-        kind = str(field.type)
+        kind, default = str(field.type), f"default: {field.default!s}".replace("%", "%%")
         if kind == "bool":
-            group.add_argument(names[0], dest=field.name, action=BooleanOptionalAction, default=None, help="")
-        elif kind.startswith(("tuple[", "Sequence[", "list[")):
+            group.add_argument(names[0], dest=field.name, action=BooleanOptionalAction, default=None, help=default)
+        elif kind.startswith("tuple["):
             item = int if "int" in kind else str
-            group.add_argument(*names, dest=field.name, type=item, action="append", help="may be given several times")
+            help_text = f"may be given several times; {default}"
+            group.add_argument(*names, dest=field.name, type=item, action="append", help=help_text)
         else:
-            group.add_argument(*names, dest=field.name, type=_reader(kind), help="")
+            group.add_argument(*names, dest=field.name, type=_reader(kind), help=default)
 
 
 def _reader(kind: str) -> Callable[[str], Any]:
@@ -98,6 +99,8 @@ def _pairs(text: str) -> dict[int, float]:
 def sampling_options(args: Namespace) -> dict[str, Any]:
     """What was given, under `SamplingParams`' names."""
     given = {field.name: getattr(args, field.name, None) for field in fields(SamplingParams)}
+    if given["samplers"]:  # also as llama.cpp takes them: top_k;top_p;temperature
+        given["samplers"] = [name for part in given["samplers"] for name in part.replace(",", ";").split(";")]
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value is not None
     }

@@ -17,6 +17,7 @@ from martlet.commands.options import (
     sampling_options,
 )
 from martlet.commands.speed import process_age_s, speed_lines
+from martlet.errors import RequestError
 
 if TYPE_CHECKING:
     from martlet.engine.outputs import RequestOutput
@@ -45,11 +46,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def execute(args: Namespace) -> int:
     """Run the command."""
+    if args.raw and args.system is not None:
+        raise RequestError("--system needs the chat template, which --raw leaves out.", param="system")
     prompt = read_text(args.prompt)
     with open_llm(args) as llm:
-        for warning in () if args.quiet else llm.warnings:
-            print(f"martlet: {warning}", file=sys.stderr)
-        with _start(llm, args, prompt) as stream:
+        chat = not args.raw and (args.chat or args.system is not None or llm.chat_template_note is None)
+        for warning in llm.warnings:
+            if not args.quiet and (chat or warning != llm.chat_template_note):
+                print(f"martlet: {warning}", file=sys.stderr)
+        with _start(llm, args, prompt, chat) as stream:
             if args.verbose:
                 _print_start(llm, stream)
             first_s = _write(stream, quiet=args.json)
@@ -64,9 +69,8 @@ def execute(args: Namespace) -> int:
     return 0
 
 
-def _start(llm: LLM, args: Namespace, prompt: str) -> Stream:
+def _start(llm: LLM, args: Namespace, prompt: str, chat: bool) -> Stream:
     params = sampling_options(args)
-    chat = args.chat or args.system is not None or (not args.raw and llm.has_chat_template)
     if chat:
         messages = [{"role": "system", "content": args.system}] if args.system is not None else []
         messages.append({"role": "user", "content": prompt})
