@@ -20,7 +20,7 @@ RANKS = {
             "sched runtime",
             "engine",
             "disagg",
-            "server llm cli commands hub bench __init__ __main__",
+            "server llm cli commands hub wheels bench __init__ __main__",
         )
     )
     for name in names.split()
