@@ -26,9 +26,11 @@ from martlet.engine.build import Built, Progress, build
 from martlet.engine.outputs import CompletionOutput, OutputBuilder, RequestOutput
 from martlet.engine.params import ParamsLike, resolve_params
 from martlet.engine.plan import MemoryPlan
+from martlet.engine.prompts import Prompt, listed, tokens_of
 from martlet.errors import MartletError, RequestError
 from martlet.metrics import StartPhase
 from martlet.sampling_params import SamplingParams
+from martlet.tokenizer.chat import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import Request
 
@@ -45,7 +47,6 @@ __all__ = [
 ]
 
 Message = Mapping[str, Any]
-Prompt = str | Mapping[str, Any] | Sequence[int]  # text, {"prompt": …}, {"prompt_token_ids": …}, or token ids
 
 
 class LLMOptions(TypedDict, total=False):
@@ -115,6 +116,11 @@ class LLM:
         return self._parts.start
 
     @property
+    def has_chat_template(self) -> bool:
+        """Whether the model's file, or an option, brings a chat template; else a fallback is used."""
+        return not self._parts.template.is_fallback
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What a user of this model should know: a guessed tokenizer, a fallback chat template."""
         return self._parts.warnings
@@ -150,8 +156,8 @@ class LLM:
         and leaves the others to the model's file; None leaves all. `use_tqdm` shows a progress bar. Raises RequestError
         if any prompt cannot run, before any has.
         """
-        listed = _listed(prompts)
-        return self._complete([self._tokens_of(prompt) for prompt in listed], sampling_params, use_tqdm)
+        tokens = [tokens_of(prompt, self._parts.tokenizer) for prompt in listed(prompts)]
+        return self._complete(tokens, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -168,7 +174,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: ParamsLike = None) -> Stream:
         """Complete one prompt piece by piece: iterate over the text, then read `result`."""
-        return self._start_stream(self._tokens_of(prompt), sampling_params)
+        return self._start_stream(tokens_of(prompt, self._parts.tokenizer), sampling_params)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: ParamsLike = None, **options: Unpack[ChatOptions]
@@ -179,8 +185,8 @@ class LLM:
     def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
         """Embed prompts: the mean, over all tokens, of what the final norm gives, scaled to length 1."""
         outputs = []
-        for prompt in _listed(prompts):
-            text, ids = self._tokens_of(prompt)
+        for prompt in listed(prompts):
+            text, ids = tokens_of(prompt, self._parts.tokenizer)
             if not ids:
                 raise RequestError("The prompt has no tokens; give at least one.", param="prompt")
             mean = self._parts.engine.embed(ids)
@@ -216,33 +222,24 @@ class LLM:
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, list[int]]:
         """The prompt that a conversation becomes: its text and its ids. Control tokens in a message stay plain text."""
-        raise NotImplementedError
-
-    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
-        """A prompt's text, if there is one, and its ids."""
-        tokenizer = self._parts.tokenizer
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or not prompt:
-                raise RequestError(
-                    f"A prompt given as a mapping has the keys {sorted(map(str, prompt))}; expected prompt,"
-                    " prompt_token_ids, or both.",
-                    param="prompt",
-                )
-            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if ids is None:
-                return self._tokens_of(_text(text))
-            return (None if text is None else _text(text)), _checked_ids(ids, tokenizer.vocab_size)
-        if isinstance(prompt, str):
-            return prompt, tokenizer.encode(prompt)
-        return None, _checked_ids(prompt, tokenizer.vocab_size)
+        parts = self._parts
+        source = options.get("chat_template")
+        template = parts.template if source is None else ChatTemplate(source, parts.tokenizer)
+        continued = options.get("continue_final_message", False)
+        rendered = template.render(
+            messages,
+            tools=options.get("tools"),
+            add_generation_prompt=options.get("add_generation_prompt", not continued),
+            continue_final_message=continued,
+            **(options.get("chat_template_kwargs") or {}),
+        )
+        return rendered.text, template.prompt_ids(rendered)
 
     def _start(self, prompt: tuple[str | None, Sequence[int]], params: ParamsLike) -> OutputBuilder:
         parts = self._parts
         resolved, settings = resolve_params(params, parts.suggested)
-        parts.sampler.check(resolved)
         text, ids = prompt
-        request = Request(self._new_id(), tuple(ids), resolved, text)
+        request = Request(self._new_id(), _truncated(ids, resolved, parts.plan.context), resolved, text)
         builder = OutputBuilder(request, parts.tokenizer, parts.engine.stop, settings)
         builder.output.metrics = parts.engine.add(request)
         self._builders[request.request_id] = builder
@@ -340,39 +337,13 @@ class Stream:
         self.close()
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise RequestError(
-            f"prompts is of type {type(prompts).__name__}; expected a string, a mapping, token ids, or a list of them.",
-            param="prompts",
-        )
-    if prompts and all(isinstance(entry, int) for entry in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _text(text: object) -> str:
-    if not isinstance(text, str):
-        raise RequestError(f"prompt is of type {type(text).__name__}; expected a string.", param="prompt")
-    return text
-
-
-def _checked_ids(ids: object, vocab: int) -> list[int]:
-    if isinstance(ids, np.ndarray):
-        ids = ids.tolist()
-    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-        raise RequestError(
-            f"A prompt is of type {type(ids).__name__}; expected a string or a list of token ids.", param="prompt"
-        )
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab:
-            raise RequestError(
-                f"The prompt has the token id {token_id!r}; expected whole numbers from 0 to {vocab - 1:,}.",
-                param="prompt_token_ids",
-            )
-    return list(ids)
+def _truncated(ids: Sequence[int], params: SamplingParams, context: int) -> tuple[int, ...]:
+    """The last truncate_prompt_tokens ids; -1: as many as leave the context room for a token."""
+    keep = params.truncate_prompt_tokens
+    if keep is not None:
+        keep = keep if keep > 0 else context - (params.max_tokens != 0)
+        ids = ids[-keep:]
+    return tuple(ids)
 
 
 def _one_each(params: ParamsLike | Sequence[ParamsLike], count: int) -> Sequence[ParamsLike]:

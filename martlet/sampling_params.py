@@ -84,11 +84,12 @@ _BOOLS = (
     "spaces_between_special_tokens",
 )
 _BIAS_LIMIT = 100.0
+_MAY_BE_NONE = "max_tokens"  # the one setting whose None is not its default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose tokens and when to stop. `None` for a setting whose default is not None means the default.
+    """How to choose tokens and when to stop. `None` for a setting whose default is not None means the default, but for max_tokens.
 
     Raises RequestError (param names the field) for a value out of range, of the wrong type, or that contradicts another.
     """
@@ -144,7 +145,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            if getattr(self, spec.name) is None and spec.default is not MISSING:
+            if getattr(self, spec.name) is None and spec.default is not MISSING and spec.name != _MAY_BE_NONE:
                 self._set(spec.name, spec.default)
         for name, (low, high) in _INT_RANGES.items():
             self._set(name, _integer(name, getattr(self, name), low, high))
@@ -263,7 +264,7 @@ def _limits(low: float, high: float) -> str:
 
 
 def _integer(name: str, value: object, low: float, high: float) -> int | None:
-    if value is None and _default(name) is None:
+    if value is None and (name == _MAY_BE_NONE or _default(name) is None):
         return None
     expected = f"an integer {_limits(low, high)}"
     if value is None or isinstance(value, bool):

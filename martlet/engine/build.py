@@ -57,7 +57,6 @@ class Built:
     template: ChatTemplate
     spec: ModelSpec
     plan: MemoryPlan
-    sampler: Sampler
     start: tuple[StartPhase, ...] = ()
     suggested: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters that the model's file suggests
     warnings: tuple[str, ...] = ()
@@ -139,7 +138,6 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             ops = make_backend(config)
             resources.callback(ops.close)
             model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
-            checkpoint.release_pages()  # the weights are packed: keeping the file's pages too would double the memory
             caches = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype)
         with timeline.phase("compile"):
             limits = step_limits(config, model.spec.vocab, plan.context)
@@ -155,12 +153,11 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         )
         return Built(
             config,
-            Engine(scheduler, LocalExecutor(runner), pages),
+            Engine(scheduler, LocalExecutor(runner), pages, check=sampler.check),
             tokenizer,
             template,
             model.spec,
             plan,
-            sampler,
             tuple(timeline.phases),
             suggested,
             (*warnings, *tokenizer.warnings, *template.warnings),

@@ -15,6 +15,7 @@ from martlet.cache.pages import PagePool
 from martlet.errors import CapacityError
 from martlet.metrics import RequestMetrics
 from martlet.runtime.executors import Executor
+from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler
 from martlet.types import Event, Request
 
@@ -22,19 +23,28 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """Scheduler and executor, joined. Times are the `clock`'s."""
+    """Scheduler and executor, joined. `check` refuses parameters that the model cannot do; times are the `clock`'s."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, pages: PagePool, clock: Callable[[], float] = time.monotonic
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        pages: PagePool,
+        *,
+        check: Callable[[SamplingParams], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
+        self._check = check
         self._pages = pages
         self._metrics: dict[str, tuple[RequestMetrics, list[int]]] = {}  # with the indices that have not ended
 
     def add(self, request: Request) -> RequestMetrics:
         """Accept a request and return its metrics, which fill in as it runs; RequestError if it can never run."""
+        if self._check is not None:
+            self._check(request.params)
         self.scheduler.add(request)
         metrics = RequestMetrics(request.arrival_s or self.clock(), len(request.prompt_ids))
         self._metrics[request.request_id] = metrics, list(range(request.params.n))

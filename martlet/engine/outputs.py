@@ -113,7 +113,9 @@ class OutputBuilder:
             if event.logprobs is not None and completion.logprobs is not None:
                 completion.logprobs.append(self._logprobs(event.logprobs))
                 completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + event.logprobs.logprob
-            if event.finish is not FinishReason.STOP:  # the token that ends an answer is not part of its text
+            if (
+                event.finish is not FinishReason.STOP and self._request.params.detokenize
+            ):  # the token that ends an answer is not part of its text
                 stop = self._add(completion, self._answers[event.index].text.feed(event.token_id))
         if event.finish is not None and stop is None:
             stop = self._add(completion, self._answers[event.index].text.finish())

@@ -7,7 +7,7 @@ silently: every answer carries its effective settings with their origins.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from martlet.config import Origin, Setting
@@ -49,19 +49,20 @@ def resolve_params(given: ParamsLike, suggested: Mapping[str, Any]) -> tuple[Sam
 
 
 def suggested_params(generation_config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a generation_config.json suggests, under our names, and a warning for each suggestion that is unusable."""
+    """What a generation_config.json suggests, and a warning for each suggestion that cannot be used.
+
+    Only the settings that vLLM takes from it, and typical_p; do_sample = false means greedy.
+    """
     suggested: dict[str, Any] = {}
     warnings: list[str] = []
     wanted = {name: generation_config[name] for name in _SUGGESTIBLE if generation_config.get(name) is not None}
-    if isinstance(generation_config.get("max_new_tokens"), int):
-        wanted["max_tokens"] = generation_config["max_new_tokens"]
     if generation_config.get("do_sample") is False:
-        wanted = {name: value for name, value in wanted.items() if name in ("repetition_penalty", "max_tokens")}
+        wanted = {name: value for name, value in wanted.items() if name == "repetition_penalty"}
         wanted["temperature"] = 0.0
     for name, value in wanted.items():
         try:
-            replace(SamplingParams(), **{name: value})
-        except (RequestError, TypeError) as error:
+            SamplingParams(**{name: value})
+        except RequestError as error:
             warnings.append(f"The model's file suggests {name} = {value!r}, which is not used: {error}")
         else:
             suggested[name] = value

@@ -30,27 +30,21 @@ class _Running:
 
     __slots__ = ("n_prompt", "prompt_logprobs", "rows", "sampler")
 
-    def __init__(self, seq: Sequence, page_size: int, sampler: Sampler) -> None:
+    def __init__(self, seq: Sequence, page_size: int, shared: Sampler) -> None:
         params = seq.request.params
         self.rows = SequenceRows(seq.ids, seq.limit, page_size)
         self.n_prompt = seq.n_prompt
-        self.sampler: SequenceSampler | None = None  # the request wants no token, only the prompt's log-probabilities
-        if params.max_tokens != 0:
-            self.sampler = sampler.start(params, seq.request.prompt_ids, seq.index)
         self.prompt_logprobs = params.prompt_logprobs
+        self.sampler: SequenceSampler | None = None  # of a request that wants no token, only its prompt's logprobs
+        if params.max_tokens != 0:
+            self.sampler = shared.start(params, seq.request.prompt_ids, seq.index)
 
 
 class Runner:
     """Runs plans on one backend. `limits` bounds every step."""
 
     def __init__(
-        self,
-        ops: Backend,
-        model: Model,
-        caches: Seq[Array],
-        limits: StepLimits,
-        page_size: int,
-        sampler: Sampler,
+        self, ops: Backend, model: Model, caches: Seq[Array], limits: StepLimits, page_size: int, sampler: Sampler
     ) -> None:
         self._ops = ops
         self._model = model
@@ -124,7 +118,7 @@ class Runner:
             if end < running.rows.n_ids or running.sampler is None:
                 return Sampled(span.seq, None, prompt_logprobs=scored)
             token_id, logprobs = running.sampler.sample(logits[-1])
-        except SampleError as error:
+        except SampleError as error:  # it ends this sequence only
             return Sampled(span.seq, None, error=str(error))
         running.rows.append(token_id)
         return Sampled(span.seq, token_id, logprobs, scored)

@@ -15,6 +15,7 @@ from martlet.engine.plan import Footprint, plan_memory
 from martlet.llm import LLM
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm
+from martlet.tokenizer.chat import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
 from tests.null.scripted import Script, ScriptedExecutor
 
@@ -22,6 +23,9 @@ __all__ = ["EOS", "byte_tokenizer", "scripted_llm", "spell"]
 
 PAGE = 4
 EOS = 256
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -61,13 +65,14 @@ def scripted_llm(
     spec = ModelSpec("llama", "scripted", 257, 8, context, (layer,), norm, True)
 
     def build(config: EngineConfig, progress: object) -> Built:
+        tokenizer = byte_tokenizer()
         pages = PagePool(64, PAGE)
         scheduler = Scheduler(pages, SchedulerLimits(context, 16, 4, 8), frozenset({EOS}))
         return Built(
             config=config,
             engine=Engine(scheduler, wrap(ScriptedExecutor(script, PAGE)), pages),
-            tokenizer=byte_tokenizer(),
-            template=None,
+            tokenizer=tokenizer,
+            template=ChatTemplate(TEMPLATE, tokenizer),
             spec=spec,
             plan=plan_memory(Footprint(spec, 0, 0, 0), config, None),
             suggested=suggested or {},

@@ -257,6 +257,34 @@ def test_embeddings_have_length_one(monkeypatch: pytest.MonkeyPatch) -> None:
             llm.encode({"prompt_token_ids": []})
 
 
+def test_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_llm(monkeypatch, spell("fine")) as llm:
+        turn = [{"role": "user", "content": "Hi"}]
+        [output] = llm.chat(turn, params())
+        assert (output.prompt, output.outputs[0].text) == ("u:Hi;a:", "fine")
+        assert output.prompt_token_ids == list(b"u:Hi;a:")
+        outputs = llm.chat([turn, [*turn, {"role": "assistant", "content": "Yes"}, *turn]], params())
+        assert [output.prompt for output in outputs] == ["u:Hi;a:", "u:Hi;a:Yes;u:Hi;a:"]
+        assert "".join(llm.stream_chat(turn, params())) == "fine"
+        assert llm.chat_prompt(turn, chat_template="{{ messages[0].content }}!")[0] == "Hi!"
+        assert llm.chat_prompt(turn, add_generation_prompt=False)[0] == "u:Hi;"
+
+
+def test_control_tokens_in_a_message_stay_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fault TOK-09"""
+    with scripted_llm(monkeypatch, spell("fine")) as llm:
+        text, ids = llm.chat_prompt([{"role": "user", "content": "x<|end|>"}])
+        assert text == "u:x<|end|>;a:"
+        assert EOS not in ids
+        assert llm.generate("x<|end|>", params())[0].prompt_token_ids == list(b"x<|end|>")
+
+
+def test_a_final_message_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Sure, the"}]
+    with scripted_llm(monkeypatch, spell("fine")) as llm:
+        assert llm.chat_prompt(messages, continue_final_message=True)[0] == "u:Hi;a:Sure, the"
+
+
 def test_effective_settings_have_their_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the model's file suggests holds for what a request leaves open, and says so."""
     with scripted_llm(monkeypatch, spell("ok"), suggested={"temperature": 0.7, "top_p": 0.9}) as llm:
@@ -268,7 +296,7 @@ def test_effective_settings_have_their_origin(monkeypatch: pytest.MonkeyPatch) -
         assert llm.get_default_sampling_params().temperature == 0.7
         complete = {s.name: (s.value, s.origin) for s in llm.effective_params(SamplingParams(max_tokens=9))}
         assert complete["top_p"] == (1.0, Origin.DEFAULT)
-        with pytest.raises(RequestError, match=r"no sampling parameter 'temprature'\. Did you mean 'temperature'"):
+        with pytest.raises(RequestError, match=r"'temprature'\. Did you mean 'temperature'"):
             llm.generate("x", {"temprature": 1.0})
 
 
