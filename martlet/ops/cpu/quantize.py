@@ -24,7 +24,7 @@ from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.record import ARGS, BYTES, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
 from martlet.ops.cpu.simd import Verbs
 
-__all__ = ["quantize_kernel", "quantizer"]
+__all__ = ["COLUMNS_A_UNIT", "quantize_kernel", "quantizer", "tile_claimer"]
 
 IN, IN_STRIDE, N_COLUMNS = range(ARGS, ARGS + 3)
 COLUMNS_A_UNIT = 512
@@ -71,20 +71,35 @@ def quantizer(v: Verbs) -> Callable[..., Any]:
     return quantize
 
 
+def tile_claimer(v: Verbs) -> Callable[..., Any]:
+    """(record, step, pieces) → the next unit as (first row, row after the last, piece); no row when there is none.
+
+    A unit is a tile of eight rows, whose byte forms share cache lines: two threads on them would wait for each other.
+    """
+
+    @njit(forceinline=True, **OPTIONS)
+    def claim(record, step, pieces):  # type: ignore[no-untyped-def]
+        unit = v.atomic_add(v.i64p(record[COUNTER]), 0, 1)
+        first = unit // pieces * ROWS_PER_TILE
+        return first, min(first + ROWS_PER_TILE, step[record[ROWS]]), unit % pieces
+
+    return claim
+
+
 def quantize_kernel(v: Verbs) -> Callable[..., None]:
-    """The kernel for an activation that its producer has not made bytes of; a unit of work is a run of columns."""
-    quantize = quantizer(v)
+    """The kernel for an activation that its producer has not made bytes of; a unit is a tile's run of columns."""
+    quantize, claim = quantizer(v), tile_claimer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        width, counter = record[N_COLUMNS], v.i64p(record[COUNTER])
+        width = record[N_COLUMNS]
         pieces = (width + COLUMNS_A_UNIT - 1) // COLUMNS_A_UNIT
-        units = step[record[ROWS]] * pieces
         while True:
-            unit = v.atomic_add(counter, 0, 1)
-            if unit >= units:
+            first_row, stop_row, piece = claim(record, step, pieces)
+            if first_row >= stop_row:
                 break
-            t, first = unit // pieces, unit % pieces * COLUMNS_A_UNIT
-            x = v.f32p(record[IN] + t * record[IN_STRIDE] * 4)
-            quantize(record, x, t, first, min(first + COLUMNS_A_UNIT, width))
+            first = piece * COLUMNS_A_UNIT
+            for t in range(first_row, stop_row):
+                x = v.f32p(record[IN] + t * record[IN_STRIDE] * 4)
+                quantize(record, x, t, first, min(first + COLUMNS_A_UNIT, width))
 
     return kernel

@@ -13,7 +13,7 @@ from numba import njit
 
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.mathlib import activation, hyperbolic_tangent
-from martlet.ops.cpu.quantize import quantizer
+from martlet.ops.cpu.quantize import COLUMNS_A_UNIT, quantizer, tile_claimer
 from martlet.ops.cpu.record import ARGS, BYTES, COUNTER, ROWS, STEP_LOGIT_ROWS
 from martlet.ops.cpu.simd import Verbs
 from martlet.spec import Activation
@@ -24,7 +24,6 @@ IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH = range(ARGS, ARGS + 5)
 NORM_WEIGHT, EPS, GROUPS = range(ARGS + 5, ARGS + 8)  # rms_norm; WIDTH is a group's
 OTHER, OTHER_STRIDE, SCALE = range(ARGS + 5, ARGS + 8)  # add
 FACTOR, CAP = range(ARGS + 5, ARGS + 7)  # scale_cap; CAP 0 is none
-COLUMNS_A_UNIT = 512
 
 
 def claimer(v: Verbs) -> Callable[..., Any]:
@@ -44,51 +43,53 @@ def claimer(v: Verbs) -> Callable[..., Any]:
 
 
 def rms_norm_kernel(v: Verbs) -> Callable[..., None]:
-    """out = x / sqrt(mean(x²) + eps) * weight over each group of WIDTH columns; a unit of work is a group."""
-    lanes, quantize = v.lanes, quantizer(v)
+    """out = x / sqrt(mean(x²) + eps) * weight over each group of WIDTH columns; a unit is a tile's group."""
+    lanes, quantize, claim = v.lanes, quantizer(v), tile_claimer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        width, groups, weight = record[WIDTH], record[GROUPS], v.f32p(record[NORM_WEIGHT])
-        units, counter = step[record[ROWS]] * groups, v.i64p(record[COUNTER])
-        eps = v.float_bits(record[EPS])
+        width, weight, eps = record[WIDTH], v.f32p(record[NORM_WEIGHT]), v.splat(v.float_bits(record[EPS]))
         while True:
-            unit = v.atomic_add(counter, 0, 1)
-            if unit >= units:
+            first_row, stop_row, group = claim(record, step, record[GROUPS])
+            if first_row >= stop_row:
                 break
-            row, start = unit // groups, unit % groups * width
-            x = v.f32p(record[IN] + (row * record[IN_STRIDE] + start) * 4)
-            out = v.f32p(record[OUT] + (row * record[OUT_STRIDE] + start) * 4)
-            squares = v.splat(0.0)
-            for k in range(0, width, lanes):
-                value = v.load_first(x, k, width - k)
-                squares = v.fma(value, value, squares)
-            mean = v.div(v.splat(v.sum_lanes(squares)), v.splat(v.int_to_f32(width)))
-            inverse = v.div(v.splat(1.0), v.sqrt(v.add(mean, v.splat(eps))))
-            for k in range(0, width, lanes):
-                value = v.mul(v.mul(v.load_first(x, k, width - k), inverse), v.load_first(weight, k, width - k))
-                v.store_first(out, k, value, width - k)
-            if record[BYTES] != 0:
-                quantize(record, out, row, 0, width)
+            for row in range(first_row, stop_row):
+                x = v.f32p(record[IN] + (row * record[IN_STRIDE] + group * width) * 4)
+                out = v.f32p(record[OUT] + (row * record[OUT_STRIDE] + group * width) * 4)
+                squares = v.splat(0.0)
+                for k in range(0, width, lanes):
+                    value = v.load_first(x, k, width - k)
+                    squares = v.fma(value, value, squares)
+                mean = v.div(v.splat(v.sum_lanes(squares)), v.splat(v.int_to_f32(width)))
+                inverse = v.div(v.splat(1.0), v.sqrt(v.add(mean, eps)))
+                for k in range(0, width, lanes):
+                    value = v.mul(v.mul(v.load_first(x, k, width - k), inverse), v.load_first(weight, k, width - k))
+                    v.store_first(out, k, value, width - k)
+                if record[BYTES] != 0:
+                    quantize(record, out, row, 0, width)
 
     return kernel
 
 
 def act_mul_kernel(v: Verbs, kind: Activation) -> Callable[..., None]:
     """out = act(gate) * up; the gate's WIDTH columns are followed by up's."""
-    act, claim, lanes, quantize = activation(v, kind), claimer(v), v.lanes, quantizer(v)
+    act, claim, lanes, quantize = activation(v, kind), tile_claimer(v), v.lanes, quantizer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        width = record[WIDTH]
         while True:
-            row, first, stop = claim(record, step)
-            if row < 0:
+            first_row, stop_row, piece = claim(record, step, (width + COLUMNS_A_UNIT - 1) // COLUMNS_A_UNIT)
+            if first_row >= stop_row:
                 break
-            gate = v.f32p(record[IN] + row * record[IN_STRIDE] * 4)
-            out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
-            for k in range(first, stop, lanes):
-                up = v.load_first(gate, record[WIDTH] + k, stop - k)
-                v.store_first(out, k, v.mul(act(v.load_first(gate, k, stop - k)), up), stop - k)
-            if record[BYTES] != 0:
-                quantize(record, out, row, first, stop)
+            first = piece * COLUMNS_A_UNIT
+            stop = min(first + COLUMNS_A_UNIT, width)
+            for row in range(first_row, stop_row):
+                gate = v.f32p(record[IN] + row * record[IN_STRIDE] * 4)
+                out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
+                for k in range(first, stop, lanes):
+                    up = v.load_first(gate, width + k, stop - k)
+                    v.store_first(out, k, v.mul(act(v.load_first(gate, k, stop - k)), up), stop - k)
+                if record[BYTES] != 0:
+                    quantize(record, out, row, first, stop)
 
     return kernel
 
