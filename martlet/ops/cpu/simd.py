@@ -183,7 +183,7 @@ class Verbs(ModuleType):
 
     def _reductions(self) -> None:
         """Vector → scalar, halves onto halves, so that the order never depends on the data."""
-        n, f32, i32 = self.lanes, self.f32, self.i32
+        n, f32 = self.lanes, self.f32
 
         def reduce(b: Any, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
             width = n

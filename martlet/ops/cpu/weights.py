@@ -147,7 +147,7 @@ def _pack_run(
         if not rows.flags.c_contiguous:
             raise UnsupportedError(f"{tensor.name}: rows of a tensor must be contiguous")
         full, rest = divmod(tensor.shape[0], GROUP)
-        for first, count, source in ((0, full, rows), (full, min(rest, 1), rows[full * GROUP :])):
+        for count, source in ((full, rows), (min(rest, 1), rows[full * GROUP :])):
             if count == 0:
                 continue
             if count and source is not rows:
