@@ -1,4 +1,6 @@
-"""Tiny random checkpoints of every family, made with `transformers`, and the same weights as GGUF files.
+"""Tiny random checkpoints of every family, as Hugging Face folders and as GGUF files, with the logits they must give.
+
+The logits were made with `transformers` by tools/make_golden_models.py; weights are generated again from fixed bits.
 
 The conversions are those of llama.cpp's conversion scripts: q and k rows of llama, granite and smollm3 reordered for RoPE
 on neighbouring pairs, 1 added to gemma's norms, llama3's factors as a tensor, longrope's two sets as tensors.
@@ -6,14 +8,23 @@ on neighbouring pairs, 1 added to gemma's norms, llama3's factors as a tensor, l
 
 from __future__ import annotations
 
+import json
 import math
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+F32 = NDArray[np.float32]
+FOLDER = Path(__file__).parents[1] / "data" / "models"
 
 V, C, F, L = 97, 48, 80, 3
+IDS = [3 + (i * i * 7 + i * 5) % (V - 3) for i in range(30)]
 SIZES = {
     "vocab_size": V,
     "hidden_size": C,
@@ -75,12 +86,20 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
     ),
     "gemma2-scale": ("Gemma2", "gemma2", {**GEMMA, "query_pre_attn_scalar": 24, "attn_logit_softcapping": None}),
-    "gemma3": ("Gemma3", "gemma3_text", {**GEMMA, "rope_parameters": GEMMA_ROPE, "num_hidden_layers": 7}),
+    "gemma3": ("Gemma3Text", "gemma3_text", {**GEMMA, "rope_parameters": GEMMA_ROPE, "num_hidden_layers": 7}),
     "phi3": ("Phi3", "phi3", {"sliding_window": 9}),
     "phi3-longrope": (
         "Phi3",
         "phi3",
         {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
+    ),
+    "phi3-longrope-long": (
+        "Phi3",
+        "phi3",
+        {
+            "rope_parameters": {**LONGROPE, "original_max_position_embeddings": 16},
+            "original_max_position_embeddings": 16,
+        },
     ),
     "smollm3": ("SmolLM3", "smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 4}),
     "granite": ("Granite", "granite", GRANITE),
@@ -90,57 +109,56 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 NO_GGUF = frozenset({"qwen2-window", "gemma2-scale"})
 
 
-def make(case: str, folder: Path) -> Any:
-    """Save a random checkpoint of the case to `folder` and return the model, float32."""
-    import torch
-    import transformers
-
-    stem, model_type, extra = CASES[case]
-    text = "Text" if model_type == "gemma3_text" else ""
-    config = getattr(transformers, f"{stem}{text}Config")(**{**SIZES, **extra})
-    torch.manual_seed(sum(map(ord, case)))
-    config._attn_implementation = "eager"
-    model = getattr(transformers, f"{stem}ForCausalLM")(config).float().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            spread = (
-                0.2 if name.endswith("norm.weight") or parameter.ndim == 1 else 1.6 / math.sqrt(parameter.shape[-1])
-            )
-            centre = parameter.mean() if name.endswith("norm.weight") else 0.0
-            parameter.copy_(centre + spread * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return model
+def weights(case: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, F32]:
+    """The case's weights by name, the same everywhere: from raw bits of PCG64, whose stream NumPy keeps for ever."""
+    bits = np.random.PCG64(zlib.crc32(case.encode()))
+    gemma = case.startswith("gemma")
+    tensors = {}
+    for name, shape in sorted(shapes.items()):
+        raw = bits.random_raw(math.prod(shape)) >> np.uint64(48)
+        unit = (raw.astype(np.float32) / 32768 - 1).reshape(shape)  # in [-1, 1), exact
+        if name.endswith("norm.weight"):
+            unit = unit / 4 + (0 if gemma else 1)
+        elif len(shape) == 1:
+            unit = unit / 4
+        else:
+            unit = unit * np.float32(2.5 / math.sqrt(shape[-1]))
+        tensors[name] = unit.astype(np.float32)
+    return tensors
 
 
-def logits_of(model: Any, ids: list[int]) -> NDArray[np.float32]:
-    """The model's own logits, [T, V]."""
-    import torch
-
-    with torch.no_grad():
-        logits: NDArray[np.float32] = model(torch.tensor([ids])).logits[0].numpy()
-    return logits
+def golden(case: str) -> tuple[dict[str, Any], dict[str, F32], F32]:
+    """The case's config, weights, and the logits [T, V] that `transformers` gives for IDS."""
+    stored = np.load(FOLDER / f"{case}.npz")
+    description = json.loads(str(stored["description"]))
+    return description["config"], weights(case, description["shapes"]), stored["logits"]
 
 
-def interleave(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def write_hf(config: Mapping[str, Any], tensors: Mapping[str, F32], folder: Path) -> Path:
+    """Write the model as a Hugging Face folder."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(dict(tensors), folder / "model.safetensors")
+    return folder
+
+
+def interleave(weight: F32, heads: int) -> F32:
     """Rows in halves (i, i + D/2) to neighbouring pairs (2i, 2i + 1), within each head."""
     shape = weight.shape
     return weight.reshape(heads, 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
-def write_gguf(model: Any, case: str, path: Path) -> None:
+def write_gguf(config_keys: Mapping[str, Any], tensors: Mapping[str, F32], path: Path) -> Path:
     """Write the model as llama.cpp's converter would, in float32."""
     import gguf
 
-    config = model.config
+    config = SimpleNamespace(**config_keys)
     arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     _sizes(writer, config, arch)
     _rope(writer, config, arch)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        values = tensor.numpy()
+    for name, values in tensors.items():
         if arch in ("llama", "granite", "smollm3") and ".q_proj." in name:
             values = interleave(values, config.num_attention_heads)
         if arch in ("llama", "granite", "smollm3") and ".k_proj." in name:
@@ -154,6 +172,7 @@ def write_gguf(model: Any, case: str, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
 
 
 def _sizes(writer: Any, config: Any, arch: str) -> None:
@@ -209,7 +228,7 @@ def _rope(writer: Any, config: Any, arch: str) -> None:
             writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
 
 
-def _llama3_factors(rope: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
+def _llama3_factors(rope: dict[str, Any], head_dim: int) -> F32:
     """What divides each frequency, as Llama 3.1's reference code has it."""
     factors = []
     for i in range(0, head_dim, 2):
