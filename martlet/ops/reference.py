@@ -1,7 +1,8 @@
 """The definition of every operation, in plain NumPy float32 (read `models/decoder.py` for their use).
 
-Every kernel is checked against these functions. A product may add in any order (BLAS does), so its error bound against
-exact arithmetic is about k · 2⁻²⁴ · Σ |x w|; the other operations are within a few units in the last place.
+Every kernel is checked against these functions. Each docstring gives the formula, the shapes, and a bound on this code's
+own error against exact arithmetic on the same inputs. u is 2⁻²⁴, one rounding in float32; products may add in any order
+(BLAS does), so a sum of n of them has the bound of any order, n u Σ|x w| (Higham, Accuracy and Stability, section 3.1).
 Shape letters as in `interface.py`.
 """
 
@@ -103,42 +104,56 @@ class ReferenceBackend:
 
     # -- operations ---------------------------------------------------------------------------------------------
     def embed(self, table: F32, scale: float, out: F32) -> None:
-        """out[t] = table[ids[t]] * scale."""
+        """out[t] = table[ids[t]] * scale; table [V, C], out [T, C]. Error: 2u relative (the scale is float32)."""
         out[:] = table[self._step.ids] * np.float32(scale)
 
     def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
-        """out = x / sqrt(mean(x²) + eps) * weight over groups of len(weight) columns (arXiv:1910.07467)."""
-        groups = x.reshape(x.shape[0], -1, weight.size)
+        """out = x / sqrt(mean(x²) + eps) * weight over groups of len(weight) columns (arXiv:1910.07467).
+
+        x, out [rows, n * W], weight [W]. Error: (W/2 + 5) u relative.
+        """
+        groups = x.reshape(len(x), x.shape[1] // weight.size, weight.size)
         mean = np.mean(groups * groups, axis=-1, keepdims=True)
         out[:] = (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
 
     def linear(self, x: F32, weight: F32, out: F32, bias: F32 | None = None, residual: F32 | None = None) -> None:
-        """out = x @ weightᵀ (+ bias) (+ residual)."""
+        """out[r, i] = Σⱼ x[r, j] weight[i, j] (+ bias[i]) (+ residual[r, i]); x [rows, K], weight [N, K].
+
+        Error: (K + 2) u (Σⱼ |x weight| + |bias| + |residual|).
+        """
         product = x @ weight.T
         if bias is not None:
             product += bias
         out[:] = product if residual is None else product + residual
 
     def rope(self, x: F32, head_dim: int, rope: Rope, out: F32) -> None:
-        """Pairs (i, i + dims/2) of each head turned by position · frequency i (arXiv:2104.09864); the rest copied."""
+        """Pair (a, b) = (x[i], x[i + dims/2]) of a head becomes (a cos − b sin, b cos + a sin) (arXiv:2104.09864).
+
+        The angle is position · frequency i, in float64; what lies beyond `dims` is copied. x, out [T, n * D].
+        Error: 3u magnitude (|a| + |b|).
+        """
         angles = self._step.positions[:, None] * np.array(rope.inverse_frequencies)  # [T, dims/2], float64
         cos = (np.cos(angles) * rope.magnitude).astype(np.float32)[:, None, :]
         sin = (np.sin(angles) * rope.magnitude).astype(np.float32)[:, None, :]
-        heads = x.reshape(x.shape[0], -1, head_dim)
+        heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
         half = rope.dims // 2
         first, second, rest = np.split(heads, [half, rope.dims], axis=-1)
         turned = [first * cos - second * sin, second * cos + first * sin, rest]
         out[:] = np.concatenate(turned, axis=-1).reshape(x.shape)
 
     def kv_write(self, k: F32, v: F32, cache: ReferenceCache) -> None:
-        """Row t of k and v to slot t. float16 saturates at its largest value."""
+        """Row t of k and v, [T, G * D], to slot t. float16 saturates at its largest value; error 2⁻¹¹ relative."""
         most = np.finfo(cache.keys.dtype).max
         shape = (k.shape[0], *cache.keys.shape[1:])
         cache.keys[self._step.slots] = np.clip(k, -most, most).reshape(shape)
         cache.values[self._step.slots] = np.clip(v, -most, most).reshape(shape)
 
     def attention(self, q: F32, cache: ReferenceCache, spec: Attention, out: F32) -> None:
-        """softmax(scale · q kᵀ) v, causal, each row over its own sequence (arXiv:1706.03762, 2305.13245)."""
+        """softmax(cap · tanh(scale · q kᵀ / cap) + mask) v, a head at a time (arXiv:1706.03762, 2305.13245).
+
+        q, out [T, H * D]; head h reads KV head h // (H / G). Row t at position p sees its own sequence's positions
+        max(0, p − window + 1) … p. Error, with S seen: (S + 4 + 2 (D + 4) max|scale| Σ|q k|) u max|v|.
+        """
         step = self._step
         for b, pages in enumerate(step.page_table):
             first, stop = step.span_starts[b], step.span_starts[b + 1]
@@ -161,20 +176,23 @@ class ReferenceBackend:
             out[first:stop] = np.einsum("ghts,sgd->tghd", weights, values).reshape(stop - first, -1)
 
     def act_mul(self, gate_up: F32, activation: Activation, out: F32) -> None:
-        """out = act(gate) * up (arXiv:2002.05202)."""
+        """out = act(gate) * up; gate_up [rows, 2F] is gate, then up; out [rows, F] (arXiv:2002.05202).
+
+        Error: 8u |gate up|, and with GELU 4u more where erf or tanh cancels the 1.
+        """
         gate, up = np.split(gate_up, 2, axis=1)
         out[:] = ACTIVATIONS[activation](gate) * up
 
     def add(self, x: F32, y: F32, scale: float, out: F32) -> None:
-        """out = x + scale * y."""
+        """out = x + scale * y. Error: 2u (|x| + |scale y|)."""
         out[:] = x + np.float32(scale) * y
 
     def take_logit_rows(self, x: F32, out: F32) -> None:
-        """out[l] = x[logit_rows[l]]."""
+        """out[l] = x[logit_rows[l]]; x [T, C], out [L, C]. Exact."""
         out[:] = x[self._step.logit_rows]
 
     def scale_cap(self, x: F32, scale: float, cap: float | None, out: F32) -> None:
-        """out = x * scale, then cap * tanh(out / cap) where there is a cap."""
+        """out = x * scale, then cap * tanh(out / cap) where there is a cap. Error: 5u relative."""
         scaled = x * np.float32(scale)
         out[:] = scaled if cap is None else np.float32(cap) * np.tanh(scaled / np.float32(cap))
 
