@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"martlet: there is no command {name!r}.{nearest(name, COMMANDS)} See martlet --help.", file=sys.stderr)
         return 2
     command = import_module(f"martlet.commands.{name}")
-    parser = _Parser(prog=f"martlet {name}", description=command.__doc__.splitlines()[0], allow_abbrev=False)
+    parser = _Parser(prog=f"martlet {name}", description=(command.__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--debug", action="store_true", help="show where an error was raised")
     command.add_arguments(parser)
     args = parser.parse_args(arguments[1:])

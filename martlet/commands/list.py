@@ -25,5 +25,5 @@ def execute(args: Namespace) -> int:
         return 0
     for model in models:
         where = model.path if model.path is not None else f"not here: martlet pull {model.name}"
-        print(f"{model.name:<22} {model.size / 1e6:>9,.0f} MB  {where}")
+        print(f"{model.name:<22} {model.size_bytes / 1e6:>9,.0f} MB  {where}")
     return 0

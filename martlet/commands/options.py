@@ -30,6 +30,7 @@ __all__ = [
     "read_text",
     "resolve_model",
     "sampling_options",
+    "show_download",
 ]
 
 ALIASES = {  # llama.cpp's names
@@ -43,6 +44,7 @@ ALIASES = {  # llama.cpp's names
     "mirostat_eta": ("--mirostat-lr",),
     "stop": ("-r", "--reverse-prompt"),
 }
+BAR = 30  # characters
 NOT_OPTIONS = {"n", "best_of", "detokenize"}  # a terminal shows one answer, as text
 
 
@@ -129,9 +131,16 @@ def resolve_model(name: str, offline: bool | None) -> str:
         forbid_network()
     if Path(name).exists():
         return name
-    from martlet.hub import resolve
+    from martlet.hub import resolve  # only where there is a name to look up
 
-    return str(resolve(name))
+    return str(resolve(name, offline=bool(offline), progress=show_download if sys.stderr.isatty() else None))
+
+
+def show_download(done: int, total: int) -> None:
+    """A bar on stderr for a model that is fetched."""
+    filled = BAR * done // max(1, total)
+    line = f"\r[{'#' * filled}{' ' * (BAR - filled)}] {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+    print(line, end="\n" if done >= total else "", file=sys.stderr, flush=True)
 
 
 def open_llm(args: Namespace, **changed: Any) -> LLM:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-__all__ = ["add_arguments", "execute"]
+from martlet.commands.options import show_download
 
-BAR = 30
+__all__ = ["add_arguments", "execute"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,13 +24,6 @@ def execute(args: Namespace) -> int:
         from martlet.offline import forbid_network
 
         forbid_network()
-    path = hub.pull(args.name, progress=_show if sys.stderr.isatty() else None)
+    path = hub.pull(args.name, offline=args.offline, progress=show_download if sys.stderr.isatty() else None)
     print(path)
     return 0
-
-
-def _show(done: int, total: int) -> None:
-    """A bar on stderr."""
-    filled = BAR * done // max(1, total)
-    line = f"\r[{'#' * filled}{' ' * (BAR - filled)}] {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-    print(line, end="\n" if done >= total else "", file=sys.stderr, flush=True)
