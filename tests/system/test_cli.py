@@ -131,12 +131,12 @@ class TestWithModel:
 
     def test_too_long_a_prompt_is_refused_with_the_numbers(self, smollm2_path: Path) -> None:
         """Ask 35."""
-        text = one_line(martlet("run", str(smollm2_path), "word " * 200, "--raw", "-c", "64"), 2)
+        text = one_line(martlet("run", str(smollm2_path), "word " * 200, "--raw", "-q", "-c", "64"), 2)
         assert "64" in text
         assert "200" in text or "201" in text
 
     def test_wrong_sampling_value_is_named(self, smollm2_path: Path) -> None:
-        assert "temperature" in one_line(martlet("run", str(smollm2_path), "x", "--temp", "-1"), 2)
+        assert "temperature" in one_line(martlet("run", str(smollm2_path), "x", "-q", "--temp", "-1"), 2)
 
     def test_offline_runs(self, smollm2_path: Path) -> None:
         """Ask 39: a path needs no network."""
