@@ -86,17 +86,19 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         **variables: Any,
     ) -> RenderedChat:
         """Return the prompt for a conversation.
 
         `continue_final_message` leaves the last message open, so that the model goes on with it; it excludes
-        `add_generation_prompt`. `variables` are handed to the template (enable_thinking, documents, …). RequestError
+        `add_generation_prompt`, which is on otherwise. `variables` are handed to the template (enable_thinking, documents, …). RequestError
         for a conversation that the template does not take, with the template's words if it has any.
         """
         plain = normalize_messages(messages)
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last "

@@ -385,7 +385,7 @@ def test_wrong_messages(messages: Any, param: str) -> None:
 
 def test_wrong_options() -> None:
     hi = [{"role": "user", "content": "x"}]
-    for options in ({"tools": "x"}, {"continue_final_message": True}, {"x": object()}):
+    for options in ({"tools": "x"}, {"continue_final_message": True, "add_generation_prompt": True}, {"x": object()}):
         with pytest.raises(RequestError):
             template(CHATML).render(hi, **options)  # type: ignore[arg-type]
 
@@ -405,7 +405,7 @@ def test_arguments_as_text_become_an_object() -> None:
 def test_continue_final_message(name: str) -> None:
     """Fault TPL-16: the prompt ends with the message, its trailing space kept unless the template trims."""
     turns = [TURNS[1], {"role": "assistant", "content": "Sure, the "}]
-    text = template(source(name)).render(turns, add_generation_prompt=False, continue_final_message=True).text
+    text = template(source(name)).render(turns, continue_final_message=True).text
     assert text.endswith("Sure, the" + ("" if "gemma" in name else " "))
 
 
