@@ -25,5 +25,8 @@ def execute(args: Namespace) -> int:
 
         forbid_network()
     path = hub.pull(args.name, offline=args.offline, progress=show_download if sys.stderr.isatty() else None)
+    for model in hub.list_models():
+        if model.path == path and model.licence is not None:
+            print(f"{model.name}: licence {model.licence}", file=sys.stderr)
     print(path)
     return 0
