@@ -89,7 +89,7 @@ _MAY_BE_NONE = "max_tokens"  # the one setting whose None is not its default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose tokens and when to stop. `None` for a setting whose default is not None means the default, but for max_tokens.
+    """How to choose tokens and when to stop. `None` means the default, except that max_tokens=None has no limit.
 
     Raises RequestError (param names the field) for a value out of range, of the wrong type, or that contradicts another.
     """
