@@ -1,0 +1,98 @@
+"""The offline API on a real model: SmolLM2-135M-Instruct."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from martlet.llm import LLM
+from martlet.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.model
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    path: Path = request.getfixturevalue("smollm2_path")
+    with LLM(str(path), max_context=1024) as loaded:
+        yield loaded
+
+
+def test_it_knows_the_capital_of_france(llm: LLM) -> None:
+    [output] = llm.generate("The capital of France is", GREEDY)
+    assert output.outputs[0].text.startswith(" Paris")
+
+
+def test_a_chat_ends_by_itself(llm: LLM) -> None:
+    [output] = llm.chat([{"role": "user", "content": "Say only: hello"}], SamplingParams(temperature=0, max_tokens=100))
+    answer = output.outputs[0]
+    assert answer.finish_reason == "stop"
+    assert "hello" in answer.text.lower()
+    assert "<|im_end|>" not in answer.text
+    assert "<|im_start|>user\nSay only: hello<|im_end|>" in (output.prompt or "")
+
+
+def test_batched_and_streamed_answers_are_the_plain_ones(llm: LLM) -> None:
+    prompts = ["The capital of France is", "def fib(n):", "Once upon a time, there was"]
+    plain = [llm.generate(prompt, GREEDY)[0].outputs[0] for prompt in prompts]
+    batched = [output.outputs[0] for output in llm.generate(prompts, GREEDY)]
+    assert [answer.token_ids for answer in batched] == [answer.token_ids for answer in plain]
+    assert "".join(llm.stream(prompts[1], GREEDY)) == plain[1].text
+
+
+def test_prompt_logprobs_say_which_text_is_likelier(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    sums = []
+    for text in ("The sun rises in the east.", "The sun rises in the spoon."):
+        [output] = llm.generate(text, params)
+        assert output.outputs[0].token_ids == []
+        scored = output.prompt_logprobs
+        assert scored is not None
+        assert len(scored) == len(output.prompt_token_ids)
+        sums.append(sum(next(iter(entry.values())).logprob for entry in scored if entry))
+    assert sums[0] > sums[1] + 3
+
+
+def test_embeddings_are_nearer_for_nearer_texts(llm: LLM) -> None:
+    texts = ["A cat sleeps on the sofa.", "A kitten naps on the couch.", "The central bank raised interest rates."]
+    cat, kitten, bank = (output.embedding for output in llm.encode(texts))
+    assert float(np.dot(cat, kitten)) > float(np.dot(cat, bank))
+
+
+def test_an_idle_engine_uses_no_processor(llm: LLM) -> None:
+    llm.generate("Hi", GREEDY)
+    time.sleep(0.2)  # its threads look for work a moment longer
+    before = time.process_time()
+    time.sleep(2.0)
+    assert time.process_time() - before < 0.02
+
+
+def test_close_frees_everything(smollm2_path: Path) -> None:
+    llm = LLM(str(smollm2_path), max_context=256)
+    llm.generate("Hi", GREEDY)
+    engine = weakref.ref(llm._parts.engine)
+    llm.close()
+    gc.collect()
+    assert engine() is None
+
+
+def test_it_works_where_the_network_is_refused(smollm2_path: Path) -> None:
+    code = (
+        "import sys; from martlet.offline import forbid_network; forbid_network()\n"
+        "from martlet import LLM, SamplingParams\n"
+        "with LLM(sys.argv[1], max_context=256, offline=True) as llm:\n"
+        "    print(llm.generate('The capital of France is', SamplingParams(temperature=0, max_tokens=4)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(smollm2_path)], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert "Paris" in done.stdout
