@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Literal
 
@@ -38,7 +38,20 @@ _NOT_TRUNCATING = ("penalties", "dry", "temperature")
 
 _ANY = math.inf
 _MAX_N = 1024
-# name: (lowest, highest); None is accepted only where the default is None, else it means the default.
+# None has a meaning of its own here; elsewhere it means the default.
+_OPTIONAL = frozenset(
+    {
+        "best_of",
+        "max_tokens",
+        "seed",
+        "logit_bias",
+        "allowed_token_ids",
+        "logprobs",
+        "prompt_logprobs",
+        "truncate_prompt_tokens",
+    }
+)
+# name: (lowest, highest)
 _INT_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "n": (1, _MAX_N),
@@ -84,12 +97,11 @@ _BOOLS = (
     "spaces_between_special_tokens",
 )
 _BIAS_LIMIT = 100.0
-_MAY_BE_NONE = "max_tokens"  # the one setting whose None is not its default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose tokens and when to stop. `None` means the default, except that max_tokens=None has no limit.
+    """How to choose tokens and when to stop. `None` means the default, but for `max_tokens`, where it means no limit.
 
     Raises RequestError (param names the field) for a value out of range, of the wrong type, or that contradicts another.
     """
@@ -145,7 +157,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            if getattr(self, spec.name) is None and spec.default is not MISSING and spec.name != _MAY_BE_NONE:
+            if getattr(self, spec.name) is None and spec.name not in _OPTIONAL:
                 self._set(spec.name, spec.default)
         for name, (low, high) in _INT_RANGES.items():
             self._set(name, _integer(name, getattr(self, name), low, high))
@@ -252,7 +264,7 @@ def validate_for_vocab(params: SamplingParams, vocab: int) -> None:
 
 
 def _default(name: str) -> object:
-    return SamplingParams.__dataclass_fields__[name].default if name in SamplingParams.__dataclass_fields__ else None
+    return SamplingParams.__dataclass_fields__[name].default
 
 
 def _refuse(name: str, found: object, expected: str) -> RequestError:
@@ -264,7 +276,7 @@ def _limits(low: float, high: float) -> str:
 
 
 def _integer(name: str, value: object, low: float, high: float) -> int | None:
-    if value is None and (name == _MAY_BE_NONE or _default(name) is None):
+    if value is None and name in _OPTIONAL:
         return None
     expected = f"an integer {_limits(low, high)}"
     if value is None or isinstance(value, bool):
@@ -310,11 +322,9 @@ def _token_ids(name: str, value: object) -> tuple[int, ...] | None:
 
 
 def _token_id(name: str, value: object) -> int:
-    number = _integer(name, value, -_ANY, _ANY)
-    assert number is not None or value is None
-    if number is None or number < 0:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 0:
         raise _refuse(name, value, "token ids of 0 or more")
-    return number
+    return operator.index(value)
 
 
 def _bias(value: object) -> Mapping[int, float] | None:

@@ -2,7 +2,8 @@
 
 A step takes candidates and returns candidates. They are kept in ascending order of id from beginning to end: then "ties
 go to the lowest id" needs no rule of its own, and a sum is always taken in the same order. Nothing is sorted that need
-not be: a truncating step finds its border and keeps what is on the right side of it.
+not be: a truncating step finds its border and keeps what is on the right side of it. Exponentials are summed block by
+block, since a temporary array of the vocabulary's size costs more in page faults than in arithmetic.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ __all__ = [
     "Candidates",
     "draw",
     "dry",
+    "highest",
     "log_softmax",
+    "log_sum_exp",
     "min_p",
     "mirostat_keep",
     "mirostat_mu",
@@ -25,7 +28,6 @@ __all__ = [
     "presence_frequency_penalty",
     "repetition_penalty",
     "smallest_set",
-    "softmax",
     "temperature",
     "top_k",
     "top_n_sigma",
@@ -41,6 +43,8 @@ Keep = NDArray[np.int64] | NDArray[np.bool_]
 _LOG_ZERO = -745.2  # exp of anything below is 0.0
 _BUCKETS_PER_NAT = 16
 _BUCKETS = 1024
+_BLOCK = 8192  # 64 KiB of float64: stays in the nearest caches
+_GROUPS = 64
 _MAX_REPEAT = 1024  # DRY counts a repetition up to so many tokens, which bounds its work
 
 
@@ -55,18 +59,42 @@ class Candidates(NamedTuple):
         return Candidates(self.ids[keep], self.logits[keep])
 
 
-def softmax(logits: F64) -> F64:
-    """exp(x) / Σ exp(x), shifted by the maximum, so that nothing overflows."""
-    weights: F64 = np.exp(logits - logits.max())
-    weights /= weights.sum()
-    return weights
+def _block_sums(logits: NDArray[np.floating], best: float) -> F64:
+    """Σ exp(x - best) of every block of logits; exponentials and sums in float64."""
+    starts = range(0, len(logits), _BLOCK)
+    return np.array([np.exp(np.subtract(logits[at : at + _BLOCK], best, dtype=np.float64)).sum() for at in starts])
+
+
+def log_sum_exp(logits: NDArray[np.floating]) -> float:
+    """log Σ exp(x), shifted by the maximum, so that nothing overflows."""
+    best = float(logits.max())
+    return best + math.log(_block_sums(logits, best).sum())
 
 
 def log_softmax(logits: F64) -> F64:
-    """x - log Σ exp(x), shifted by the maximum."""
-    shifted: F64 = logits - logits.max()
-    shifted -= math.log(np.exp(shifted).sum())
-    return shifted
+    """x - log Σ exp(x)."""
+    return logits - log_sum_exp(logits)
+
+
+def highest(logits: NDArray[np.floating], k: int) -> I64:
+    """Indices, ascending, of the k highest; of equals the lowest indices.
+
+    The k-th highest of the maxima of groups is a lower bound for the k-th highest of all, which leaves few to select
+    from.
+    """
+    n = len(logits)
+    if k >= n:
+        return np.arange(n)
+    at, x = None, logits
+    if n >= 4 * _GROUPS * k:
+        maxima = logits[: n // _GROUPS * _GROUPS].reshape(_GROUPS, -1).max(axis=0)
+        at = np.flatnonzero(logits >= np.partition(maxima, len(maxima) - k)[len(maxima) - k])
+        x = logits[at]
+    border = np.partition(x, len(x) - k)[len(x) - k]
+    kept = np.flatnonzero(x >= border)
+    if len(kept) > k:
+        kept = np.delete(kept, np.flatnonzero(x[kept] == border)[k - len(kept) :])
+    return kept if at is None else at[kept]
 
 
 def _find(c: Candidates, ids: I64) -> tuple[I64, NDArray[np.bool_]]:
@@ -165,10 +193,11 @@ def temperature(c: Candidates, value: float, spread: float = 0.0, exponent: floa
         value = low + (high - low) * min(entropy, 1.0) ** exponent
     if value == 0:
         return _best(c)
+    x = c.logits
+    x -= x.max()
     with np.errstate(over="ignore"):  # -inf is right for what is too far below the best
-        scaled = (c.logits - c.logits.max()) / value
-    c = Candidates(c.ids, scaled)
-    return c if scaled.min() > _LOG_ZERO else c.take(scaled > _LOG_ZERO)
+        x /= value
+    return c if x.min() > _LOG_ZERO else c.take(x > _LOG_ZERO)
 
 
 # -- steps that drop candidates --------------------------------------------------------------------------------------
@@ -176,25 +205,18 @@ def temperature(c: Candidates, value: float, spread: float = 0.0, exponent: floa
 
 def top_k(c: Candidates, k: int) -> Candidates:
     """The k highest logits (arXiv:1805.04833, section 5.4)."""
-    if k >= len(c.ids):
-        return c
-    border = np.partition(c.logits, len(c.ids) - k)[len(c.ids) - k]
-    c = c.take(c.logits >= border)
-    surplus = len(c.ids) - k
-    return (
-        c if surplus == 0 else c.take(np.delete(np.arange(len(c.ids)), np.flatnonzero(c.logits == border)[-surplus:]))
-    )
+    return c if k >= len(c.ids) else c.take(highest(c.logits, k))
 
 
-def smallest_set(scores: F64, weights: F64, share: float) -> I64:
-    """Indices, ascending, of the fewest items, best (lowest) score first, that hold `share` of the weight; at least 1.
+def smallest_set(scores: F64, weights: F64, target: float) -> I64:
+    """Indices, ascending, of the fewest items, best (lowest) score first, that weigh `target` together; at least one.
 
     Equivalent to sorting by score and summing up, in linear time: weights are summed by bucket of score, and only the
-    bucket in which the share is reached is sorted. Scores are ≥ 0, in nats.
+    bucket in which the target is reached is sorted. Scores are ≥ 0, in nats.
     """
     buckets = np.minimum(scores * _BUCKETS_PER_NAT, _BUCKETS - 1).astype(np.int64)
     held = np.cumsum(np.bincount(buckets, weights=weights))
-    target = max(share * held[-1], np.nextafter(0.0, 1.0))
+    target = min(max(target, np.nextafter(0.0, 1.0)), held[-1])
     edge = int(np.searchsorted(held, target))
     inside = np.flatnonzero(buckets == edge)
     inside = inside[np.argsort(scores[inside], kind="stable")]
@@ -204,9 +226,17 @@ def smallest_set(scores: F64, weights: F64, share: float) -> I64:
 
 
 def top_p(c: Candidates, share: float) -> Candidates:
-    """The fewest tokens whose probabilities sum to at least `share`: the nucleus (arXiv:1904.09751, section 3.1)."""
-    below_best = c.logits.max() - c.logits
-    return c.take(smallest_set(below_best, np.exp(-below_best), share))
+    """The fewest tokens whose probabilities sum to at least `share`: the nucleus (arXiv:1904.09751, section 3.1).
+
+    Tokens that weigh less than (1 - share) · total / n cannot be needed, as all of them together weigh less than what
+    the nucleus leaves over; half of that is used, so that rounding does not matter.
+    """
+    best = float(c.logits.max())
+    total = float(_block_sums(c.logits, best).sum())
+    if share < 1:
+        c = c.take(c.logits >= best + math.log((1 - share) * total / len(c.ids) / 2))
+    below_best = best - c.logits
+    return c.take(smallest_set(below_best, np.exp(-below_best), share * total))
 
 
 def typical_p(c: Candidates, share: float) -> Candidates:
@@ -214,7 +244,7 @@ def typical_p(c: Candidates, share: float) -> Candidates:
     logp = log_softmax(c.logits)
     p = np.exp(logp)
     entropy = -float((p * logp).sum())
-    return c.take(smallest_set(np.abs(-logp - entropy), p, share))
+    return c.take(smallest_set(np.abs(logp + entropy), p, share))
 
 
 def min_p(c: Candidates, ratio: float) -> Candidates:
@@ -224,7 +254,9 @@ def min_p(c: Candidates, ratio: float) -> Candidates:
 
 def top_n_sigma(c: Candidates, n: float) -> Candidates:
     """x ≥ max x - n · σ, σ being the standard deviation of the candidates' logits (arXiv:2411.07641)."""
-    return c.take(c.logits >= c.logits.max() - n * c.logits.std())
+    x, mean = c.logits, c.logits.mean()
+    squares = sum(float(np.square(x[at : at + _BLOCK] - mean).sum()) for at in range(0, len(x), _BLOCK))
+    return c.take(x >= x.max() - n * math.sqrt(squares / len(x)))
 
 
 def xtc(c: Candidates, probability: float, threshold: float, u: float) -> Candidates:
@@ -235,31 +267,41 @@ def xtc(c: Candidates, probability: float, threshold: float, u: float) -> Candid
     """
     if u >= probability:
         return c
-    p = softmax(c.logits)
-    top = np.flatnonzero(p >= threshold)
+    with np.errstate(divide="ignore"):
+        top = np.flatnonzero(c.logits >= log_sum_exp(c.logits) + np.log(threshold))
     if len(top) < 2:
         return c
-    last = len(top) - 1 - int(np.argmin(p[top][::-1]))  # of equals the highest id is the least probable
+    last = len(top) - 1 - int(np.argmin(c.logits[top][::-1]))  # of equals the highest id is the least probable
     return c.take(np.delete(np.arange(len(c.ids)), np.delete(top, last)))
 
 
 def mirostat_keep(c: Candidates, mu: float) -> Candidates:
     """Mirostat v2: tokens with a surprise -log2 p of at most mu, at least the best one (arXiv:2007.14966, alg. 2)."""
-    keep = log_softmax(c.logits) >= -mu * math.log(2)
+    keep = c.logits >= log_sum_exp(c.logits) - mu * math.log(2)
     return c.take(keep) if keep.any() else _best(c)
 
 
 def mirostat_mu(c: Candidates, token_id: int, mu: float, tau: float, eta: float) -> float:
     """mu after sampling `token_id`: mu - eta · (surprise - tau), the surprise being that among the kept candidates."""
-    logp = log_softmax(c.logits)[np.searchsorted(c.ids, token_id)]
-    return mu - eta * (-float(logp) / math.log(2) - tau)
+    logp = float(c.logits[np.searchsorted(c.ids, token_id)]) - log_sum_exp(c.logits)
+    return mu - eta * (-logp / math.log(2) - tau)
 
 
 def draw(c: Candidates, u: float) -> int:
-    """The token whose stretch of the cumulated probabilities, in order of id, holds `u` in [0, 1)."""
-    weights = np.exp(c.logits - c.logits.max())
+    """The token whose stretch of the cumulated probabilities, in order of id, holds `u` in [0, 1).
+
+    The block in which the stretch lies is found first, then the token in it.
+    """
+    best = float(c.logits.max())
+    sums = np.cumsum(_block_sums(c.logits, best))
+    sought = u * sums[-1]
+    last = int(np.searchsorted(sums, sums[-1]))  # the last block that weighs anything
+    block = min(int(np.searchsorted(sums, sought, side="right")), last)
+    start = block * _BLOCK
+    weights = np.exp(c.logits[start : start + _BLOCK] - best)
     cumulated = np.cumsum(weights)
-    at = int(np.searchsorted(cumulated, u * cumulated[-1], side="right"))
-    if at == len(weights):  # u · total was rounded up to the total
+    before = sums[block - 1] if block else 0.0
+    at = int(np.searchsorted(cumulated, sought - before, side="right"))
+    if at == len(weights):  # rounding: the two ways of summing end at slightly different totals
         at = int(np.flatnonzero(weights)[-1])
-    return int(c.ids[at])
+    return int(c.ids[start + at])

@@ -46,6 +46,7 @@ class Sampler:
     def __init__(self, tokenizer: Tokenizer, n_logits: int | None = None, seed: int | None = None) -> None:
         self.vocab = min(tokenizer.vocab_size, n_logits or tokenizer.vocab_size)
         self.ids = np.arange(self.vocab)
+        self.scratch = np.zeros(self.vocab)  # the float64 copy of the row in work: one thread samples at a time
         self.eog_ids = self._known(tokenizer.eog_ids)
         self.banned = np.zeros(self.vocab, np.bool_)  # [V], shared by all sequences that ban nothing more
         self.banned[self._known(tokenizer.unused_ids)] = True
@@ -191,7 +192,8 @@ class SequenceSampler:
 
     def _candidates(self, logits: F32, mask: Mask | None) -> Candidates:
         """All tokens that may be sampled, with bias."""
-        x = logits.astype(np.float64)
+        x = self._shared.scratch
+        x[:] = logits
         for token, amount in self._bias.items():
             x[token] += amount
         if mask is not None:
