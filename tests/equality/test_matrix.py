@@ -1,0 +1,81 @@
+"""The equality matrix: what else the engine does never changes a request's tokens or log-probabilities, bit for bit.
+
+Each feature alone and each pair of features is compared with the plain run: one request at a time, the whole prompt in
+one step, two threads. A new feature of the engine is a new entry of FEATURES.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from martlet import LLM, SamplingParams
+
+PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Once upon a time, in a small village by the sea, there lived an old fisherman who " * 6,
+    "3333+777? é 東京 \t\n",
+]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=12, logprobs=3),
+    SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=12, logprobs=3, repetition_penalty=1.1),
+    SamplingParams(temperature=1.2, top_k=40, min_p=0.02, seed=11, max_tokens=12, logprobs=3, prompt_logprobs=2),
+    SamplingParams(temperature=0.0, max_tokens=12, logprobs=3, min_tokens=5),
+]
+CONTEXT = 256
+# Feature → options of the engine that turn it on; "batch" means that all requests are given at once.
+FEATURES: dict[str, dict[str, Any]] = {
+    "one thread": {"threads": 1},
+    "four threads": {"threads": 4},
+    "chunks of 7": {"max_step_tokens": 7, "max_seqs": 4},
+    "batch": {},
+    "few pages": {"kv_memory": 9 * 32 * 23_040},  # of 32 tokens; all four requests need 10: somebody is preempted
+}
+PAIRS = [(name,) for name in FEATURES] + [
+    pair for pair in itertools.combinations(FEATURES, 2) if pair != ("one thread", "four threads")
+]
+
+Answers = list[Any]
+
+
+def answers(path: Path, batch: bool, **options: Any) -> Answers:
+    """Everything that the requests got, in a form that only equal bits make equal."""
+    with LLM(str(path), **{"max_context": CONTEXT, "threads": 2, **options}) as llm:
+        if batch:
+            outputs = llm.generate(PROMPTS, PARAMS)
+        else:
+            outputs = [llm.generate(prompt, params)[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    return [(o.prompt_token_ids, o.prompt_logprobs, [(c.token_ids, c.text, c.logprobs, c.finish_reason) for c in o.outputs]) for o in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain(smollm2_path: Path) -> Iterator[Answers]:
+    yield answers(smollm2_path, batch=False)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("features", PAIRS, ids=" + ".join)
+def test_a_feature_or_a_pair_changes_nothing(smollm2_path: Path, plain: Answers, features: tuple[str, ...]) -> None:
+    options: dict[str, Any] = {}
+    for feature in features:
+        options |= FEATURES[feature]
+    if "kv_memory" in options:
+        options["max_context"] = 224  # what seven pages hold: any one request fits, all together do not
+    batch = "batch" in features or "few pages" in features
+    assert answers(smollm2_path, batch, **options) == plain
+
+
+@pytest.mark.model
+def test_several_samples_of_a_request_are_what_each_would_be_alone(smollm2_path: Path) -> None:
+    """n > 1: completion i has its own random numbers, whatever its siblings do."""
+    many = SamplingParams(temperature=1.0, seed=3, max_tokens=8, n=4)
+    with LLM(str(smollm2_path), max_context=CONTEXT) as llm:
+        four = llm.generate(PROMPTS[0], many)[0].outputs
+        two = llm.generate(PROMPTS[0], SamplingParams(temperature=1.0, seed=3, max_tokens=8, n=2))[0].outputs
+    assert [c.token_ids for c in four[:2]] == [c.token_ids for c in two]
+    assert len({tuple(c.token_ids) for c in four}) > 1
