@@ -94,7 +94,6 @@ _BOOLS = (
     "ignore_eos",
     "detokenize",
     "skip_special_tokens",
-    "spaces_between_special_tokens",
 )
 _BIAS_LIMIT = 100.0
 
@@ -152,7 +151,6 @@ class SamplingParams:
     logprobs_mode: Literal["raw", "processed"] = "raw"
     detokenize: bool = True
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None  # keep the last so many prompt tokens; -1: as many as the context holds
 
     def __post_init__(self) -> None:
@@ -241,7 +239,9 @@ class SamplingParams:
         for name in settings:
             if name not in known:
                 raise RequestError(
-                    f"Unknown sampling parameter {name!r}.{nearest(name, known)}", param=name, code="unknown_parameter"
+                    f"There is no sampling parameter {name!r}.{nearest(name, known)}",
+                    param=name,
+                    code="unknown_parameter",
                 )
         return cls(**settings)  # type: ignore[arg-type]  # every value is checked by __post_init__
 

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from martlet.config import Origin, Setting
-from martlet.errors import RequestError, nearest
+from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
 
 __all__ = ["ParamsLike", "resolve_params", "suggested_params"]
@@ -34,10 +34,7 @@ def resolve_params(given: ParamsLike, suggested: Mapping[str, Any]) -> tuple[Sam
         suggested = {}
     else:
         asked = {name: value for name, value in (given or {}).items() if value is not None}
-        for name in asked:
-            if name not in _NAMES:
-                raise RequestError(f"There is no sampling parameter {name!r}.{nearest(name, _NAMES)}", param=name)
-        params, chosen = SamplingParams(**{**suggested, **asked}), set(asked)
+        params, chosen = SamplingParams.from_dict({**suggested, **asked}), set(asked)
     settings = []
     for name in _NAMES:
         if name in chosen:

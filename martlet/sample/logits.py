@@ -58,6 +58,16 @@ class Candidates(NamedTuple):
         """Only these: a mask, or ascending indices."""
         return Candidates(self.ids[keep], self.logits[keep])
 
+    def find(self, ids: I64) -> tuple[I64, NDArray[np.bool_]]:
+        """Where those of `ids` are that are candidates, and which of `ids` that are."""
+        at = np.searchsorted(self.ids, ids)
+        found = self.ids.take(at, mode="clip") == ids if len(self.ids) else np.zeros(len(ids), np.bool_)
+        return at[found], found
+
+    def add(self, ids: I64, amount: float) -> None:
+        """Add to the logits of distinct tokens, in place."""
+        self.logits[self.find(ids)[0]] += amount
+
 
 def _block_sums(logits: NDArray[np.floating], best: float) -> F64:
     """Σ exp(x - best) of every block of logits; exponentials and sums in float64."""
@@ -97,13 +107,6 @@ def highest(logits: NDArray[np.floating], k: int) -> I64:
     return kept if at is None else at[kept]
 
 
-def _find(c: Candidates, ids: I64) -> tuple[I64, NDArray[np.bool_]]:
-    """Where `ids` are among the candidates, and which of them are there at all."""
-    at = np.minimum(np.searchsorted(c.ids, ids), len(c.ids) - 1)
-    found = c.ids[at] == ids
-    return at[found], found
-
-
 def _best(c: Candidates) -> Candidates:
     """The best candidate alone; of equals the lowest id."""
     at = int(c.logits.argmax())
@@ -118,7 +121,7 @@ def repetition_penalty(c: Candidates, seen: I64, penalty: float) -> Candidates:
 
     The paper divides only; multiplying negative logits, as everybody does today, keeps a penalty a penalty.
     """
-    at, _ = _find(c, seen)
+    at, _ = c.find(seen)
     x = c.logits[at]
     c.logits[at] = np.where(x > 0, x / penalty, x * penalty)
     return c
@@ -126,7 +129,7 @@ def repetition_penalty(c: Candidates, seen: I64, penalty: float) -> Candidates:
 
 def presence_frequency_penalty(c: Candidates, ids: I64, counts: I64, presence: float, frequency: float) -> Candidates:
     """x → x - presence - frequency · count, for every token that has been generated (OpenAI's API reference)."""
-    at, found = _find(c, ids)
+    at, found = c.find(ids)
     c.logits[at] -= presence + frequency * counts[found]
     return c
 
@@ -165,7 +168,7 @@ def dry(
     longest = np.zeros(len(tokens), np.int64)
     np.maximum.at(longest, inverse, lengths)
     longest[breakers[tokens]] = 0
-    at, found = _find(c, tokens[longest > 0])
+    at, found = c.find(tokens[longest > 0])
     c.logits[at] -= multiplier * base ** (longest[longest > 0][found] - allowed).astype(np.float64)
     return c
 
@@ -272,7 +275,9 @@ def xtc(c: Candidates, probability: float, threshold: float, u: float) -> Candid
     if len(top) < 2:
         return c
     last = len(top) - 1 - int(np.argmin(c.logits[top][::-1]))  # of equals the highest id is the least probable
-    return c.take(np.delete(np.arange(len(c.ids)), np.delete(top, last)))
+    keep = np.ones(len(c.ids), np.bool_)
+    keep[np.delete(top, last)] = False
+    return c.take(keep)
 
 
 def mirostat_keep(c: Candidates, mu: float) -> Candidates:

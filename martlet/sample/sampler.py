@@ -45,11 +45,12 @@ class Sampler:
 
     def __init__(self, tokenizer: Tokenizer, n_logits: int | None = None, seed: int | None = None) -> None:
         self.vocab = min(tokenizer.vocab_size, n_logits or tokenizer.vocab_size)
-        self.ids = np.arange(self.vocab)
-        self.scratch = np.zeros(self.vocab)  # the float64 copy of the row in work: one thread samples at a time
+        # The row in work, as it is and in float64, reused since new arrays cost page faults: one thread samples at a time.
+        self.row, self.row64 = np.zeros(self.vocab, np.float32), np.zeros(self.vocab)
         self.eog_ids = self._known(tokenizer.eog_ids)
         self.banned = np.zeros(self.vocab, np.bool_)  # [V], shared by all sequences that ban nothing more
         self.banned[self._known(tokenizer.unused_ids)] = True
+        self.ids = np.flatnonzero(~self.banned)
         self.bad_words = lru_cache(maxsize=64)(partial(bad_word_ids, tokenizer))
         self.breakers = lru_cache(maxsize=8)(partial(breaker_mask, tokenizer))
         self._seed = seed
@@ -101,7 +102,7 @@ class SequenceSampler:
         bias = params.logit_bias or {}
         self._bad_words = shared.bad_words(params.bad_words)
         self._bias = {token: amount for token, amount in bias.items() if amount > _BANNED_BIAS}
-        self._banned = shared.banned
+        self._banned, self._allowed_ids = shared.banned, shared.ids
         if params.ignore_eos or params.allowed_token_ids is not None or len(self._bias) < len(bias):
             self._banned = shared.banned.copy()
             if params.allowed_token_ids is not None:
@@ -111,7 +112,7 @@ class SequenceSampler:
             self._banned[list(bias.keys() - self._bias.keys())] = True
             if params.ignore_eos:
                 self._banned[shared.eog_ids] = True
-        self._bans = bool(self._banned.any())
+            self._allowed_ids = np.flatnonzero(~self._banned)
         self._end_ids = np.union1d(shared.eog_ids, np.array(params.stop_token_ids, np.int64))
         changed = {"penalties", "dry"} & set(params.active_steps)
         self._takes_best = params.greedy and not (
@@ -192,20 +193,20 @@ class SequenceSampler:
 
     def _candidates(self, logits: F32, mask: Mask | None) -> Candidates:
         """All tokens that may be sampled, with bias."""
-        x = self._shared.scratch
-        x[:] = logits
+        ids, n = self._allowed_ids, len(self._allowed_ids)
+        row, x = self._shared.row[:n], self._shared.row64[:n]
+        np.take(logits, ids, out=row, mode="clip")  # "clip" writes to `out` without a copy; all ids are in range
+        x[:] = row
+        c = Candidates(ids, x)
         for token, amount in self._bias.items():
-            x[token] += amount
-        if mask is not None:
-            x[~mask[: len(x)]] = -np.inf
-        if self._bans:
-            x[self._banned] = -np.inf
+            c.add(np.array([token]), amount)
         if self.n_generated < self.params.min_tokens:
-            x[self._end_ids] = -np.inf
+            c.add(self._end_ids, -np.inf)
         if self._bad_words or self.params.no_repeat_ngram_size:
-            x[self._completing()] = -np.inf
-        c = Candidates(self._shared.ids, x)
-        if x.min() == -np.inf:
+            c.add(self._completing(), -np.inf)
+        if mask is not None:
+            x[~mask[ids]] = -np.inf
+        if n and x.min() == -np.inf:
             c = c.take(x > -np.inf)
         if len(c.ids) == 0:
             raise SampleError(
@@ -214,7 +215,7 @@ class SequenceSampler:
             )
         return c
 
-    def _completing(self) -> list[int]:
+    def _completing(self) -> I64:
         """Tokens that would complete a bad word, or an n-gram that was there before."""
         found: list[int] = []
         ids, start = self.ids, self._n_prompt
@@ -223,7 +224,7 @@ class SequenceSampler:
                 found.append(last)
         if self.params.no_repeat_ngram_size:
             found += steps.ngram_followers(ids, self.params.no_repeat_ngram_size).tolist()
-        return found
+        return np.unique(np.array(found, dtype=np.int64))
 
     def window(self, last_n: int) -> int:
         """Where the last `last_n` ids begin; -1 means all ids."""
