@@ -7,12 +7,12 @@ step, H heads, G KV heads, D head dim, C hidden, F ffn, V vocab.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 __all__ = ["Activation", "Attention", "DenseFfn", "Layer", "ModelSpec", "Norm", "Rope"]
 
 
-class Activation(str, Enum):
+class Activation(StrEnum):
     """The non-linearity of a gated feed-forward part: act(gate) * up."""
 
     SILU = "silu"

@@ -7,7 +7,6 @@ one step, two threads. A new feature of the engine is a new entry of FEATURES.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,15 @@ def answers(path: Path, batch: bool, **options: Any) -> Answers:
             outputs = llm.generate(PROMPTS, PARAMS)
         else:
             outputs = [llm.generate(prompt, params)[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
-    return [(o.prompt_token_ids, o.prompt_logprobs, [(c.token_ids, c.text, c.logprobs, c.finish_reason) for c in o.outputs]) for o in outputs]
+    return [
+        (o.prompt_token_ids, o.prompt_logprobs, [(c.token_ids, c.text, c.logprobs, c.finish_reason) for c in o.outputs])
+        for o in outputs
+    ]
 
 
 @pytest.fixture(scope="module")
-def plain(smollm2_path: Path) -> Iterator[Answers]:
-    yield answers(smollm2_path, batch=False)
+def plain(smollm2_path: Path) -> Answers:
+    return answers(smollm2_path, batch=False)
 
 
 @pytest.mark.model

@@ -136,7 +136,7 @@ def test_an_idle_team_sleeps(kernel_folder: Path) -> None:
 def test_what_the_backend_cannot_do_is_refused(ops: CpuBackend) -> None:
     with pytest.raises(UnsupportedError, match="32 tokens, not 16"):
         ops.kv_cache(1, 16, 1, 16, "f16")
-    with pytest.raises(UnsupportedError, match="'int3'.*f16, f32"):
+    with pytest.raises(UnsupportedError, match=r"'int3'.*f16, f32"):
         ops.kv_cache(1, 32, 1, 16, "int3")
     with pytest.raises(UnsupportedError, match="up to 512"):
         ops.kv_cache(1, 32, 1, 1024, "f16")

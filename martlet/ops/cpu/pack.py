@@ -187,7 +187,8 @@ def q3_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
             upper = codes(src, stride, source + 16 + 4 * j, 16 + 4 * j, shift, b)
             write(dst, block, lane, j, low, upper)
         for run in range(2):
-            i = 2 * b + run  # scale i: nibble i of the first 8 bytes (low ones first), bits 2 (i // 4) of byte 8 + i % 4
+            # scale i: nibble i of the first 8 bytes (low ones first), bits 2 (i // 4) of byte 8 + i % 4
+            i = 2 * b + run
             nibble = v.shift_right(v.gather_dwords(src, 96 + 4 * ((i & 7) >> 2), stride), 8 * (i & 3) + 4 * (i >> 3))
             top = v.shift_right(v.gather_dwords(src, 104, stride), 8 * (i & 3) + 2 * (i >> 2))
             scale = v.or_ints(v.and_mask(nibble, 15), v.shift_left(v.and_mask(top, 3), 4))

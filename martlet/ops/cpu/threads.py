@@ -52,7 +52,8 @@ class Team:
         self._arguments = (self._unused.ctypes.data, self._unused.ctypes.data, self._records[0].ctypes.data, 0)
         self._wake = [threading.Semaphore(0) for _ in range(n_threads)]
         self._workers = [
-            threading.Thread(target=self._work, args=(i,), name=f"martlet-{i}", daemon=True) for i in range(1, n_threads)
+            threading.Thread(target=self._work, args=(i,), name=f"martlet-{i}", daemon=True)
+            for i in range(1, n_threads)
         ]
         for worker in self._workers:
             worker.start()
@@ -91,5 +92,3 @@ class Team:
             if self._control[STOPPING]:
                 return
             self._wake[i].acquire()
-
-
