@@ -88,9 +88,9 @@ def load_model(
     tensors = _checked(checkpoint, spec)
     source = _Source(checkpoint, spec, tensors, ops, progress)
     embedding = source.matrix("token_embd.weight")
+    head = embedding if spec.tied_embeddings else source.matrix("output.weight")  # large ones first: less at the peak
     layers = tuple(_layer(source, i, layer) for i, layer in enumerate(spec.layers))
     final_norm = source.norm("output_norm.weight")
-    head = embedding if spec.tied_embeddings else source.matrix("output.weight")
     return Model(spec, embedding, layers, final_norm, head, source.packed_bytes)
 
 

@@ -38,7 +38,8 @@ class Arena:
     def take(self, n_bytes: int) -> NDArray[np.uint8]:
         """`n_bytes` zeroed bytes that start on a cache line."""
         if n_bytes > self._rest.size:
-            mapping = mmap.mmap(-1, max(n_bytes, ARENA_BYTES))
+            # private memory: what is shared cannot lie on huge pages
+            mapping = mmap.mmap(-1, max(n_bytes, ARENA_BYTES), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with suppress(AttributeError, OSError):
                 mapping.madvise(mmap.MADV_HUGEPAGE)
             self._maps.append(mapping)
