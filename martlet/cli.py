@@ -46,9 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     command = import_module(f"martlet.commands.{name}")
     parser = _Parser(prog=f"martlet {name}", description=(command.__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--debug", action="store_true", help="show where an error was raised")
     command.add_arguments(parser)
-    args = parser.parse_args(arguments[1:])
+    parser.add_argument("--debug", action="store_true", help="show where an error was raised")
+    parser.usage = _short_usage(parser)
+    args = parser.parse_intermixed_args(arguments[1:])  # a prompt may come after the options
     return _guarded(command.execute, args)
 
 
@@ -56,6 +57,12 @@ class _Parser(ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         """One line that says what is wrong, without the whole usage."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _short_usage(parser: ArgumentParser) -> str:
+    """The arguments by name and "[options]": there are dozens, and the help lists them."""
+    words = [action for action in parser._actions if not action.option_strings]
+    return " ".join(["%(prog)s", *(f"[{a.dest}]" if a.nargs == "?" else a.dest for a in words), "[options]"])
 
 
 def _guarded(execute: object, args: Namespace) -> int:

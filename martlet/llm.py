@@ -14,7 +14,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
@@ -90,12 +91,14 @@ class LLM:
     """A loaded model. Use it as a context manager, or call `close`, to free it."""
 
     def __init__(self, model: str, *, progress: Progress | None = None, **options: Unpack[LLMOptions]) -> None:
-        """Load `model`, a GGUF file or a Hugging Face folder; `progress` is called with (phase, done, in all).
+        """Load `model`: a GGUF file, a Hugging Face folder, or a name of the catalogue, which is fetched if it is not here.
+
+        `progress` is called with (phase, done, in all).
 
         Raises RequestError for an option that is wrong, FormatError or UnsupportedError for a file that is, and
         CapacityError if the memory cannot hold the model and its context.
         """
-        self._built: Built | None = build(resolve_config({"model": model, **options}), progress)
+        self._built: Built | None = build(_located({"model": model, **options}, progress), progress)
         self._numbers = itertools.count()
         self._builders: dict[str, OutputBuilder] = {}
 
@@ -335,6 +338,17 @@ class Stream:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _located(options: Mapping[str, Any], progress: Progress | None) -> EngineConfig:
+    """The settings, with a name of the catalogue replaced by the path of its file."""
+    config = resolve_config(options)
+    if Path(config.model).exists():
+        return config
+    from martlet.hub import resolve  # only where there is a name to look up
+
+    fetching = None if progress is None else lambda done, total: progress("fetch", done, total)
+    return replace(config, model=str(resolve(config.model, offline=config.offline, progress=fetching)))
 
 
 def _truncated(ids: Sequence[int], params: SamplingParams, context: int) -> tuple[int, ...]:

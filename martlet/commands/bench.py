@@ -26,12 +26,30 @@ __all__ = ["add_arguments", "execute"]
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
-    parser.add_argument("-p", "--prompt-tokens", type=int, default=512, help="tokens of the prefill (0: none)")
-    parser.add_argument("-n", "--gen-tokens", type=int, default=64, help="tokens of the decode (0: none)")
-    parser.add_argument("-d", "--depth", type=int, default=128, help="tokens in the cache before the decode")
-    parser.add_argument("-r", "--repetitions", type=int, default=3)
+    parser.add_argument(
+        "-p",
+        "--prompt-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens of the prefill (0: none; default: 512)",
+    )
+    parser.add_argument(
+        "-n", "--gen-tokens", type=int, default=64, metavar="N", help="tokens of the decode (0: none; default: 64)"
+    )
+    parser.add_argument(
+        "-d", "--depth", type=int, default=128, metavar="N", help="tokens in the cache before the decode (default: 128)"
+    )
+    parser.add_argument(
+        "-r",
+        "--repetitions",
+        type=int,
+        default=3,
+        metavar="N",
+        help="runs of each, of which the median counts (default: 3)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_engine_options(parser)
+    add_engine_options(parser, context="what the test takes")
 
 
 def execute(args: Namespace) -> int:

@@ -16,6 +16,7 @@ from martlet.commands.options import (
     open_llm,
     print_settings,
     sampling_options,
+    show_warnings,
 )
 from martlet.errors import MartletError, RequestError, nearest
 
@@ -40,9 +41,10 @@ Ctrl-C stops an answer; what was said of it stays in the conversation."""
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
-    parser.add_argument("--system", help="a system message")
+    parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_engine_options(parser)
-    add_sampling_options(parser)
+    unseen = ("logprobs", "prompt_logprobs", "logprobs_mode")  # of no use where no numbers are shown
+    add_sampling_options(parser, max_tokens="what the context holds", without=unseen)
 
 
 def execute(args: Namespace) -> int:
@@ -50,8 +52,7 @@ def execute(args: Namespace) -> int:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  its import gives `input` a history and editing
     with open_llm(args) as llm:
-        for warning in llm.warnings:
-            print(f"martlet: {warning}", file=sys.stderr)
+        show_warnings(llm)
         conversation = Conversation(llm, args.system, sampling_options(args))
         if sys.stdin.isatty():
             print("/help shows the commands, /exit leaves.", file=sys.stderr)

@@ -39,9 +39,8 @@ def _findings() -> dict[str, str]:
     threads = next(setting for setting in config.settings() if setting.name == "threads")
     features = sorted(name for name, on in host_features().items() if on)
     quota = f"{limits.cpu_quota:g} CPUs ({limits.quota_source})" if limits.cpu_quota else "none"
-    memory = (
-        "unknown" if limits.memory_available is None else f"{limits.memory_available / (1 << 30):.1f} GiB available"
-    )
+    available = limits.memory_available
+    memory = "unknown" if available is None else f"{available / (1 << 30):.1f} GiB available ({limits.memory_source})"
     measured = load_notes("bandwidth")
     return {
         "martlet": _version("martlet"),
@@ -54,11 +53,12 @@ def _findings() -> dict[str, str]:
         "cores": f"{limits.physical_cores} physical, {limits.affinity_cpus} CPUs in the affinity mask",
         "CPU quota": quota,
         "threads": f"{threads.value} ({threads.origin}: {threads.note})",
-        "memory": f"{memory}, {limits.memory_source}",
-        "memory speed": ", ".join(f"{v / 1e9:.1f} GB/s ({k})" for k, v in measured.items()) or "not measured yet",
+        "memory": memory,
+        "memory speed": ", ".join(f"{v / 1e9:.1f} GB/s ({k} threads)" for k, v in measured.items())
+        or "not measured yet",
         "cache folder": f"{cache_dir()} ({_state(cache_dir())})",
         "kernel cache": _size(cache_dir() / "kernels"),
-        "models": ", ".join(sorted(p.name for p in (cache_dir() / "models").glob("*"))) or "none",
+        "models": ", ".join(sorted(p.name for p in (cache_dir() / "models").glob("[!.]*"))) or "none",
     }
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from martlet.commands.options import resolve_model
-from martlet.config import resolve_config
-from martlet.engine.build import plan_for
+from martlet.config import EngineConfig, resolve_config
+from martlet.engine.build import load_template, load_tokenizer, plan_for
 from martlet.errors import MartletError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 
@@ -25,16 +25,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--offline", action="store_true", help="forbid every network connection")
+    parser.add_argument("--offline", action="store_true", default=None, help="forbid every network connection")
 
 
 def execute(args: Namespace) -> int:
     """Run the command."""
     path = resolve_model(args.model, args.offline)
     with open_checkpoint(path) as checkpoint:
-        memory = _memory(path, checkpoint)
+        config = resolve_config({"model": path})
+        memory, warnings = _memory(config, checkpoint), _warnings(config, checkpoint)
         if args.json:
-            print(json.dumps(_as_json(checkpoint, memory), ensure_ascii=False))
+            print(json.dumps(_as_json(checkpoint, memory, warnings), ensure_ascii=False))
             return 0
         print(f"{checkpoint.path}: {checkpoint.kind}, {checkpoint.nbytes:,} bytes, {len(checkpoint.tensors)} tensors")
         print("\nmetadata")
@@ -48,15 +49,26 @@ def execute(args: Namespace) -> int:
             for name, tensor in checkpoint.tensors.items():
                 print(f"  {name:<40} {tensor.type.name:<8} {list(tensor.shape)!s:<20} {tensor.data.nbytes:,} bytes")
         print(f"\nmemory: {memory}")
+        for warning in warnings:
+            print(f"warning: {warning}")
     return 0
 
 
-def _memory(path: str, checkpoint: Checkpoint) -> str:
+def _memory(config: EngineConfig, checkpoint: Checkpoint) -> str:
     """The plan in words; for a model that cannot run, why."""
     try:
-        return plan_for(checkpoint, resolve_config({"model": path})).explain()
+        return plan_for(checkpoint, config).explain()
     except MartletError as error:
         return f"cannot run here: {error}"
+
+
+def _warnings(config: EngineConfig, checkpoint: Checkpoint) -> list[str]:
+    """What is odd about the tokenizer and the chat template."""
+    try:
+        tokenizer = load_tokenizer(checkpoint, config)
+        return [*tokenizer.warnings, *load_template(checkpoint, tokenizer, config).warnings]
+    except MartletError as error:
+        return [str(error)]
 
 
 def _by_type(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
@@ -68,7 +80,7 @@ def _by_type(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     return {kind: (counts[kind], nbytes) for kind, nbytes in sizes.most_common()}
 
 
-def _as_json(checkpoint: Checkpoint, memory: str) -> dict[str, Any]:
+def _as_json(checkpoint: Checkpoint, memory: str, warnings: list[str]) -> dict[str, Any]:
     return {
         "path": str(checkpoint.path),
         "kind": checkpoint.kind,
@@ -79,6 +91,7 @@ def _as_json(checkpoint: Checkpoint, memory: str) -> dict[str, Any]:
             for n, t in checkpoint.tensors.items()
         ],
         "memory": memory,
+        "warnings": warnings,
     }
 
 
@@ -94,4 +107,4 @@ def _short(value: Any) -> str:
     if hasattr(value, "__len__") and not isinstance(value, Mapping) and len(value) > SHOWN_ITEMS:
         start = ", ".join(repr(item) for item in value[:SHOWN_ITEMS])
         return f"[{start}, … {len(value):,} in all]"
-    return repr(value)
+    return repr(_plain(value))

@@ -23,7 +23,8 @@ def execute(args: Namespace) -> int:
     if args.json:
         print(json.dumps([asdict(model) for model in models], default=str))
         return 0
+    width = max(len(model.name) for model in models)
     for model in models:
         where = model.path if model.path is not None else f"not here: martlet pull {model.name}"
-        print(f"{model.name:<22} {model.size_bytes / 1e6:>9,.0f} MB  {where}")
+        print(f"{model.name:<{width}} {model.size_bytes / 1e6:>9,.0f} MB  {where}")
     return 0

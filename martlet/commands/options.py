@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.config import BACKENDS, Setting
+from martlet.config import BACKENDS, Setting, resolve_config
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
 
@@ -25,12 +25,14 @@ __all__ = [
     "add_engine_options",
     "add_sampling_options",
     "engine_options",
+    "heed_offline",
     "open_llm",
     "print_settings",
     "read_text",
     "resolve_model",
     "sampling_options",
     "show_download",
+    "show_warnings",
 ]
 
 ALIASES = {  # llama.cpp's names
@@ -44,17 +46,64 @@ ALIASES = {  # llama.cpp's names
     "mirostat_eta": ("--mirostat-lr",),
     "stop": ("-r", "--reverse-prompt"),
 }
+MEANINGS = {
+    "max_tokens": "generate at most N tokens",
+    "min_tokens": "generate at least N tokens before the answer may end",
+    "seed": "the same choices again with the same N (default: another at each run)",
+    "stop": "end the answer before this text",
+    "stop_token_ids": "end the answer at this token",
+    "include_stop_str_in_output": "keep the text of --stop in the answer",
+    "ignore_eos": "never sample a token that ends an answer",
+    "logit_bias": "added to the logits of tokens; -100 bans",
+    "allowed_token_ids": "sample no other token than these",
+    "bad_words": "never generate this text",
+    "no_repeat_ngram_size": "never repeat a sequence of N tokens; 0: off",
+    "samplers": "the steps in order, with ; or , between them",
+    "repetition_penalty": "divides the logits of tokens seen; 1: off",
+    "presence_penalty": "subtracted from the logits of generated tokens; 0: off",
+    "frequency_penalty": "the same, times how often; 0: off",
+    "penalty_last_n": "tokens that the penalties look back on; -1: all",
+    "dry_multiplier": "strength of DRY, against repeated sequences; 0: off",
+    "dry_base": "how fast DRY grows with the length of the repetition",
+    "dry_allowed_length": "repetitions up to this length are free",
+    "dry_penalty_last_n": "tokens that DRY looks back on; -1: all",
+    "dry_sequence_breakers": "a sequence ends at this text",
+    "top_n_sigma": "keep logits within X standard deviations of the best; 0: off",
+    "top_k": "keep the N best tokens; 0: all",
+    "typical_p": "keep the most typical tokens of this probability in all; 1: off",
+    "top_p": "keep the best tokens of this probability in all; 1: off",
+    "min_p": "keep tokens of X times the best one's probability; 0: off",
+    "xtc_probability": "how often XTC removes the likeliest tokens; 0: off",
+    "xtc_threshold": "probability from which XTC removes them",
+    "temperature": "below 1 sharper, above 1 flatter; 0: always the best token",
+    "dynatemp_range": "the temperature moves by up to X with the entropy; 0: off",
+    "dynatemp_exponent": "how the entropy moves it",
+    "mirostat": "2: mirostat v2 in place of the steps that truncate; 0: off",
+    "mirostat_tau": "the surprise, in bits, that mirostat aims at",
+    "mirostat_eta": "how fast mirostat adapts",
+    "logprobs": "log-probabilities of the N best tokens, with --json; -1: of all",
+    "prompt_logprobs": "the same for the prompt's tokens",
+    "logprobs_mode": "before (raw) or after (processed) the sampling steps",
+    "skip_special_tokens": "leave the text of control tokens out",
+    "truncate_prompt_tokens": "keep the last N tokens of the prompt; -1: what fits",
+}
 BAR = 30  # characters
 NOT_OPTIONS = {"n", "best_of", "detokenize"}  # a terminal shows one answer, as text
 
 
-def add_engine_options(parser: ArgumentParser) -> None:
-    """The options of `LLM`."""
+def add_engine_options(parser: ArgumentParser, context: str = "the model's, if it fits") -> None:
+    """The options of `LLM`; `context` says what is taken where that one is not given."""
     group = parser.add_argument_group("engine")
-    group.add_argument("-t", "--threads", type=int, help="threads (default: physical cores that may be used)")
-    group.add_argument("-c", "--context", type=int, help="context in tokens (default: the model's, if it fits)")
+    group.add_argument(
+        "-t", "--threads", type=int, metavar="N", help="threads (default: physical cores that may be used)"
+    )
+    group.add_argument("-c", "--context", type=int, metavar="N", help=f"context in tokens (default: {context})")
     group.add_argument("--kv-dtype", choices=("f16", "f32"), help="type of the KV cache (default: f16)")
-    group.add_argument("--backend", choices=BACKENDS, help="default: cpu")
+    group.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="cpu (the default), reference (NumPy, slow), or null (no numbers: for tests of all the rest)",
+    )
     group.add_argument("--tokenizer-pre", metavar="NAME", help="override the model file's pre-tokenizer")
     group.add_argument("--chat-template", metavar="FILE", help="override the model file's chat template")
     group.add_argument("--offline", action="store_true", default=None, help="forbid every network connection")
@@ -63,30 +112,43 @@ def add_engine_options(parser: ArgumentParser) -> None:
     )
 
 
-def add_sampling_options(parser: ArgumentParser) -> None:
-    """An option for each field of `SamplingParams`."""
+def add_sampling_options(parser: ArgumentParser, max_tokens: str, without: Collection[str] = ()) -> None:
+    """An option for each field of `SamplingParams`; `max_tokens` says what is done where that one is not given."""
     group = parser.add_argument_group("sampling (left open: the model file's suggestion, else the default)")
     for field in fields(SamplingParams):
-        if field.name in NOT_OPTIONS:
+        if field.name in NOT_OPTIONS or field.name in without:
             continue
         names = [f"--{field.name.replace('_', '-')}", *ALIASES.get(field.name, ())]
-        kind, default = str(field.type), f"default: {field.default!s}".replace("%", "%%")
+        default = max_tokens if field.name == "max_tokens" else field.default
+        text = MEANINGS[field.name] + (
+            "" if default is None or default is False or default == () else f" (default: {_said(default)})"
+        )
+        text, kind = text.replace("%", "%%"), str(field.type)
         if kind == "bool":
-            group.add_argument(names[0], dest=field.name, action=BooleanOptionalAction, default=None, help=default)
+            group.add_argument(names[0], dest=field.name, action=BooleanOptionalAction, default=None, help=text)
         elif kind.startswith("tuple["):
-            item = int if "int" in kind else str
-            help_text = f"may be given several times; {default}"
-            group.add_argument(*names, dest=field.name, type=item, action="append", help=help_text)
+            item, metavar = (int, "ID") if "int" in kind else (str, "TEXT")
+            text += "; may be given several times"
+            group.add_argument(*names, dest=field.name, type=item, action="append", metavar=metavar, help=text)
         else:
-            group.add_argument(*names, dest=field.name, type=_reader(kind), help=default)
+            reader, metavar = _reader(kind)
+            group.add_argument(*names, dest=field.name, type=reader, metavar=metavar, help=text)
 
 
-def _reader(kind: str) -> Callable[[str], Any]:
+def _said(default: object) -> str:
+    if isinstance(default, tuple):
+        return ";".join(default) if default == SamplingParams().samplers else " ".join(map(repr, default))
+    return "yes" if default is True else str(default)
+
+
+def _reader(kind: str) -> tuple[Callable[[str], Any], str]:
     if "Mapping[" in kind or "dict[" in kind:
-        return _pairs
+        return _pairs, "ID=BIAS,…"
     if "float" in kind:
-        return float
-    return int if "int" in kind else str
+        return float, "X"
+    if "int" in kind:
+        return int, "N"
+    return str, "raw|processed"
 
 
 def _pairs(text: str) -> dict[int, float]:
@@ -123,17 +185,24 @@ def engine_options(args: Namespace) -> LLMOptions:
     }
 
 
-def resolve_model(name: str, offline: bool | None) -> str:
-    """The path of a model given as a path or by its name in the catalogue."""
-    if offline:
+def heed_offline(offline: bool | None) -> bool:
+    """Whether the network is forbidden, by the option or the environment; if so, it is from here on."""
+    forbidden = resolve_config({"model": "none", "offline": offline}).offline
+    if forbidden:
         from martlet.offline import forbid_network
 
         forbid_network()
+    return forbidden
+
+
+def resolve_model(name: str, offline: bool | None) -> str:
+    """The path of a model given as a path or by its name in the catalogue."""
+    offline = heed_offline(offline)
     if Path(name).exists():
         return name
     from martlet.hub import resolve  # only where there is a name to look up
 
-    return str(resolve(name, offline=bool(offline), progress=show_download if sys.stderr.isatty() else None))
+    return str(resolve(name, offline=offline, progress=show_download if sys.stderr.isatty() else None))
 
 
 def show_download(done: int, total: int) -> None:
@@ -156,6 +225,16 @@ def _show_progress(phase: str, done: int, total: int) -> None:
     if phase != "map" and sys.stderr.isatty():
         end = "\n" if done >= total else ""
         print(f"\r{phase}: {done} of {total}\x1b[K", end=end, file=sys.stderr, flush=True)
+
+
+def show_warnings(llm: LLM, *, chat: bool = True, notes: bool = False) -> None:
+    """The model's warnings on stderr: without `chat` not those of the chat template, without `notes` not the small ones."""
+    hidden = set() if notes else set(llm.get_tokenizer().notes)
+    if not chat and llm.chat_template_note is not None:
+        hidden.add(llm.chat_template_note)
+    for warning in llm.warnings:
+        if warning not in hidden:
+            print(f"martlet: {warning}", file=sys.stderr)
 
 
 def read_text(text: str | None, param: str = "prompt") -> str:

@@ -30,9 +30,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
     parser.add_argument("file", help='the text, UTF-8; "-" reads stdin')
-    parser.add_argument("--chunks", type=int, help="stop after this many windows")
+    parser.add_argument("--chunks", type=int, metavar="N", help="stop after this many windows")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_engine_options(parser)
+    add_engine_options(parser, context=f"windows of {DEFAULT_CONTEXT}")
 
 
 def execute(args: Namespace) -> int:

@@ -1,4 +1,7 @@
-"""Answer a prompt, streaming it to stdout (read `speed.py` next: the line about speed at the end)."""
+"""Answer a prompt, streaming it to stdout.
+
+Read `speed.py` next: the line about speed at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from martlet.commands.options import (
@@ -15,12 +19,13 @@ from martlet.commands.options import (
     print_settings,
     read_text,
     sampling_options,
+    show_warnings,
 )
 from martlet.commands.speed import process_age_s, speed_lines
 from martlet.errors import RequestError
 
 if TYPE_CHECKING:
-    from martlet.engine.outputs import RequestOutput
+    from martlet.engine.outputs import Logprob, RequestOutput
     from martlet.llm import LLM, Stream
 
 __all__ = ["add_arguments", "execute"]
@@ -36,24 +41,26 @@ def add_arguments(parser: ArgumentParser) -> None:
     mode.add_argument("--chat", action="store_true", help="write the prompt with the chat template (default if the"
                       " model has one)")  # fmt: skip
     mode.add_argument("--raw", action="store_true", help="give the prompt to the model as it is")
-    parser.add_argument("--system", help="a system message (with the chat template)")
+    parser.add_argument("--system", metavar="TEXT", help="a system message (with the chat template)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of streaming")
     parser.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
     parser.add_argument("-q", "--quiet", action="store_true", help="print the answer only")
     add_engine_options(parser)
-    add_sampling_options(parser)
+    add_sampling_options(parser, max_tokens=f"{DEFAULT_MAX_TOKENS}, or what the context holds")
 
 
 def execute(args: Namespace) -> int:
     """Run the command."""
     if args.raw and args.system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out.", param="system")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(args, name) is not None and not args.json:
+            raise RequestError(f"--{name.replace('_', '-')} is shown in the JSON object only: add --json.", param=name)
     prompt = read_text(args.prompt)
     with open_llm(args) as llm:
         chat = not args.raw and (args.chat or args.system is not None or llm.chat_template_note is None)
-        for warning in llm.warnings:
-            if not args.quiet and (chat or warning != llm.chat_template_note):
-                print(f"martlet: {warning}", file=sys.stderr)
+        if not args.quiet:
+            show_warnings(llm, chat=chat, notes=args.verbose)
         with _start(llm, args, prompt, chat) as stream:
             if args.verbose:
                 _print_start(llm, stream)
@@ -93,6 +100,7 @@ def _write(stream: Stream, quiet: bool) -> float | None:
             first_s = process_age_s()
     if not quiet and not last.endswith("\n"):
         sys.stdout.write("\n")
+        sys.stdout.flush()  # before what comes on stderr
     return first_s
 
 
@@ -113,14 +121,19 @@ def _as_json(output: RequestOutput) -> dict[str, object]:
         "prompt_token_ids": output.prompt_token_ids,
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
-        "logprobs": None
-        if answer.logprobs is None
-        else [
-            {str(i): {"logprob": p.logprob, "rank": p.rank, "token": p.decoded_token} for i, p in entry.items()}
-            for entry in answer.logprobs
-        ],
+        "logprobs": _logprobs(answer.logprobs),
+        "prompt_logprobs": _logprobs(output.prompt_logprobs),
         "settings": {s.name: {"value": s.value, "origin": str(s.origin)} for s in output.settings},
         "prefill_tokens_per_s": metrics and metrics.prefill_tokens_per_s,
         "decode_tokens_per_s": metrics and metrics.decode_tokens_per_s,
         "created": time.time(),
     }
+
+
+def _logprobs(entries: Sequence[Mapping[int, Logprob] | None] | None) -> list[object] | None:
+    if entries is None:
+        return None
+    return [
+        entry and {str(i): {"logprob": p.logprob, "rank": p.rank, "token": p.decoded_token} for i, p in entry.items()}
+        for entry in entries
+    ]

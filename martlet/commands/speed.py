@@ -101,7 +101,7 @@ def save_note(kind: str, key: str, value: float) -> None:
 
 def bandwidth(threads: int) -> float:
     """Bytes per second that this machine reads, measured once and kept."""
-    key = f"{platform.node()} {platform.machine()} {threads}"
+    key = f"{platform.node()}, {platform.machine()}, {threads}"
     known = load_notes("bandwidth").get(key)
     if isinstance(known, float):
         return known

@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--ids", action="store_true", help="print the ids only, on one line")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--tokenizer-pre", metavar="NAME", help="override the model file's pre-tokenizer")
-    parser.add_argument("--offline", action="store_true", help="forbid every network connection")
+    parser.add_argument("--offline", action="store_true", default=None, help="forbid every network connection")
 
 
 def execute(args: Namespace) -> int:

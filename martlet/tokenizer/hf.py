@@ -235,7 +235,7 @@ def _encoder(
     whole_words = bool(model.get("ignore_merges"))
     normalize = normalizer(tokenizer.get("normalizer"))
     if _is_byte_level(tokenizer, steps):
-        vocab.warn(missing_bytes(vocab.ids) if unk is None else None)
+        vocab.note(missing_bytes(vocab.ids) if unk is None else None)
         mapped = steps.mapped or not steps.byte_level
         words = byte_level_words(vocab.ids, ranks, joint=joint, whole_words=whole_words, unk=unk, mapped=mapped)
     else:

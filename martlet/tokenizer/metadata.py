@@ -147,7 +147,7 @@ def _byte_level_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None
     split = pipeline([isolate(pattern) for pattern in rules.patterns])
     words = byte_level_words(vocab.ids, ranks, whole_words=rules.whole_words)
     encoder = TextEncoder(unchanged, split, words)
-    vocab.warn(missing_bytes(vocab.ids))
+    vocab.note(missing_bytes(vocab.ids))
     before, after = _ends_of_text(metadata, vocab, special, rules.add_bos)
     return Parts(
         "gpt2", name, vocab, encoder, special, before, after, byte_level=True, byte_fallback=False, strips_space=False

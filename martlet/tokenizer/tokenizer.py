@@ -39,7 +39,8 @@ class Tokenizer:
         self.add_bos = bool(parts.before)
         self.add_eos = bool(parts.after)
         self.strips_space = parts.strips_space
-        self.warnings = tuple(vocab.warnings)
+        self.notes = tuple(vocab.notes)  # those of the warnings that are worth a line only to who asks
+        self.warnings = (*vocab.warnings, *vocab.notes)
         self._parts = parts
         self._encoder = parts.encoder
         self._texts = vocab.texts

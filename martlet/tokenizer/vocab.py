@@ -64,11 +64,12 @@ class Vocab:
     ids: dict[str, int]
     added: tuple[AddedToken, ...] = ()
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # warnings of little weight: as the model's own tokenizer behaves
 
-    def warn(self, message: str | None) -> None:
-        """Keep a warning for the user, if there is one."""
+    def note(self, message: str | None) -> None:
+        """Keep a note for the user, if there is one."""
         if message is not None:
-            self.warnings.append(message)
+            self.notes.append(message)
 
     def of_type(self, *types: TokenType) -> list[int]:
         """Ids of the given types, ascending."""
