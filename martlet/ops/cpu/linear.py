@@ -149,22 +149,30 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
     return product
 
 
-def tile_writer(v: Verbs) -> Callable[..., Any]:
+def tile_writer(v: Verbs, rows: int) -> Callable[..., Any]:
     """The function that adds bias and residual to a tile of sums and stores its valid part."""
+    load_tile, lanes = v.tile_load(rows), v.lanes
 
     @njit(forceinline=True, **OPTIONS)
     def write(record, acc, t, n_rows, n):  # type: ignore[no-untyped-def]
         """Rows t … t + n_rows of out, columns n … n + lanes."""
         out, stride = v.f32p(record[OUT]), record[OUT_STRIDE]
+        residual, residual_stride = v.f32p(record[RESIDUAL]), record[RESIDUAL_STRIDE]
         valid = record[N_ROWS] - n
-        for m in range(n_rows):
-            y = v.tile_get(acc, m)
+        if n_rows == rows and valid >= lanes:
             if record[BIAS] != 0:
-                y = v.add(y, v.load_first(v.f32p(record[BIAS]), n, valid))
+                acc = v.tile_add(acc, v.load_f32(v.f32p(record[BIAS]), n))
             if record[RESIDUAL] != 0:
-                residual = v.f32p(record[RESIDUAL])
-                y = v.add(y, v.load_first(residual, (t + m) * record[RESIDUAL_STRIDE] + n, valid))
-            v.store_first(out, (t + m) * stride + n, y, valid)
+                acc = v.tile_add(acc, load_tile(residual, t * residual_stride + n, residual_stride))
+            v.tile_store(acc, out, t * stride + n, stride)
+        else:
+            for m in range(n_rows):
+                y = v.tile_get(acc, m)
+                if record[BIAS] != 0:
+                    y = v.add(y, v.load_first(v.f32p(record[BIAS]), n, valid))
+                if record[RESIDUAL] != 0:
+                    y = v.add(y, v.load_first(residual, (t + m) * residual_stride + n, valid))
+                v.store_first(out, (t + m) * stride + n, y, valid)
 
     return write
 
@@ -195,7 +203,8 @@ def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
     """The kernel for one quantised layout."""
     one, few = tile_product(v, layout, 1), tile_product(v, layout, 4)
     many = tile_product(v, layout, v.rows) if v.rows > 4 else few
-    write, share, lanes, tile_rows = tile_writer(v), sharer(), v.lanes, v.rows
+    write_one, write_few, write_many = (tile_writer(v, rows) for rows in (1, 4, v.rows))
+    share, lanes, tile_rows = sharer(), v.lanes, v.rows
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         weight, codebook = record[WEIGHT], v.i8p(record[CODEBOOK])
@@ -222,13 +231,13 @@ def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
                         n = g * GROUP + lane
                         if left == 1:
                             acc1 = one(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                            write(record, acc1, t, left, n)
+                            write_one(record, acc1, t, left, n)
                         elif left <= 4:
                             acc4 = few(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                            write(record, acc4, t, left, n)
+                            write_few(record, acc4, t, left, n)
                         else:
                             acc8 = many(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                            write(record, acc8, t, left, n)
+                            write_many(record, acc8, t, left, n)
 
     return kernel
 
@@ -236,7 +245,8 @@ def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
 def linear_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
     """The kernel for float weights: x stays float32, columns in order, one fused multiply-add each."""
     load = {"f32": v.load_f32, "f16": v.load_f16, "bf16": v.load_bf16}[layout.name]
-    write, share, lanes, tile_rows = tile_writer(v), sharer(), v.lanes, v.rows
+    write_one, write_few, write_many = (tile_writer(v, rows) for rows in (1, 4, v.rows))
+    share, lanes, tile_rows = sharer(), v.lanes, v.rows
     zeros = {rows: v.tile_zero(rows) for rows in (1, 4, v.rows)}
 
     def product_of(rows: int) -> Callable[..., Any]:
@@ -272,10 +282,10 @@ def linear_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
                     for lane in range(0, GROUP, lanes):
                         n = g * GROUP + lane
                         if left == 1:
-                            write(record, one(group, lane, n_columns, x, x_stride), t, left, n)
+                            write_one(record, one(group, lane, n_columns, x, x_stride), t, left, n)
                         elif left <= 4:
-                            write(record, few(group, lane, n_columns, x, x_stride), t, left, n)
+                            write_few(record, few(group, lane, n_columns, x, x_stride), t, left, n)
                         else:
-                            write(record, many(group, lane, n_columns, x, x_stride), t, left, n)
+                            write_many(record, many(group, lane, n_columns, x, x_stride), t, left, n)
 
     return kernel

@@ -269,11 +269,21 @@ class Verbs(ModuleType):
 
             return each_row(b, t[0], row)
 
+        def tile_add(b: Any, t: Any, x: Any, y: Any) -> Any:
+            """x[m] + y[m]; y may be one vector, the same for all rows"""
+
+            def row(m: int) -> Any:
+                other = b.extract_value(y, m) if isinstance(t[1], Tile) else y
+                return b.fadd(b.extract_value(x, m), other)
+
+            return each_row(b, t[0], row)
+
         def tile_store(b: Any, t: Any, tile: Any, p: Any, i: Any, stride: Any) -> None:
             """p[i + m * stride : ] = tile[m]"""
             for m in range(t[0].rows):
                 store(b, b.extract_value(tile, m), p, b.add(i, b.mul(stride, constant(I64, m))))
 
+        self.tile_add = verb(2, lambda tile, *a: tile, tile_add)
         self.tile_scale = verb(3, lambda tile, *a: tile, tile_scale)
         self.tile_store = verb(4, lambda *a: None, tile_store)
         self.tile_fma = verb(5, lambda acc, *a: acc, tile_fma)
