@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from martlet.cache.pages import PagePool
@@ -184,13 +185,12 @@ def _packed_bytes(config: EngineConfig) -> Callable[[Sequence[RawTensor]], int] 
 
 
 def _open(config: EngineConfig) -> Checkpoint:
-    try:
-        return open_checkpoint(config.model)
-    except FileNotFoundError:
+    if not Path(config.model).exists():
         raise RequestError(
             f"There is no file or folder {config.model!r}: give the path of a GGUF file or of a Hugging Face folder.",
             param="model",
-        ) from None
+        )
+    return open_checkpoint(config.model)
 
 
 def load_tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:

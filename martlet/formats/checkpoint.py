@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from martlet.errors import FormatError
+from martlet.formats.files import read_json, size_of_file
 from martlet.formats.gguf import GgufFile, read_gguf
 from martlet.formats.safetensors import read_safetensors
 from martlet.quant.table import RawTensor
@@ -23,7 +24,7 @@ from martlet.quant.table import RawTensor
 __all__ = ["Checkpoint", "open_checkpoint"]
 
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
-MAX_JSON_BYTES = 256 << 20
+MAX_TEMPLATE_BYTES = 16 << 20
 # What the system calls them, the better first: 22 is MADV_POPULATE_READ of Linux 5.14, which maps pages in one go.
 ADVICE = {"willneed": (22, getattr(mmap, "MADV_WILLNEED", 3)), "dontneed": (getattr(mmap, "MADV_DONTNEED", 4),)}
 
@@ -46,6 +47,7 @@ class Checkpoint:
     tokenizer_config: Mapping[str, Any] | None = None
     chat_template: str | None = None
     mappings: list[mmap.mmap] = field(default_factory=list)
+    header_sizes: list[int] = field(default_factory=list)  # of each mapping: what stands before the tensors' data
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -61,7 +63,7 @@ class Checkpoint:
         for mapping in self.mappings:
             with suppress(BufferError):  # views are alive: it closes with the last of them
                 mapping.close()
-        self.mappings = []
+        self.mappings, self.header_sizes = [], []
 
     def advise(self, tensor: RawTensor, advice: str) -> None:
         """Tell the system that a tensor's file pages will be read now ("willneed") or not any more ("dontneed")."""
@@ -78,17 +80,25 @@ class Checkpoint:
                     break
 
     def fingerprint(self) -> str:
-        """A hash of the names, shapes, types and first bytes of all tensors: tells models apart, cheaply."""
+        """A hash that tells models apart without reading them: the headers, the sizes, the start of every tensor.
+
+        Headers alone would not do: fine-tunes of a model have the same one.
+        """
         digest = hashlib.sha256(str(self.nbytes).encode())
-        for name, tensor in self.tensors.items():
-            digest.update(f"{name}{tensor.shape}{tensor.type}".encode() + tensor.data[:64].tobytes())
+        if self.kind == "safetensors":
+            digest.update(json.dumps(self.metadata, sort_keys=True).encode())
+        for mapping, size in zip(self.mappings, self.header_sizes, strict=True):
+            digest.update(mapping[:size])
+        for tensor in self.tensors.values():
+            digest.update(tensor.data[:64].tobytes())
         return digest.hexdigest()
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a .gguf file (any part of a split one), a folder with GGUF parts, or a Hugging Face folder.
 
-    Raises FormatError where the files are not what they should be, FileNotFoundError where there are none.
+    Raises FormatError where the files are missing or not what they should be, UnsupportedError where a tensor has a type
+    that is not read here.
     """
     path = Path(path)
     if path.is_dir():
@@ -132,6 +142,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         sum(file.path.stat().st_size for file in files),
         chat_template=template if isinstance(template, str) else None,
         mappings=[file.mapping for file in files],
+        header_sizes=[file.data_start for file in files],
     )
 
 
@@ -157,23 +168,8 @@ def _read_parts(path: Path, match: re.Match[str]) -> list[GgufFile]:
     return files
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; {} where there is none."""
-    if not path.exists():
-        return {}
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise FormatError(path, f"is larger than {MAX_JSON_BYTES:,} bytes")
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise FormatError(path, f"is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise FormatError(path, f"holds a {type(value).__name__}, expected an object")
-    return value
-
-
 def _open_folder(path: Path) -> Checkpoint:
-    index = _read_json(path / "model.safetensors.index.json")
+    index = read_json(path / "model.safetensors.index.json")
     wanted: dict[str, set[str]] = {}  # file → tensors that the index says it holds
     if index:
         weight_map = index.get("weight_map")
@@ -198,24 +194,25 @@ def _open_folder(path: Path) -> Checkpoint:
         missing = promised - found.keys()
         if missing:
             raise FormatError(path / name, f"does not hold {min(missing)!r}, which the index promises")
-        for tensor in promised or found.keys():
+        for tensor, raw in found.items():  # those that the index omits too: who loads them judges what is unknown
             if tensor in tensors:
                 raise FormatError(path / name, f"tensor {tensor!r} is in another file as well")
-            tensors[tensor] = found[tensor]
+            tensors[tensor] = raw
         mappings.append(mapping)
         size += (path / name).stat().st_size
-    config = _read_json(path / "tokenizer_config.json")
+    config = read_json(path / "tokenizer_config.json")
     return Checkpoint(
         path,
         "safetensors",
-        _read_json(path / "config.json"),
+        read_json(path / "config.json"),
         tensors,
         size,
-        generation_config=_read_json(path / "generation_config.json"),
-        tokenizer_json=_read_json(path / "tokenizer.json") or None,
+        generation_config=read_json(path / "generation_config.json"),
+        tokenizer_json=read_json(path / "tokenizer.json") or None,
         tokenizer_config=config or None,
         chat_template=_folder_template(path, config),
         mappings=mappings,
+        header_sizes=[8 + int.from_bytes(mapping[:8], "little") for mapping in mappings],
     )
 
 
@@ -223,6 +220,8 @@ def _folder_template(path: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, or tokenizer_config.json's chat_template (a text, or named ones of which "default" counts)."""
     file = path / "chat_template.jinja"
     if file.exists():
+        if size_of_file(file) > MAX_TEMPLATE_BYTES:
+            raise FormatError(file, f"is larger than {MAX_TEMPLATE_BYTES:,} bytes")
         return file.read_text("utf-8", "replace")
     template = config.get("chat_template")
     if isinstance(template, list):

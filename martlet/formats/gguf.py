@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from typing import Any, NoReturn, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.errors import FormatError
+from martlet.errors import FormatError, UnsupportedError
+from martlet.formats.files import map_file
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
 __all__ = ["GgufFile", "Strings", "read_gguf"]
@@ -44,7 +44,19 @@ SCALARS = {
     12: "<f8",
 }
 BOOL = 7
-MIN_PAIR_BYTES, MIN_TENSOR_BYTES = 13, 32  # of a key-value pair and of a tensor's entry
+HEADER_BYTES = 24
+MIN_PAIR_BYTES, MIN_TENSOR_BYTES = 14, 33  # of a key-value pair and of a tensor's entry, names of a letter
+MAX_PAIRS, MAX_TENSORS = 65_536, 131_072  # a hundred times what models have
+MAX_NAME_BYTES = 65_535
+MAX_ITEMS = 1 << 24  # of all arrays together; the largest vocabularies need 2 million
+# ggml's other types: withdrawn (4, 5, 31 to 33, 36 to 38), or without a decoder here.
+UNREAD_TYPES = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0"} | {
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+    40: "NVFP4",
+    41: "Q1_0",
+}
 
 Bytes = NDArray[np.uint8]
 
@@ -106,6 +118,7 @@ class _Reader:
 
     def __init__(self, path: Path, data: memoryview) -> None:
         self.path, self.data, self.size, self.at = path, data, len(data), 0
+        self.n_items = 0
 
     def fail(self, message: str, at: int | None = None) -> NoReturn:
         raise FormatError(self.path, message, offset=self.at if at is None else at)
@@ -125,16 +138,33 @@ class _Reader:
         return value
 
     def string(self, what: str) -> str:
+        """A value's text, bytes that are not UTF-8 as surrogates."""
         length = self.number("Q", f"the length of {what}")
+        start = self.need(length, what)
+        return str(self.data[start : start + length], "utf-8", "surrogateescape")
+
+    def name(self, what: str) -> str:
+        """A key or a tensor's name, which other code compares and prints: it must be UTF-8."""
+        at = self.at
+        length = self.number("Q", f"the length of {what}")
+        if not 1 <= length <= MAX_NAME_BYTES:
+            self.fail(f"{what} claims {length:,} bytes; expected 1 to {MAX_NAME_BYTES:,}", at)
         start = self.need(length, what)
         try:
             return str(self.data[start : start + length], "utf-8")
-        except UnicodeDecodeError:
-            return str(self.data[start : start + length], "utf-8", "surrogateescape")
+        except UnicodeDecodeError as error:
+            self.fail(f"{what} is not UTF-8: {bytes(self.data[start : start + length])[:40]!r}", start + error.start)
+
+    def count_items(self, count: int, what: str) -> None:
+        """Add to the items of all arrays: they become Python objects, larger than the file's bytes."""
+        self.n_items += count
+        if self.n_items > MAX_ITEMS:
+            self.fail(f"{what} brings the items of all arrays to {self.n_items:,}; at most {MAX_ITEMS:,} are read")
 
     def skip_strings(self, count: int, what: str) -> Strings:
         if count > (self.size - self.at) // 8:
             self.fail(f"{what} claims {count:,} strings, more than the file's {self.size - self.at:,} bytes can hold")
+        self.count_items(count, what)
         start, at, end, data = self.at, self.at, self.size, self.data
         unpack = struct.Struct("<Q").unpack_from
         for _ in range(count):
@@ -164,12 +194,14 @@ class _Reader:
         if item in SCALARS:
             dtype = np.dtype(SCALARS[item])
             start = self.need(count * dtype.itemsize, what)
+            self.count_items(count, what)
             values = np.frombuffer(self.data, dtype, count, start)
             if item == BOOL:
                 return [self._boolean(v, what) for v in values.tolist()]
             return values.tolist()
         if count > (self.size - self.at) // 12:
             self.fail(f"{what} claims {count:,} arrays, more than the file can hold")
+        self.count_items(count, what)
         return [self.value(item, what, depth + 1) for _ in range(count)]
 
     def _boolean(self, value: int, what: str) -> bool:
@@ -178,17 +210,13 @@ class _Reader:
         return bool(value)
 
 
-def _map(path: Path) -> mmap.mmap:
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size < 24:
-            raise FormatError(path, "is shorter than a GGUF header's 24 bytes: the file is cut, or not a GGUF file")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
 def read_gguf(path: str | Path) -> GgufFile:
-    """Open one GGUF file (one part, where a model is split). Raises FormatError; OSError where it cannot be opened."""
+    """Open one GGUF file (one part, where a model is split).
+
+    Raises FormatError; UnsupportedError where a tensor has a type that is not read here.
+    """
     path = Path(path)
-    mapping = _map(path)
+    mapping = map_file(path, HEADER_BYTES, "GGUF")
     try:
         return _parse(path, mapping)
     except BaseException as error:
@@ -209,9 +237,14 @@ def _parse(path: Path, mapping: mmap.mmap) -> GgufFile:
             reader.fail("big-endian GGUF is not supported: convert the file to little-endian", 4)
         reader.fail(f"GGUF version {version} is not supported; versions 2 and 3 are", 4)
     n_tensors, n_pairs = reader.number("Q", "the tensor count"), reader.number("Q", "the key-value count")
-    for count, least, what in ((n_pairs, MIN_PAIR_BYTES, "key-value pairs"), (n_tensors, MIN_TENSOR_BYTES, "tensors")):
+    for count, least, limit, what, at in (
+        (n_tensors, MIN_TENSOR_BYTES, MAX_TENSORS, "tensors", 8),
+        (n_pairs, MIN_PAIR_BYTES, MAX_PAIRS, "key-value pairs", 16),
+    ):
         if count * least > reader.size - reader.at:
-            reader.fail(f"claims {count:,} {what}, more than a file of {reader.size:,} bytes can hold", 8)
+            reader.fail(f"claims {count:,} {what}, more than a file of {reader.size:,} bytes can hold", at)
+        if count > limit:
+            reader.fail(f"claims {count:,} {what}; at most {limit:,} are read", at)
     metadata = _pairs(reader, n_pairs)
     entries = [_entry(reader, i) for i in range(n_tensors)]
     alignment = metadata.get("general.alignment", 32)
@@ -226,9 +259,7 @@ def _pairs(reader: _Reader, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for i in range(count):
         at = reader.at
-        key = reader.string(f"key {i}")
-        if not key or len(key) > 65535:
-            reader.fail(f"key {i} is {len(key):,} characters long; expected 1 to 65,535", at)
+        key = reader.name(f"key {i}")
         if key in metadata:
             reader.fail(f"the key {key!r} appears twice", at)
         metadata[key] = reader.value(reader.number("I", f"the type of {key!r}"), repr(key))
@@ -247,7 +278,7 @@ class _Entry:
 
 def _entry(reader: _Reader, i: int) -> _Entry:
     at = reader.at
-    name = reader.string(f"the name of tensor {i}")
+    name = reader.name(f"the name of tensor {i}")
     n_dims = reader.number("I", f"the dimension count of {name!r}")
     if not 1 <= n_dims <= MAX_DIMS:
         reader.fail(f"tensor {name!r} has {n_dims:,} dimensions; expected 1 to {MAX_DIMS}", at)
@@ -255,6 +286,9 @@ def _entry(reader: _Reader, i: int) -> _Entry:
     kind, offset = reader.number("I", f"the type of {name!r}"), reader.number("Q", f"the offset of {name!r}")
     if min(dims) == 0:
         reader.fail(f"tensor {name!r} has a dimension of 0: {dims}", at)
+    if kind in UNREAD_TYPES:
+        message = f"{reader.path}: tensor {name!r} has the type {UNREAD_TYPES[kind]}"
+        raise UnsupportedError(message, [t.name for t in BlockType])
     if kind not in BlockType._value2member_map_:
         reader.fail(
             f"tensor {name!r} has the unknown type {kind}; known are {', '.join(t.name for t in BlockType)}", at

@@ -6,21 +6,21 @@ and shapes, types and ranges must agree with each other and with the file's size
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from martlet.errors import FormatError, UnsupportedError
+from martlet.formats.files import map_file, parse_json
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
 __all__ = ["read_safetensors"]
 
 MAX_HEADER_BYTES = 100_000_000
+MAX_DIMS = 8
 TYPES = {
     "F64": BlockType.F64,
     "F32": BlockType.F32,
@@ -36,16 +36,13 @@ TYPES = {
 def read_safetensors(path: str | Path) -> tuple[dict[str, RawTensor], mmap.mmap]:
     """The tensors of one file, as views on the mapping that is returned with them. Raises FormatError."""
     path = Path(path)
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < 10:
-            raise FormatError(path, f"has {size} bytes, too few for a safetensors header")
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapping = map_file(path, 10, "safetensors")
+    size = len(mapping)
     length = int.from_bytes(mapping[:8], "little")
     if length > min(MAX_HEADER_BYTES, size - 8):
         message = f"claims a header of {length:,} bytes; at most {min(MAX_HEADER_BYTES, size - 8):,} are possible"
         raise FormatError(path, message, offset=0)
-    header = _header(path, mapping[8 : 8 + length])
+    header = parse_json(path, mapping[8 : 8 + length], "the header", 8)
     start = 8 + length
     whole = np.frombuffer(mapping, np.uint8)
     tensors: dict[str, RawTensor] = {}
@@ -68,41 +65,25 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, RawTensor], mmap.mmap]
     return tensors, mapping
 
 
-def _header(path: Path, text: bytes) -> dict[str, Any]:
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) != len(items):
-            names = [name for name, _ in items]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise FormatError(path, f"the header has {twice!r} twice", offset=8)
-        return found
-
-    try:
-        header = json.loads(text, object_pairs_hook=pairs)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(path, f"the header is not JSON: {error}", offset=8) from None
-    if not isinstance(header, dict):
-        raise FormatError(path, "the header is not a JSON object", offset=8)
-    return header
-
-
 def _entry(path: Path, name: str, entry: Any) -> tuple[str, BlockType, tuple[int, ...], int, int]:
     """(name, type, shape, begin, end) of a header's entry, checked against each other."""
 
     def count(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise FormatError(
             path, f"tensor {name!r}: expected dtype, shape and data_offsets, found {str(entry)[:80]}", offset=8
         )
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(shape, list) or not all(map(count, shape)):
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(map(count, shape)):
         raise FormatError(path, f"tensor {name!r}: the shape is {str(shape)[:80]}", offset=8)
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(count, offsets)) or offsets[0] > offsets[1]:
         raise FormatError(
             path, f"tensor {name!r}: data_offsets are {str(offsets)[:80]}, expected begin ≤ end", offset=8
         )
+    if not isinstance(kind, str):
+        raise FormatError(path, f"tensor {name!r}: the dtype is {str(kind)[:80]}", offset=8)
     if kind not in TYPES:
         raise UnsupportedError(f"{path}: tensor {name!r} has the type {kind!r}", TYPES)
     wanted = math.prod(shape) * BLOCKS[TYPES[kind]].nbytes

@@ -35,7 +35,7 @@ def decode_rows(tensor: RawTensor, start: int, stop: int) -> F32:
 
     Needs a few hundred kilobytes beyond its result.
     """
-    k = tensor.shape[-1]
+    k = tensor.shape[-1] if tensor.shape else 1
     data = tensor.rows()[start:stop].reshape(-1)
     out = np.empty(data.size // BLOCKS[tensor.type].nbytes * BLOCKS[tensor.type].size, np.float32)
     _decode_into(tensor.type, data, out)

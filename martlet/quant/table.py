@@ -108,7 +108,7 @@ class RawTensor:
     def row_nbytes(self) -> int:
         """Bytes of one row (the last dimension)."""
         block = BLOCKS[self.type]
-        return self.shape[-1] // block.size * block.nbytes
+        return (self.shape[-1] if self.shape else 1) // block.size * block.nbytes
 
     def rows(self) -> NDArray[np.uint8]:
         """The bytes as [rows, row_nbytes], all dimensions but the last flattened."""
