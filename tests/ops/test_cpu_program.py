@@ -11,7 +11,9 @@ from blocks import random_tensor
 
 from martlet.errors import UnsupportedError
 from martlet.ops.cpu.backend import CpuBackend
+from martlet.ops.cpu.program import Recorder
 from martlet.ops.cpu.record import BARRIER, BYTES
+from martlet.ops.cpu.threads import Team
 from martlet.ops.interface import Rows, StepInputs, StepLimits
 from martlet.quant.table import BlockType
 from martlet.spec import Activation
@@ -142,3 +144,17 @@ def test_what_the_backend_cannot_do_is_refused(ops: CpuBackend) -> None:
         ops.kv_cache(1, 32, 1, 1024, "f16")
     with pytest.raises(UnsupportedError, match=r"unknown instruction set 'sse9'.*avx2"):
         CpuBackend(1, None, isa="sse9")
+
+
+def test_the_bandwidth_probe_reads_every_byte(ops: CpuBackend) -> None:
+    """One byte that differs, at the very end of the last chunk, shows in what was read."""
+    buffer, result = np.zeros(3 << 20, np.uint8), np.zeros(1, np.int64)
+    recorder = Recorder(ops.store, LIMITS)
+    recorder.emit("read", Rows.TOKENS, [buffer.ctypes.data, 3, result.ctypes.data], [], [])
+    program = recorder.finish(Team(ops.store, 1), np.zeros(16, np.int64), None)
+    program.replay()
+    assert result[0] == 0
+    buffer[-1] = 1
+    program.replay()
+    assert result[0] == 1 << 24  # the top byte of the last lane
+    assert ops.read_bandwidth(0.01, mebibytes=4) > 1e8

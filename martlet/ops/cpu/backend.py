@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,19 @@ class CpuBackend:
     def weight_bytes(self, weight: CpuWeight) -> int:
         """Bytes that a packed weight occupies."""
         return weight.nbytes
+
+    def read_bandwidth(self, seconds: float = 0.5, mebibytes: int = 256) -> float:
+        """Bytes per second that the team reads from memory that no cache holds: the best of as many rounds as fit."""
+        buffer, result = Arena().take(mebibytes << 20), np.zeros(1, np.int64)
+        buffer.fill(1)
+        recorder = Recorder(self.store, StepLimits(1, 1, 1, 1))
+        recorder.emit("read", Rows.TOKENS, [buffer.ctypes.data, mebibytes, result.ctypes.data], [], [])
+        program, best, stop = recorder.finish(self._team, self._step, None), 0.0, time.perf_counter() + seconds
+        while best == 0.0 or time.perf_counter() < stop:
+            start = time.perf_counter()
+            program.replay()
+            best = max(best, buffer.size / (time.perf_counter() - start))
+        return best
 
     def close(self) -> None:
         """Stop the threads and let go of the weights. Idempotent."""

@@ -15,6 +15,7 @@ from martlet.ops.cpu.layout import LAYOUTS, QuantLayout
 from martlet.ops.cpu.linear import linear_float, linear_quant
 from martlet.ops.cpu.pack import pack_float, pack_quant
 from martlet.ops.cpu.quantize import quantize_kernel
+from martlet.ops.cpu.reading import read_kernel
 from martlet.ops.cpu.rope import rope_kernel, rope_table_kernel
 from martlet.ops.cpu.rowwise import (
     act_mul_kernel,
@@ -34,6 +35,7 @@ Builder = Callable[[Verbs], Callable[..., None]]
 BUILDERS: dict[str, Builder] = {
     "launch": launch_kernel,
     "quantize": quantize_kernel,
+    "read": read_kernel,
     "serve": serve_kernel,
     "rms_norm": rms_norm_kernel,
     "add": add_kernel,
