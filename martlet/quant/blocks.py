@@ -43,6 +43,13 @@ _FIELDS: dict[BlockType, list[tuple[Any, ...]]] = {
     BlockType.IQ4_NL: [("d", "<f2"), ("qs", "u1", 16)],
     BlockType.IQ4_XS: [("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)],
     BlockType.MXFP4: [("e", "u1"), ("qs", "u1", 16)],
+    BlockType.IQ2_XXS: [("d", "<f2"), ("qs", "<u4", (8, 2))],
+    BlockType.IQ2_XS: [("d", "<f2"), ("qs", "<u2", 32), ("scales", "u1", 8)],
+    BlockType.IQ2_S: [("d", "<f2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)],
+    BlockType.IQ3_XXS: [("d", "<f2"), ("qs", "u1", 64), ("signs", "<u4", 8)],
+    BlockType.IQ3_S: [("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)],
+    BlockType.IQ1_S: [("d", "<f2"), ("qs", "u1", 32), ("qh", "<u2", 8)],
+    BlockType.IQ1_M: [("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)],
 }
 
 LAYOUTS: dict[BlockType, np.dtype[Any]] = {kind: np.dtype(fields) for kind, fields in _FIELDS.items()}

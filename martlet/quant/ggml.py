@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.errors import UnsupportedError
 from martlet.quant.blocks import CODEBOOK_IQ4, CODEBOOK_MXFP4, LAYOUTS, PLAIN
+from martlet.quant.iquants import I_DECODERS
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
 __all__ = ["decode", "decode_rows"]
@@ -26,7 +26,7 @@ _CHUNK = 1 << 17  # values decoded at a time: the temporaries then stay in the s
 
 
 def decode(tensor: RawTensor) -> F32:
-    """Return the tensor's values, float32 of its shape. UnsupportedError where a type has no decoder."""
+    """Return the tensor's values, float32 of its shape."""
     return decode_rows(tensor, 0, tensor.data.size // tensor.row_nbytes).reshape(tensor.shape)
 
 
@@ -49,7 +49,7 @@ def _decode_into(kind: BlockType, data: U8, out: F32) -> None:
             out[:] = data.view(PLAIN[kind])
     elif kind is BlockType.BF16:
         np.left_shift(data.view("<u2"), 16, out=out.view(np.uint32), dtype=np.uint32)
-    elif kind in _DECODERS:
+    else:
         blocks, size = data.view(LAYOUTS[kind]), BLOCKS[kind].size
         step = _CHUNK // size
         with np.errstate(invalid="ignore", over="ignore"):  # a scale may be infinite: ggml's answer, whatever it is
@@ -57,9 +57,6 @@ def _decode_into(kind: BlockType, data: U8, out: F32) -> None:
                 part = blocks[first : first + step]
                 values = out[first * size : (first + len(part)) * size].reshape(len(part), size)
                 _DECODERS[kind](part, values)
-    else:
-        known = (k.name for k in BlockType if k in PLAIN or k in _DECODERS)
-        raise UnsupportedError(f"block type {kind.name} cannot be decoded", [*known, BlockType.BF16.name])
 
 
 # -- bit fields -------------------------------------------------------------------------------------------------------
@@ -198,4 +195,6 @@ _DECODERS: dict[BlockType, Callable[[Blocks, F32], None]] = {
     BlockType.IQ4_NL: _iq4_nl,
     BlockType.IQ4_XS: _iq4_xs,
     BlockType.MXFP4: _mxfp4,
+    **I_DECODERS,
 }
+assert {*PLAIN, *_DECODERS, BlockType.BF16} == set(BlockType)

@@ -7,7 +7,6 @@ import struct
 import numpy as np
 import pytest
 
-from martlet.errors import UnsupportedError
 from martlet.quant.ggml import decode, decode_rows
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
@@ -28,6 +27,13 @@ SHARED = [
     "IQ4_NL",
     "IQ4_XS",
     "MXFP4",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ2_S",
+    "IQ3_XXS",
+    "IQ3_S",
+    "IQ1_S",
+    "IQ1_M",
 ]
 
 
@@ -76,8 +82,3 @@ def test_rows_are_those_of_the_whole() -> None:
     whole = tensor(BlockType.Q4_K, raw, 700)
     assert np.array_equal(decode_rows(whole, 300, 650), decode(whole)[300:650])
     assert decode_rows(whole, 5, 5).shape == (0, 512)
-
-
-def test_a_type_without_decoder_is_named() -> None:
-    with pytest.raises(UnsupportedError, match=r"IQ1_S.*Q4_K"):
-        decode(tensor(BlockType.IQ1_S, bytes(50)))
