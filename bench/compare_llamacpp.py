@@ -91,11 +91,11 @@ def measure(name: str, path: Path, machine: Machine) -> Row:
         if key == "decode":
             row.values["roofline"] = statistics.median(run["roofline"]["share"] for run in ours)
             row.values["memory_bytes_per_s"] = statistics.median(run["roofline"]["memory_bytes_per_s"] for run in ours)
-            row.values["extra_memory_mb"] = max(run["extra_memory_mb"] for run in ours)
         print(f"{name} {key}: {row.values[key]}", file=sys.stderr)
     if machine.text is not None:
         our, their = _our_perplexity(path, machine), _llama_perplexity(path, machine)
         row.values["perplexity"] = {"ours": our, "llama.cpp": their, "ratio": our / their}
+    row.values["extra_memory_mb"] = _extra_memory_mb(path, machine)
     row.values["first_token_s"] = statistics.median(_first_token_s(path, machine) for _ in range(machine.rounds))
     row.values["load"] = _load(path, machine)
     return row
@@ -117,11 +117,21 @@ def _martlet(*arguments: str) -> list[str]:
 
 def _our_bench(path: Path, arguments: tuple[str, ...], machine: Machine) -> dict[str, Any]:
     command = _martlet("bench", str(path), *arguments, "-r", "3", "-t", str(machine.threads), "--json")
-    output, peak = _run_with_peak(command)
-    found = json.loads(output)
+    found: dict[str, Any] = json.loads(_run(command))
     found["rate"] = found["decode" if "decode" in found else "prefill"]["tokens_per_s"]
-    found["extra_memory_mb"] = (peak - path.stat().st_size - found["kv_bytes"]) / 1e6
     return found
+
+
+def _extra_memory_mb(path: Path, machine: Machine) -> float:
+    """Peak resident memory of a program that answers one prompt, beyond the file's size and the KV pages."""
+    program = (
+        "import sys; from martlet import LLM, SamplingParams\n"
+        "with LLM(sys.argv[1], threads=int(sys.argv[2]), max_context=2048) as llm:\n"
+        "    llm.generate('x ' * 1024, SamplingParams(max_tokens=64, temperature=0.0))\n"
+        "    print(llm.plan.kv)"
+    )
+    output, peak = _run_with_peak([sys.executable, "-c", program, str(path), str(machine.threads)])
+    return (peak - path.stat().st_size - int(output)) / 1e6
 
 
 def _our_perplexity(path: Path, machine: Machine) -> float:
