@@ -71,8 +71,12 @@ def compare(path: str) -> None:
         first = next((i for i, gap in enumerate(gaps[-len(chosen) :]) if gap > 0), None)
         partings.append(first)
     parted = [gap for gap in gaps if gap > 0]
-    print(f"{path}: {len(gaps) - len(parted)} of {len(gaps)} steps agree, {partings.count(None)} of {len(partings)} whole texts;")
-    print(f"  gaps of the reference's logits where they part: largest {max(parted, default=0.0):.3f}, {sorted(parted)[-5:]}")
+    print(
+        f"{path}: {len(gaps) - len(parted)} of {len(gaps)} steps agree, {partings.count(None)} of {len(partings)} whole texts;"
+    )
+    print(
+        f"  gaps of the reference's logits where they part: largest {max(parted, default=0.0):.3f}, {sorted(parted)[-5:]}"
+    )
 
 
 if __name__ == "__main__":

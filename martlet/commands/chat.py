@@ -18,6 +18,7 @@ from martlet.commands.options import (
     sampling_options,
     show_warnings,
 )
+from martlet.config import Origin
 from martlet.errors import MartletError, RequestError, nearest
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ HELP = """\
 /retry           answer the last message again
 /save FILE       write the conversation as JSON
 /load FILE       go on with a conversation that was saved
-/stats           show tokens, context and settings
+/stats           show tokens, context, settings and warnings
 /exit            leave (also Ctrl-D)
-A line that ends in \\ goes on in the next one; a line with \"\"\" alone starts a message of several lines, and ends it.
+A line that ends in \\ goes on in the next one.
+A line with \"\"\" alone starts a message of several lines; another one ends it.
 Ctrl-C stops an answer; what was said of it stays in the conversation."""
 
 
@@ -60,6 +62,8 @@ def execute(args: Namespace) -> int:
             try:
                 message = _read_message()
             except EOFError:
+                if sys.stdin.isatty():
+                    print(file=sys.stderr)  # the shell's prompt starts a line
                 return 0
             except KeyboardInterrupt:  # at the prompt: a fresh line, as a shell does
                 print(file=sys.stderr)
@@ -82,7 +86,7 @@ class Conversation:
         self.generated = 0
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: print(HELP),
-            "reset": lambda _: self.messages.clear(),
+            "reset": lambda _: self._reset(),
             "system": self._set_system,
             "retry": lambda _: self._retry(),
             "save": self._save,
@@ -113,8 +117,7 @@ class Conversation:
         try:
             text, ids = self.llm.chat_prompt(self._prompt_messages())
             room = max(1, self.llm.plan.context - len(ids))
-            params = {"max_tokens": room, **self.params}
-            stream = self.llm.stream({"prompt": text, "prompt_token_ids": ids}, params)
+            stream = self.llm.stream({"prompt": text, "prompt_token_ids": ids}, {"max_tokens": room, **self.params})
         except MartletError:
             self.messages.pop()  # it was not answered: the conversation stays as it was
             raise
@@ -145,6 +148,10 @@ class Conversation:
             raise RequestError("There is no message to answer again.", param="command")
         self._answer(self.messages.pop()["content"])
 
+    def _reset(self) -> None:
+        self.messages.clear()
+        print("the conversation is forgotten", file=sys.stderr)
+
     def _set_system(self, text: str) -> None:
         if text:
             self.system = text
@@ -174,7 +181,10 @@ class Conversation:
             f" {self.generated:,} tokens generated",
             file=sys.stderr,
         )
-        print_settings("sampling", self.llm.effective_params(self.params))
+        settings = self.llm.effective_params(self.params)
+        print_settings("sampling, all else default", tuple(s for s in settings if s.origin is not Origin.DEFAULT))
+        for warning in self.llm.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
 
 
 def _named(name: str, command: str) -> Path:

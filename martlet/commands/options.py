@@ -259,4 +259,4 @@ def print_settings(title: str, settings: tuple[Setting, ...]) -> None:
     print(f"{title}:", file=sys.stderr)
     for setting in settings:
         note = f": {setting.note}" if setting.note else ""
-        print(f"  {setting.name:<24} {setting.value!s:<20} ({setting.origin}{note})", file=sys.stderr)
+        print(f"  {setting.name:<26} {setting.value!s:<20} ({setting.origin}{note})", file=sys.stderr)

@@ -22,6 +22,7 @@ from martlet.commands.options import (
     show_warnings,
 )
 from martlet.commands.speed import process_age_s, speed_lines
+from martlet.config import Origin, Setting
 from martlet.errors import RequestError
 
 if TYPE_CHECKING:
@@ -63,11 +64,11 @@ def execute(args: Namespace) -> int:
             show_warnings(llm, chat=chat, notes=args.verbose)
         with _start(llm, args, prompt, chat) as stream:
             if args.verbose:
-                _print_start(llm, stream)
+                _print_start(llm, _settings(stream.output, args))
             first_s = _write(stream, quiet=args.json)
             output = stream.output
         if args.json:
-            print(json.dumps(_as_json(output), ensure_ascii=False))
+            print(json.dumps(_as_json(output, _settings(output, args)), ensure_ascii=False))
         if args.verbose and first_s is not None:
             print(f"first token {first_s:.2f} s after the process started", file=sys.stderr)
         if not args.quiet:
@@ -104,15 +105,25 @@ def _write(stream: Stream, quiet: bool) -> float | None:
     return first_s
 
 
-def _print_start(llm: LLM, stream: Stream) -> None:
+def _settings(output: RequestOutput, args: Namespace) -> tuple[Setting, ...]:
+    """The sampling settings with their origins; a limit that this command chose is not called the user's."""
+    if args.max_tokens is not None:
+        return output.settings
+    note = "the command's, within the context"
+    return tuple(
+        Setting(s.name, s.value, Origin.DEFAULT, note) if s.name == "max_tokens" else s for s in output.settings
+    )
+
+
+def _print_start(llm: LLM, sampling: tuple[Setting, ...]) -> None:
     parts = ", ".join(f"{phase.name} {phase.seconds:.3f} s" for phase in llm.start_timeline)
     print(f"start: {parts}; {process_age_s():.2f} s since the process started", file=sys.stderr)
     print_settings("settings", llm.config.settings())
-    print_settings("sampling", stream.output.settings)
+    print_settings("sampling", sampling)
     print(f"memory: {llm.plan.explain()}", file=sys.stderr)
 
 
-def _as_json(output: RequestOutput) -> dict[str, object]:
+def _as_json(output: RequestOutput, settings: tuple[Setting, ...]) -> dict[str, object]:
     [answer] = output.outputs
     metrics = output.metrics
     return {
@@ -123,7 +134,7 @@ def _as_json(output: RequestOutput) -> dict[str, object]:
         "stop_reason": answer.stop_reason,
         "logprobs": _logprobs(answer.logprobs),
         "prompt_logprobs": _logprobs(output.prompt_logprobs),
-        "settings": {s.name: {"value": s.value, "origin": str(s.origin)} for s in output.settings},
+        "settings": {s.name: {"value": s.value, "origin": str(s.origin)} for s in settings},
         "prefill_tokens_per_s": metrics and metrics.prefill_tokens_per_s,
         "decode_tokens_per_s": metrics and metrics.decode_tokens_per_s,
         "created": time.time(),
