@@ -11,7 +11,7 @@ LLAMA_CPP ?=
 
 run: $(VENV)/installed
 	$(BIN)/martlet pull $(MODEL)
-	$(BIN)/martlet run $(MODEL) "$(PROMPT)"
+	$(BIN)/martlet run $(MODEL) "$(PROMPT)" --temperature 0
 
 test: $(VENV)/installed-dev models lint
 	MARTLET_REQUIRE_MODEL=1 $(BIN)/python -m pytest -m "not large"

@@ -15,7 +15,7 @@ from importlib import import_module
 
 from martlet.errors import MartletError, nearest
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "parser_of"]
 
 COMMANDS = {  # the module commands/<name>.py has add_arguments(parser) and execute(args) -> exit status
     "run": "answer a prompt",
@@ -44,13 +44,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"martlet: there is no command {name!r}.{nearest(name, COMMANDS)} See martlet --help.", file=sys.stderr)
         return 2
+    args = parser_of(name).parse_intermixed_args(arguments[1:])  # a prompt may come after the options
+    return _guarded(import_module(f"martlet.commands.{name}").execute, args)
+
+
+def parser_of(name: str) -> ArgumentParser:
+    """The parser of a command's arguments."""
     command = import_module(f"martlet.commands.{name}")
     parser = _Parser(prog=f"martlet {name}", description=(command.__doc__ or "").partition("\n")[0], allow_abbrev=False)
     command.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show where an error was raised")
     parser.usage = _short_usage(parser)
-    args = parser.parse_intermixed_args(arguments[1:])  # a prompt may come after the options
-    return _guarded(command.execute, args)
+    return parser
 
 
 class _Parser(ArgumentParser):

@@ -97,7 +97,15 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
     group.add_argument(
         "-t", "--threads", type=int, metavar="N", help="threads (default: physical cores that may be used)"
     )
-    group.add_argument("-c", "--context", type=int, metavar="N", help=f"context in tokens (default: {context})")
+    group.add_argument(
+        "-c",
+        "--context",
+        "--max-context",
+        dest="context",
+        type=int,
+        metavar="N",
+        help=f"context in tokens (default: {context})",
+    )
     group.add_argument("--kv-dtype", choices=("f16", "f32"), help="type of the KV cache (default: f16)")
     group.add_argument(
         "--backend",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import venv
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.skipif(find_spec("martlet.sample.sampler") is None, reason="the sampler is not there yet")
 def test_wheel_in_an_empty_environment_answers(tmp_path: Path, smollm2_path: Path) -> None:
     wheels, home = tmp_path / "wheels", tmp_path / "env"
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels), str(ROOT)]
