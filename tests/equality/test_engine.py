@@ -221,7 +221,7 @@ def test_start_and_settings(model: Path) -> None:
 
 
 def test_what_is_no_model(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(RequestError, match="no file or folder"):
+    with pytest.raises(RequestError, match="There is no file"):
         LLM(str(tmp_path / "nothing.gguf"))
     (tmp_path / "cut.gguf").write_bytes(model.read_bytes()[:-100])
     with pytest.raises(FormatError):

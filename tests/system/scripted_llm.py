@@ -79,4 +79,4 @@ def scripted_llm(
         )
 
     monkeypatch.setattr("martlet.llm.build", build)
-    return LLM("scripted.gguf", backend="null")
+    return LLM(__file__, backend="null")  # any file that is there
