@@ -281,7 +281,9 @@ def _limit_cell(key: str, bar: float, unit: str, only: str | None = None) -> Cal
 
 def _load_cell(row: Row) -> str:
     load = row.values["load"]
-    return f"{load['load_s']:.2f} s; reading the file {load['read_whole_s']:.2f} s (in pieces {load['read_pieces_s']:.2f})"
+    return (
+        f"{load['load_s']:.2f} s; reading the file {load['read_whole_s']:.2f} s (in pieces {load['read_pieces_s']:.2f})"
+    )
 
 
 _CELLS: dict[str, Callable[[Row], str]] = {

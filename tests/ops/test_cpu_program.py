@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -158,3 +159,73 @@ def test_the_bandwidth_probe_reads_every_byte(ops: CpuBackend) -> None:
     program.replay()
     assert result[0] == 1 << 24  # the top byte of the last lane
     assert ops.read_bandwidth(0.01, mebibytes=4) > 1e8
+
+
+class InterruptError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_an_interrupt_while_sleepers_are_woken_leaves_the_team_usable(ops: CpuBackend, calls: int) -> None:
+    """An interrupt between a step's begin and its walk: the next step, and closing, finish it first."""
+    table = ops.pack([random_tensor(BlockType.F32, 16, 32)])
+
+    def step() -> object:
+        x, y = ops.empty(Rows.TOKENS, 32), ops.empty(Rows.TOKENS, 32)
+        ops.embed(table, 1.0, x)
+        ops.add(x, x, 1.0, y)
+        return y
+
+    program = ops.capture(step, LIMITS)
+    expected = ops.download(program.run(one_row(3)))
+    time.sleep(0.3)  # the worker sleeps: the next step has to wake it
+    team = ops._team
+    wake = team._wake[1]
+
+    class Impatient:
+        def release(self) -> None:
+            if calls == 2:
+                wake.release()
+            raise InterruptError
+
+        def acquire(self) -> None:
+            wake.acquire()
+
+    team._wake[1] = Impatient()  # type: ignore[call-overload]
+    with pytest.raises(InterruptError):
+        program.run(one_row(4))
+    team._wake[1] = wake
+    assert np.array_equal(ops.download(program.run(one_row(3))), expected)
+    time.sleep(0.3)
+    assert np.array_equal(ops.download(program.run(one_row(3))), expected)
+
+
+def test_closing_after_an_interrupt_does_not_hang(kernel_folder: Path) -> None:
+    ops = CpuBackend(2, kernel_folder)
+    table = ops.pack([random_tensor(BlockType.F32, 16, 32)])
+
+    def step() -> object:
+        x = ops.empty(Rows.TOKENS, 32)
+        ops.embed(table, 1.0, x)
+        return x
+
+    program = ops.capture(step, LIMITS)
+    program.run(one_row(1))
+    time.sleep(0.3)
+    team, wake = ops._team, ops._team._wake[1]
+
+    class Impatient:
+        def release(self) -> None:
+            raise InterruptError
+
+        def acquire(self) -> None:
+            wake.acquire()
+
+    team._wake[1] = Impatient()  # type: ignore[call-overload]
+    with pytest.raises(InterruptError):
+        program.run(one_row(2))
+    team._wake[1] = wake
+    closer = threading.Thread(target=ops.close, daemon=True)
+    closer.start()
+    closer.join(5)
+    assert not closer.is_alive()

@@ -24,6 +24,7 @@ __all__ = [
     "KERNEL",
     "LARGEST",
     "LAST",
+    "LAUNCHED",
     "LINE_WORDS",
     "MAX_HEAD_DIM",
     "N_RECORDS",
@@ -35,7 +36,6 @@ __all__ = [
     "ROWS_PER_TILE",
     "SCORES",
     "SCRATCH_FLOATS",
-    "SLEEPERS",
     "SLEEPING",
     "STEP_ADDRESS",
     "STEP_FIELDS",
@@ -54,6 +54,7 @@ __all__ = [
     "SUMS",
     "SUMS_PER_BLOCK",
     "TOTALS",
+    "TO_WAKE",
 ]
 
 RECORD_FIELDS = 32
@@ -80,9 +81,11 @@ LINE_WORDS = 8
 ARRIVALS, STEP_NUMBER = 0, LINE_WORDS
 BASE, RECORDS, N_RECORDS, STEP_ADDRESS, STOPPING = range(2 * LINE_WORDS, 2 * LINE_WORDS + 5)
 SLEEPING = 3 * LINE_WORDS  # + LINE_WORDS * worker: 1 while it sleeps in Python
+LAUNCHED = 2 * LINE_WORDS + 5  # 1 while a step has begun that the main thread has yet to walk
+TO_WAKE = SLEEPING + 1  # + LINE_WORDS * worker: 1 from `launch`, if Python has to wake it
 
 # Fields of the record of `launch` and `serve`.
-CONTROL, SLEEPERS, LAST = 4, 5, 6
+CONTROL, LAST = 4, 5
 IDLE_SPINS = 40_000  # looks for a step before a worker sleeps: about a millisecond
 
 # Attention (`attention.py`): a page's positions, and a thread's scratch in floats: queries, scores and then p, the

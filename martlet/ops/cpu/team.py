@@ -29,15 +29,16 @@ from martlet.ops.cpu.record import (
     IDLE_SPINS,
     KERNEL,
     LAST,
+    LAUNCHED,
     LINE_WORDS,
     N_RECORDS,
     RECORD_FIELDS,
     RECORDS,
-    SLEEPERS,
     SLEEPING,
     STEP_ADDRESS,
     STEP_NUMBER,
     STOPPING,
+    TO_WAKE,
 )
 from martlet.ops.cpu.simd import Verbs
 
@@ -95,7 +96,7 @@ def walker(v: Verbs) -> Callable[..., Any]:
 def launch_kernel(v: Verbs) -> Callable[..., None]:
     """The main thread's entry: start a step; if nobody has to be woken, walk it at once.
 
-    record[SLEEPERS] tells the caller how many workers to wake; called again with STEP_ADDRESS 0, it only walks.
+    LAUNCHED tells the caller that workers have to be woken, TO_WAKE which; called again as thread 1, it only walks.
     """
     walk = walker(v)
 
@@ -104,13 +105,15 @@ def launch_kernel(v: Verbs) -> Callable[..., None]:
         if thread == 0:  # a new step
             control[BASE] = v.atomic_load(control, ARRIVALS)
             v.atomic_add(control, STEP_NUMBER, 1)
-            sleepers = 0
+            sleepers = False
             for worker in range(1, n_threads):
                 if v.atomic_exchange(control, SLEEPING + LINE_WORDS * worker, 0) != 0:
-                    sleepers |= 1 << worker
-            record[SLEEPERS] = sleepers
-            if sleepers != 0:
+                    control[TO_WAKE + LINE_WORDS * worker] = 1
+                    sleepers = True
+            if sleepers:
+                control[LAUNCHED] = 1
                 return
+        control[LAUNCHED] = 0
         walk(control, 0, n_threads)
 
     return launch

@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from martlet.errors import CapacityError
 from martlet.ops.cpu.record import (
     CONTROL,
+    LAUNCHED,
     LINE_WORDS,
     N_RECORDS,
     RECORD_FIELDS,
     RECORDS,
-    SLEEPERS,
     SLEEPING,
     STEP_ADDRESS,
     STEP_NUMBER,
     STOPPING,
+    TO_WAKE,
 )
 from martlet.ops.cpu.store import KernelStore
 
@@ -55,18 +57,26 @@ class Team:
             threading.Thread(target=self._work, args=(i,), name=f"martlet-{i}", daemon=True)
             for i in range(1, n_threads)
         ]
-        for worker in self._workers:
-            worker.start()
+        for i, worker in enumerate(self._workers):
+            try:
+                worker.start()
+            except RuntimeError:
+                self._workers = self._workers[:i]
+                self.close()
+                raise CapacityError(f"{i + 1} of {n_threads:,} threads could be started: lower threads.") from None
 
     def run(self, records_address: int, n_records: int, step_address: int) -> None:
         """Walk a program's records with all threads; returns when every thread is done."""
         control = self._control
+        self._finish()
         control[RECORDS], control[N_RECORDS], control[STEP_ADDRESS] = records_address, n_records, step_address
-        self._start()
+        self._launch(*self._arguments, 0, self.n_threads)
+        self._finish()
 
     def close(self) -> None:
         """End the workers. Idempotent."""
         if self._workers:
+            self._finish()
             self._control[STOPPING] = 1
             self._control[N_RECORDS] = 0
             self._control[STEP_NUMBER] += 1
@@ -76,13 +86,13 @@ class Team:
                 worker.join()
             self._workers = []
 
-    def _start(self) -> None:
-        self._launch(*self._arguments, 0, self.n_threads)
-        sleepers = int(self._records[0, SLEEPERS])
-        if sleepers:
-            for i in range(1, self.n_threads):
-                if sleepers >> i & 1:
-                    self._wake[i].release()
+    def _finish(self) -> None:
+        """Walk a step that has begun and waits for sleepers, here or, after an interrupt in between, before the next."""
+        if self._control[LAUNCHED]:
+            to_wake = self._control[TO_WAKE::LINE_WORDS]
+            for i in np.flatnonzero(to_wake):
+                self._wake[i].release()  # once too often, if an interrupt came here: the worker looks and sleeps again
+            to_wake[:] = 0
             self._launch(*self._arguments, 1, self.n_threads)
 
     def _work(self, i: int) -> None:
