@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from martlet.errors import MartletError, nearest
 
@@ -36,7 +37,11 @@ INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 failed, 2 wrong usage."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    _prepare_streams()
+    return _guarded(_run, list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if arguments else 2
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"martlet: there is no command {name!r}.{nearest(name, COMMANDS)} See martlet --help.", file=sys.stderr)
         return 2
     args = parser_of(name).parse_intermixed_args(arguments[1:])  # a prompt may come after the options
-    return _guarded(import_module(f"martlet.commands.{name}").execute, args)
+    return int(import_module(f"martlet.commands.{name}").execute(args) or 0)
 
 
 def parser_of(name: str) -> ArgumentParser:
@@ -70,24 +75,43 @@ def _short_usage(parser: ArgumentParser) -> str:
     return " ".join(["%(prog)s", *(f"[{a.dest}]" if a.nargs == "?" else a.dest for a in words), "[options]"])
 
 
-def _guarded(execute: object, args: Namespace) -> int:
+def _prepare_streams() -> None:
+    """Make streams that can be used whatever the caller's are: closed, or of an encoding that lacks our characters."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open as long as we run
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _guarded(run: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Turn what goes wrong into one line on stderr and an exit status."""
-    assert callable(execute)
     try:
-        status = execute(args)
+        status = run(arguments)
         sys.stdout.flush()
-        return int(status or 0)
+        return status
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         return 0
-    except (MartletError, OSError) as error:
-        if args.debug:
+    except (MartletError, OSError, MemoryError) as error:
+        if "--debug" in arguments:
             traceback.print_exc()
-        print(f"martlet: {' '.join(str(error).split())}", file=sys.stderr)
+        found = str(error) or "there is not enough memory for that"
+        print(f"martlet: {' '.join(found.split())}", file=sys.stderr)
+        if isinstance(error, OSError):  # it may be stdout that has failed
+            _discard_stdout()
         return 2 if getattr(error, "param", None) else 1
+
+
+def _discard_stdout() -> None:
+    """Let what is still buffered go nowhere, so that the end of the process does not fail on it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage() -> str:

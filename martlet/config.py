@@ -133,7 +133,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     threads = environ.get("MARTLET_THREADS", "").strip()
     if threads:
-        if not threads.isdigit():
+        if not (threads.isascii() and threads.isdigit()):
             raise RequestError(f"MARTLET_THREADS is {threads!r}; expected a whole number, 1 or more.", param="threads")
         found["threads"] = int(threads)
     offline = environ.get("MARTLET_OFFLINE", "").strip().lower()
@@ -160,6 +160,10 @@ def _validate(config: EngineConfig) -> None:
         if value not in allowed:
             hint = nearest(str(value), allowed)
             raise RequestError(f"{name} is {value!r}; expected one of {', '.join(allowed)}.{hint}", param=name)
+    for name in ("chat_template", "tokenizer_pre"):
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise RequestError(f"{name} is {value!r}; expected a text, or None for the model's own.", param=name)
     for name in ("offline", "oracle"):
         if not isinstance(getattr(config, name), bool):
             raise RequestError(f"{name} is {getattr(config, name)!r}; expected True or False.", param=name)

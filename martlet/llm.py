@@ -6,12 +6,15 @@
         [answer] = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
         print(answer.outputs[0].text)
 
-Names follow vLLM's offline API. An LLM belongs to one thread at a time.
+Names follow vLLM's offline API. Threads may share an LLM: they take turns, a step at a time, and a step serves all of
+them, so a thread that waits for its answer drives the others' as well.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,13 +30,21 @@ from martlet.engine.build import Built, Progress, build
 from martlet.engine.outputs import CompletionOutput, OutputBuilder, RequestOutput
 from martlet.engine.params import ParamsLike, resolve_params
 from martlet.engine.plan import MemoryPlan
-from martlet.engine.prompts import Prompt, listed, tokens_of
+from martlet.engine.prompts import (
+    ChatOptions,
+    Message,
+    Prompt,
+    check_chat_options,
+    conversations,
+    listed,
+    tokens_of,
+)
 from martlet.errors import MartletError, RequestError
 from martlet.metrics import StartPhase
 from martlet.sampling_params import SamplingParams
 from martlet.tokenizer.chat import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
-from martlet.types import Request
+from martlet.types import Event, Request
 
 __all__ = [
     "LLM",
@@ -46,8 +57,6 @@ __all__ = [
     "RequestOutput",
     "Stream",
 ]
-
-Message = Mapping[str, Any]
 
 
 class LLMOptions(TypedDict, total=False):
@@ -65,16 +74,6 @@ class LLMOptions(TypedDict, total=False):
     oracle: bool | None
     chat_template: str | None
     tokenizer_pre: str | None
-
-
-class ChatOptions(TypedDict, total=False):
-    """How a conversation becomes a prompt."""
-
-    tools: Sequence[Mapping[str, Any]] | None
-    add_generation_prompt: bool
-    continue_final_message: bool
-    chat_template: str | None
-    chat_template_kwargs: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +100,8 @@ class LLM:
         self._built: Built | None = build(_located({"model": model, **options}, progress), progress)
         self._numbers = itertools.count()
         self._builders: dict[str, OutputBuilder] = {}
+        self._lock = threading.Lock()  # held by whoever is in the engine
+        self._left: deque[OutputBuilder] = deque()  # of streams that were collected meanwhile: to be aborted
 
     # -- what was decided at the start -----------------------------------------------------------------------------
     @property
@@ -171,8 +172,7 @@ class LLM:
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or several, written with the model's chat template."""
-        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        prompts = [self.chat_prompt(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
+        prompts = [self.chat_prompt(conversation, **options) for conversation in conversations(messages)]
         return self._complete(prompts, sampling_params, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: ParamsLike = None) -> Stream:
@@ -192,7 +192,8 @@ class LLM:
             text, ids = tokens_of(prompt, self._parts.tokenizer)
             if not ids:
                 raise RequestError("The prompt has no tokens; give at least one.", param="prompt")
-            mean = self._parts.engine.embed(ids)
+            with self._lock:
+                mean = self._parts.engine.embed(ids)
             length = float(np.linalg.norm(mean.astype(np.float64)))
             embedding = mean if length == 0.0 else (mean / length).astype(np.float32)
             outputs.append(EmbeddingOutput(self._new_id(), text, list(ids), embedding))
@@ -200,10 +201,11 @@ class LLM:
 
     def close(self) -> None:
         """Free the model, its KV pages and its threads. Idempotent."""
-        built, self._built = self._built, None
-        self._builders = {}
-        if built is not None:
-            built.close()
+        with self._lock:
+            built, self._built = self._built, None
+            self._builders = {}
+            if built is not None:
+                built.close()
 
     def __enter__(self) -> Self:
         return self
@@ -226,13 +228,14 @@ class LLM:
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, list[int]]:
         """The prompt that a conversation becomes: its text and its ids. Control tokens in a message stay plain text."""
         parts = self._parts
+        check_chat_options(options)
         source = options.get("chat_template")
         template = parts.template if source is None else ChatTemplate(source, parts.tokenizer)
-        continued = options.get("continue_final_message", False)
+        continued = bool(options.get("continue_final_message"))
         rendered = template.render(
             messages,
             tools=options.get("tools"),
-            add_generation_prompt=options.get("add_generation_prompt", not continued),
+            add_generation_prompt=options.get("add_generation_prompt"),
             continue_final_message=continued,
             **(options.get("chat_template_kwargs") or {}),
         )
@@ -243,9 +246,11 @@ class LLM:
         resolved, settings = resolve_params(params, parts.suggested)
         text, ids = prompt
         request = Request(self._new_id(), _truncated(ids, resolved, parts.plan.context), resolved, text)
-        builder = OutputBuilder(request, parts.tokenizer, parts.engine.stop, settings)
-        builder.output.metrics = parts.engine.add(request)
-        self._builders[request.request_id] = builder
+        with self._lock:
+            metrics = parts.engine.add(request)
+            builder = OutputBuilder(request, parts.tokenizer, parts.engine.stop, settings)
+            builder.output.metrics = metrics
+            self._builders[request.request_id] = builder
         return builder
 
     def _start_stream(self, prompt: tuple[str | None, Sequence[int]], params: ParamsLike) -> Stream:
@@ -276,7 +281,17 @@ class LLM:
         return [builder.output for builder in builders]
 
     def _step(self) -> None:
-        for event in self._parts.engine.step():
+        with self._lock:
+            self._abort_left()
+            engine = self._parts.engine
+            try:
+                self._deliver(engine.step())
+            except BaseException as error:  # half a step cannot be finished: every request ends here
+                self._deliver(engine.clear(None if isinstance(error, KeyboardInterrupt) else f"a step failed: {error}"))
+                raise
+
+    def _deliver(self, events: Iterable[Event]) -> None:
+        for event in events:
             builder = self._builders.get(event.request_id)
             if builder is not None:
                 builder.accept(event)
@@ -284,11 +299,24 @@ class LLM:
                     del self._builders[event.request_id]
 
     def _abandon(self, builders: Iterable[OutputBuilder]) -> None:
-        for builder in builders:
-            request_id = builder.output.request_id
-            if self._builders.pop(request_id, None) is not None and self._built is not None:
-                for event in self._built.engine.abort(request_id):
-                    builder.accept(event)
+        self._left.extend(builders)
+        with self._lock:
+            self._abort_left()
+
+    def _abandon_soon(self, builder: OutputBuilder) -> None:
+        """From a finalizer, which may run in the middle of a step: if so, leave it to the next one."""
+        self._left.append(builder)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._abort_left()
+            finally:
+                self._lock.release()
+
+    def _abort_left(self) -> None:
+        while self._left:
+            request_id = self._left.popleft().output.request_id
+            if request_id in self._builders and self._built is not None:
+                self._deliver(self._built.engine.abort(request_id))
 
 
 class Stream:
@@ -317,9 +345,12 @@ class Stream:
 
     def __next__(self) -> str:
         while True:
-            if text := self._builder.take():
+            with self._llm._lock:
+                text = self._builder.take()
+                finished = self._builder.output.finished
+            if text:
                 return text
-            if self._builder.output.finished:
+            if finished:
                 self._builder.raise_error()
                 raise StopIteration
             try:
@@ -337,7 +368,8 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not self._builder.output.finished:
+            self._llm._abandon_soon(self._builder)
 
 
 def _located(options: Mapping[str, Any], progress: Progress | None) -> EngineConfig:

@@ -38,6 +38,9 @@ _NOT_TRUNCATING = ("penalties", "dry", "temperature")
 
 _ANY = math.inf
 _MAX_N = 1024
+_MAX_STRINGS = 1024  # of one field: each costs work before the request runs,
+_MAX_BREAKERS = 64  # a breaker a pass over the vocabulary's texts
+_MAX_CHARACTERS = 1 << 16  # of one field's strings together
 # None has a meaning of its own here; elsewhere it means the default.
 _OPTIONAL = frozenset(
     {
@@ -310,7 +313,25 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
     strings = tuple(items)
     if not all(isinstance(item, str) and item for item in strings):
         raise _refuse(name, value, "a list of non-empty strings")
+    most = _MAX_BREAKERS if name == "dry_sequence_breakers" else _MAX_STRINGS
+    if len(strings) > most:
+        raise RequestError(f"{name}: found {len(strings):,} strings, expected at most {most:,}.", param=name)
+    if (length := sum(map(len, strings))) > _MAX_CHARACTERS:
+        raise RequestError(
+            f"{name}: found {length:,} characters in all, expected at most {_MAX_CHARACTERS:,}.", param=name
+        )
+    for item in strings:
+        if not _is_unicode(item):
+            raise _refuse(name, item, "Unicode text: half a surrogate pair is none")
     return strings
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _token_ids(name: str, value: object) -> tuple[int, ...] | None:
@@ -334,9 +355,9 @@ def _bias(value: object) -> Mapping[int, float] | None:
         raise _refuse("logit_bias", value, "a mapping of token id to bias")
     bias: dict[int, float] = {}
     for key, amount in value.items():
-        try:
-            token_id = int(key) if isinstance(key, str) else key
-        except ValueError:
-            raise _refuse("logit_bias", key, "token ids as keys") from None
-        bias[_token_id("logit_bias", token_id)] = _real("logit_bias", amount, -_BIAS_LIMIT, _BIAS_LIMIT)
+        if isinstance(key, str) and key.isascii() and key.isdigit():
+            key = int(key[:20])  # enough for every id; far longer numbers are slow to read
+        elif isinstance(key, str):
+            raise _refuse("logit_bias", key, "token ids as keys")
+        bias[_token_id("logit_bias", key)] = _real("logit_bias", amount, -_BIAS_LIMIT, _BIAS_LIMIT)
     return bias

@@ -21,8 +21,12 @@ class PagePool:
         assert page_size >= 1
         self.n_pages = n_pages
         self.page_size = page_size
-        self._refs = [0] * n_pages
-        self._free = [PageId(page) for page in reversed(range(n_pages))]  # a stack: a page freed last is still warm
+        self.reset()
+
+    def reset(self) -> None:
+        """Make every page free, whoever owns it."""
+        self._refs = [0] * self.n_pages
+        self._free = [PageId(page) for page in reversed(range(self.n_pages))]  # a stack: one freed last is still warm
 
     @property
     def n_free(self) -> int:

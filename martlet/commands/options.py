@@ -7,6 +7,7 @@ names are vLLM's, and llama.cpp's are accepted beside them.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Collection
@@ -88,6 +89,7 @@ MEANINGS = {
     "truncate_prompt_tokens": "keep the last N tokens of the prompt; -1: what fits",
 }
 BAR = 30  # characters
+MAX_TEMPLATE = 4 << 20  # bytes
 NOT_OPTIONS = {"n", "best_of", "detokenize"}  # a terminal shows one answer, as text
 
 
@@ -164,7 +166,7 @@ def _pairs(text: str) -> dict[int, float]:
     try:
         found = json.loads(text) if text.startswith("{") else dict(part.split("=") for part in text.split(","))
         return {int(key): float(value) for key, value in found.items()}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError, OverflowError):
         raise ArgumentTypeError(f"{text!r} is not of the form ID=BIAS,ID=BIAS") from None
 
 
@@ -188,9 +190,29 @@ def engine_options(args: Namespace) -> LLMOptions:
         "backend": args.backend,
         "offline": args.offline,
         "oracle": args.oracle,
-        "chat_template": None if template is None else Path(template).read_text(encoding="utf-8"),
+        "chat_template": None if template is None else _read_template(Path(template)),
         "tokenizer_pre": args.tokenizer_pre,
     }
+
+
+def _read_template(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(MAX_TEMPLATE + 1)  # not more: it may be a device, or the wrong file
+    if not data or len(data) > MAX_TEMPLATE:
+        found = f"more than {MAX_TEMPLATE:,} bytes" if data else "nothing"
+        raise RequestError(f"{path} holds {found}; expected a chat template.", param="chat_template")
+    return _utf8(data, str(path), "chat_template")
+
+
+def _utf8(data: bytes, source: str, param: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{source} is not UTF-8: byte {error.start:,} is 0x{data[error.start]:02x}; convert it first, with iconv for"
+            " example.",
+            param=param,
+        ) from None
 
 
 def heed_offline(offline: bool | None) -> bool:
@@ -248,18 +270,13 @@ def show_warnings(llm: LLM, *, chat: bool = True, notes: bool = False) -> None:
 def read_text(text: str | None, param: str = "prompt") -> str:
     """A text given as an argument, or from stdin where the argument is "-" or missing; RequestError if not UTF-8."""
     if text is not None and text != "-":
-        return text
+        try:
+            return _utf8(os.fsencode(text), f"The {param}", param)  # whatever the locale has made of its bytes
+        except UnicodeEncodeError:  # it has never been bytes
+            return text
     if text is None and sys.stdin.isatty():
         raise RequestError(f"There is no {param}: give it as an argument, or through stdin.", param=param)
-    data = sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"stdin is not UTF-8: byte {error.start:,} is 0x{data[error.start]:02x}; convert it first, with iconv for"
-            " example.",
-            param=param,
-        ) from None
+    return _utf8(sys.stdin.buffer.read(), "stdin", param)
 
 
 def print_settings(title: str, settings: tuple[Setting, ...]) -> None:

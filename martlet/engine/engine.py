@@ -51,7 +51,7 @@ class Engine:
         return metrics
 
     def step(self) -> list[Event]:
-        """Plan, run and commit one step."""
+        """Plan, run and commit one step. If it raises, call `clear` before anything else."""
         plan = self.scheduler.plan()
         if plan.added:
             now = self.clock()
@@ -68,6 +68,14 @@ class Engine:
     def stop(self, request_id: str, index: int, reason: str) -> list[Event]:
         """End one sequence whose text has reached the stop string `reason`."""
         return self._measure(self.scheduler.stop(request_id, index, reason))
+
+    def clear(self, error: str | None = None) -> list[Event]:
+        """End every request, with `error` if that is why. After a step that raised: half a step cannot be finished."""
+        now = self.clock()
+        for metrics, _ in self._metrics.values():
+            metrics.finished_s = now
+        self._metrics.clear()
+        return self.scheduler.clear(error)
 
     @property
     def has_work(self) -> bool:

@@ -7,6 +7,7 @@ its events into text as they come and tells the engine when a stop string ends a
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 from martlet.config import Setting
@@ -40,7 +41,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     logprobs: list[Logprobs] | None = None
-    finish_reason: str | None = None  # "stop", "length", "abort"; None while it runs
+    finish_reason: str | None = None  # "stop", "length", "abort", "error"; None while it runs
     stop_reason: int | str | None = None  # the stop token's id or stop string; None for the model's own end
 
 
@@ -64,11 +65,10 @@ class _Answer:
 
     __slots__ = ("pending", "text")
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, stopper: StopChecker | None) -> None:
         params = request.params
         detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens, after=request.prompt_ids[-1])
-        stopper = StopChecker(params.stop, include=params.include_stop_str_in_output) if params.stop else None
-        self.text = TextStream(detokenizer, stopper)
+        self.text = TextStream(detokenizer, copy(stopper))  # the automaton is shared, its state is not
         self.pending = ""  # text that the caller has not taken yet
 
 
@@ -86,7 +86,8 @@ class OutputBuilder:
         self._tokenizer = tokenizer
         self._stop = stop
         params = request.params
-        self._answers = [_Answer(request, tokenizer) for _ in range(params.n)]
+        stopper = StopChecker(params.stop, include=params.include_stop_str_in_output) if params.stop else None
+        self._answers = [_Answer(request, tokenizer, stopper) for _ in range(params.n)]
         self.output = RequestOutput(
             request.request_id,
             request.prompt,

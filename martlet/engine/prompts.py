@@ -1,22 +1,68 @@
-"""What counts as a prompt: text, a mapping, or token ids, checked before anything runs (read `llm.py` next)."""
+"""What counts as a prompt: text, token ids, or a conversation, checked before anything runs (read `llm.py` next)."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-from martlet.errors import RequestError
+from martlet.errors import RequestError, nearest
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "listed", "tokens_of"]
+__all__ = ["ChatOptions", "Message", "Prompt", "check_chat_options", "conversations", "listed", "tokens_of"]
 
 Prompt = str | Mapping[str, Any] | Sequence[int]  # text, {"prompt": …}, {"prompt_token_ids": …}, or token ids
+Message = Mapping[str, Any]
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation becomes a prompt. None is "not given"."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
+def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
+    """One conversation or several, as a list."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise RequestError(f"messages is of type {type(messages).__name__}; expected a list.", param="messages")
+    return [messages] if not messages or isinstance(messages[0], Mapping) else messages  # type: ignore[list-item, return-value]
+
+
+def check_chat_options(options: ChatOptions) -> None:
+    """Raise RequestError, naming the option, for one that does not exist or has a wrong value."""
+    for name in options:
+        if name not in ChatOptions.__annotations__:
+            raise RequestError(f"There is no option {name!r}.{nearest(name, ChatOptions.__annotations__)}", param=name)
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if not isinstance(options.get(name), bool | None):
+            raise RequestError(f"{name} is {options.get(name)!r}; expected True or False.", param=name)
+    template, variables = options.get("chat_template"), options.get("chat_template_kwargs")
+    if template is not None and (not isinstance(template, str) or not template):
+        raise RequestError(
+            f"chat_template is {template!r}; expected the text of a template, or None for the model's own.",
+            param="chat_template",
+        )
+    if variables is None:
+        return
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise RequestError("chat_template_kwargs is not a mapping of names to values.", param="chat_template_kwargs")
+    taken = sorted(variables.keys() & ({"self", "messages"} | ChatOptions.__annotations__.keys()))
+    if taken:
+        raise RequestError(
+            f"chat_template_kwargs has {taken[0]!r}, which has a parameter of its own.", param="chat_template_kwargs"
+        )
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list. A list of whole numbers is one prompt."""
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
@@ -24,7 +70,7 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
             f"prompts is of type {type(prompts).__name__}; expected a string, a mapping, token ids, or a list of them.",
             param="prompts",
         )
-    if prompts and all(isinstance(entry, int) for entry in prompts):
+    if prompts and all(isinstance(entry, int | np.integer) for entry in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -62,9 +108,9 @@ def _checked_ids(ids: object, vocab: int) -> list[int]:
             f"A prompt is of type {type(ids).__name__}; expected a string or a list of token ids.", param="prompt"
         )
     for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab:
+        if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer) or not 0 <= token_id < vocab:
             raise RequestError(
                 f"The prompt has the token id {token_id!r}; expected whole numbers from 0 to {vocab - 1:,}.",
                 param="prompt_token_ids",
             )
-    return list(ids)
+    return [operator.index(token_id) for token_id in ids]

@@ -9,6 +9,7 @@ block, since a temporary array of the vocabulary's size costs more in page fault
 from __future__ import annotations
 
 import math
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -192,7 +193,7 @@ def temperature(c: Candidates, value: float, spread: float = 0.0, exponent: floa
     if spread and len(c.ids) > 1:
         logp = log_softmax(c.logits)
         entropy = max(0.0, -float((np.exp(logp) * logp).sum())) / math.log(len(c.ids))
-        low, high = max(0.0, value - spread), value + spread
+        low, high = max(0.0, value - spread), min(value + spread, sys.float_info.max)
         value = low + (high - low) * min(entropy, 1.0) ** exponent
     if value == 0:
         return _best(c)

@@ -38,7 +38,7 @@ def breaker_mask(tokenizer: Tokenizer, breakers: tuple[str, ...]) -> NDArray[np.
     if not breakers:
         return mask
     texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-    for breaker in breakers:
+    for breaker in dict.fromkeys(breakers):
         sought = breaker.encode()
         found = np.fromiter((sought in text for text in texts), np.bool_, len(texts))
         if not found.any():

@@ -127,6 +127,17 @@ class Scheduler:
             if seq.index == index
         ]
 
+    def clear(self, error: str | None = None) -> list[Event]:
+        """End every request, with `error` if that is why, whatever a step that failed midway has left behind."""
+        ended = list(self._live.values())
+        self._dropped += self._known
+        self._known.clear()
+        for places in (self._waiting, self._running, self._live, self._requests):
+            places.clear()
+        self._pages.reset()
+        finish = FinishReason.ABORT if error is None else FinishReason.ERROR
+        return [Event(seq.request.request_id, seq.index, finish=finish, error=error) for seq in ended]
+
     def decoding(self) -> Iterator[Sequence]:
         """The running sequences whose next span is one token."""
         return (seq for seq in self._running if len(seq.ids) - seq.n_cached == 1)
@@ -180,11 +191,11 @@ class Scheduler:
                 self._known.add(seq.seq_id)
                 added.append(seq)
         self._step += 1
-        dropped, self._dropped = tuple(self._dropped), []
-        return StepPlan(self._step, tuple(spans), tuple(added), dropped)
+        return StepPlan(self._step, tuple(spans), tuple(added), tuple(self._dropped))
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Event]:
         """Take in what a step computed: advance its sequences, end those that are done."""
+        del self._dropped[: len(plan.dropped)]  # only now: of a step that failed nobody knows what it still did
         for span in plan.spans:
             seq = self._live.get(span.seq)
             if seq is not None:  # None: aborted while the step ran
