@@ -17,17 +17,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from martlet.config import EngineConfig, Setting, resolve_config
 from martlet.engine.build import Built, Progress, build
-from martlet.engine.outputs import CompletionOutput, OutputBuilder, RequestOutput
+from martlet.engine.outputs import CompletionOutput, EmbeddingOutput, OutputBuilder, RequestOutput
 from martlet.engine.params import ParamsLike, resolve_params
 from martlet.engine.plan import MemoryPlan
 from martlet.engine.prompts import (
@@ -38,6 +37,7 @@ from martlet.engine.prompts import (
     conversations,
     listed,
     tokens_of,
+    truncated,
 )
 from martlet.errors import MartletError, RequestError
 from martlet.metrics import StartPhase
@@ -74,16 +74,6 @@ class LLMOptions(TypedDict, total=False):
     oracle: bool | None
     chat_template: str | None
     tokenizer_pre: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingOutput:
-    """A prompt's embedding: the mean of the last hidden states of all its tokens, scaled to length 1; float32 [C]."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    embedding: NDArray[np.float32]
 
 
 class LLM:
@@ -245,7 +235,7 @@ class LLM:
         parts = self._parts
         resolved, settings = resolve_params(params, parts.suggested)
         text, ids = prompt
-        request = Request(self._new_id(), _truncated(ids, resolved, parts.plan.context), resolved, text)
+        request = Request(self._new_id(), truncated(ids, resolved, parts.plan.context), resolved, text)
         with self._lock:
             metrics = parts.engine.add(request)
             builder = OutputBuilder(request, parts.tokenizer, parts.engine.stop, settings)
@@ -381,15 +371,6 @@ def _located(options: Mapping[str, Any], progress: Progress | None) -> EngineCon
 
     fetching = None if progress is None else lambda done, total: progress("fetch", done, total)
     return replace(config, model=str(resolve(config.model, offline=config.offline, progress=fetching)))
-
-
-def _truncated(ids: Sequence[int], params: SamplingParams, context: int) -> tuple[int, ...]:
-    """The last truncate_prompt_tokens ids; -1: as many as leave the context room for a token."""
-    keep = params.truncate_prompt_tokens
-    if keep is not None:
-        keep = keep if keep > 0 else context - (params.max_tokens != 0)
-        ids = ids[-keep:]
-    return tuple(ids)
 
 
 def _one_each(params: ParamsLike | Sequence[ParamsLike], count: int) -> Sequence[ParamsLike]:

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from martlet.config import Setting
 from martlet.errors import MartletError
 from martlet.metrics import RequestMetrics
@@ -17,7 +20,17 @@ from martlet.tokenizer.detok import Delta, Detokenizer, StopChecker, TextStream
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import Event, FinishReason, Request, TokenLogprobs
 
-__all__ = ["CompletionOutput", "Logprob", "Logprobs", "OutputBuilder", "RequestOutput"]
+__all__ = ["CompletionOutput", "EmbeddingOutput", "Logprob", "Logprobs", "OutputBuilder", "RequestOutput"]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A prompt's embedding: the mean of the last hidden states of all its tokens, scaled to length 1; float32 [C]."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

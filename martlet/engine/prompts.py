@@ -9,9 +9,19 @@ from typing import Any, TypedDict
 import numpy as np
 
 from martlet.errors import RequestError, nearest
+from martlet.sampling_params import SamplingParams
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["ChatOptions", "Message", "Prompt", "check_chat_options", "conversations", "listed", "tokens_of"]
+__all__ = [
+    "ChatOptions",
+    "Message",
+    "Prompt",
+    "check_chat_options",
+    "conversations",
+    "listed",
+    "tokens_of",
+    "truncated",
+]
 
 Prompt = str | Mapping[str, Any] | Sequence[int]  # text, {"prompt": …}, {"prompt_token_ids": …}, or token ids
 Message = Mapping[str, Any]
@@ -114,3 +124,12 @@ def _checked_ids(ids: object, vocab: int) -> list[int]:
                 param="prompt_token_ids",
             )
     return [operator.index(token_id) for token_id in ids]
+
+
+def truncated(ids: Sequence[int], params: SamplingParams, context: int) -> tuple[int, ...]:
+    """The last truncate_prompt_tokens ids; -1: as many as leave the context room for a token."""
+    keep = params.truncate_prompt_tokens
+    if keep is not None:
+        keep = keep if keep > 0 else context - (params.max_tokens != 0)
+        ids = ids[-keep:]
+    return tuple(ids)
