@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -165,9 +167,7 @@ class TestWithModel:
 
     def test_interrupt_ends_a_run(self, smollm2_path: Path) -> None:
         command = [sys.executable, "-m", "martlet", "run", str(smollm2_path), "Count.", "--ignore-eos", "-n", "4000"]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts
-        ) as process:
+        with started(command) as process:
             assert process.stdout is not None
             process.stdout.read(1)
             process.send_signal(signal.SIGINT)
@@ -177,13 +177,7 @@ class TestWithModel:
 
     def test_interrupt_stops_the_answer_and_not_the_chat(self, smollm2_path: Path) -> None:
         command = [sys.executable, "-m", "martlet", "chat", str(smollm2_path), "--ignore-eos", "-n", "3000"]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=heed_interrupts,
-        ) as process:
+        with started(command) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(b"Count to a thousand.\n")
@@ -198,9 +192,7 @@ class TestWithModel:
     def test_idle_engine_uses_no_cpu(self, smollm2_path: Path) -> None:
         """Ask 6: under 1 % of a core over five seconds, with the threads of the team alive."""
         command = [sys.executable, "-m", "martlet", "chat", str(smollm2_path), "-n", "4"]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
+        with started(command) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(b"Hi\n")
@@ -212,6 +204,17 @@ class TestWithModel:
             used = cpu_seconds(process.pid) - before
             process.communicate(b"/exit\n", timeout=30)
         assert used < 0.05
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that heeds SIGINT, and that does not outlive the test, which would wait for one that hangs."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=heed_interrupts) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # has no effect on one that has ended
 
 
 def heed_interrupts() -> None:
