@@ -1,0 +1,47 @@
+"""The team of threads: every worker is woken, however many there are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from martlet.errors import CapacityError
+from martlet.ops.cpu.isa import best_isa
+from martlet.ops.cpu.store import KernelStore
+from martlet.ops.cpu.threads import Team
+
+
+@pytest.mark.parametrize("n_threads", [2, 64, 65, 66, 130])
+def test_more_sleeping_workers_than_a_word_has_bits(n_threads: int, kernel_folder: Path) -> None:
+    store = KernelStore(best_isa(), kernel_folder)  # it owns the code that the team runs
+    team = Team(store, n_threads)
+    try:
+        time.sleep(0.5)  # all asleep
+        runs = threading.Thread(target=lambda: [team.run(0, 0, 0) for _ in range(2)], daemon=True)
+        runs.start()
+        runs.join(60)
+        assert not runs.is_alive(), "the step never ended: a worker was not woken"
+    finally:
+        if not runs.is_alive():
+            team.close()
+
+
+def test_a_machine_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch, kernel_folder: Path) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    store = KernelStore(best_isa(), kernel_folder)
+    store.ensure(["launch", "serve"])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(CapacityError, match="3 of 8 threads"):
+        Team(store, 8)
+    assert not any(thread.is_alive() for thread in started)
