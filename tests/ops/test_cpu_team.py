@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ from martlet.ops.cpu.threads import Team
 
 @pytest.mark.parametrize("n_threads", [2, 64, 65, 66, 130])
 def test_more_sleeping_workers_than_a_word_has_bits(n_threads: int, kernel_folder: Path) -> None:
-    store = KernelStore(best_isa(), kernel_folder)  # it owns the code that the team runs
+    store = KernelStore(best_isa(), kernel_folder)
     team = Team(store, n_threads)
     try:
         time.sleep(0.5)  # all asleep
@@ -45,3 +47,25 @@ def test_a_machine_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch, ker
     with pytest.raises(CapacityError, match="3 of 8 threads"):
         Team(store, 8)
     assert not any(thread.is_alive() for thread in started)
+
+
+DROP_THE_STORE = """
+import gc, sys, time
+from pathlib import Path
+from martlet.ops.cpu.isa import best_isa
+from martlet.ops.cpu.store import KernelStore
+from martlet.ops.cpu.threads import Team
+team = Team(KernelStore(best_isa(), Path(sys.argv[1])), 2)  # nobody else refers to the store
+gc.collect()
+for _ in range(20):
+    team.run(0, 0, 0)
+time.sleep(0.2)
+team.close()
+print("alive")
+"""
+
+
+def test_a_team_keeps_the_code_that_it_runs(kernel_folder: Path) -> None:
+    """In a process of its own, which would end with a segmentation fault."""
+    done = subprocess.run([sys.executable, "-c", DROP_THE_STORE, str(kernel_folder)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr[-500:]

@@ -45,6 +45,7 @@ class Team:
 
     def __init__(self, store: KernelStore, n_threads: int) -> None:
         store.ensure(["launch", "serve"])
+        self._store = store  # it owns the code that the workers are in
         self.n_threads = n_threads
         self._launch, self._serve = store.function("launch"), store.function("serve")
         self._control: Words = aligned((SLEEPING + LINE_WORDS * n_threads) * 8, np.int64)
