@@ -16,13 +16,20 @@ from typing import NewType
 from martlet.sampling_params import SamplingParams
 
 __all__ = [
+    "CacheUse",
+    "Copy",
     "Event",
     "FinishReason",
+    "Load",
+    "MissReason",
     "PageId",
     "Request",
     "Sampled",
+    "Save",
+    "Scheduling",
     "SeqId",
     "Sequence",
+    "SlotId",
     "Span",
     "StepPlan",
     "StepResult",
@@ -31,6 +38,7 @@ __all__ = [
 
 SeqId = NewType("SeqId", int)
 PageId = NewType("PageId", int)
+SlotId = NewType("SlotId", int)  # a place for one page in the second tier
 
 
 class FinishReason(StrEnum):
@@ -42,6 +50,40 @@ class FinishReason(StrEnum):
     ERROR = "error"  # it failed; the event carries the message
 
 
+class MissReason(StrEnum):
+    """Why a prompt's cached prefix ends where it ends."""
+
+    END = "end"  # all of it was cached, but for the last token, which is always computed
+    EMPTY = "empty"  # nothing that begins like it was ever computed
+    DIFFERS = "differs"  # another token stands there in the cache
+    EVICTED = "evicted"  # it was cached, and had to make room
+    SALT = "salt"  # it is cached under another cache salt only
+    SCORED = "scored"  # its log-probabilities were asked for, so it is computed
+    OFF = "off"  # the prefix cache is off
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What the prefix cache gave a sequence when it was admitted."""
+
+    n_tokens: int = 0  # positions that were not computed again
+    n_loaded: int = 0  # of them, from the second tier
+    reason: MissReason = MissReason.EMPTY  # why not more
+    cached_id: int | None = None  # DIFFERS: the token that stands in the cache at position n_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """When a request wants to run, and with whom it shares. Times in seconds from its arrival."""
+
+    priority: int = 0  # lower runs first, as in vLLM; used by the priority policy
+    tenant: str = ""  # who gets a fair share, under the fair policy
+    cache_salt: str = ""  # cached prefixes are shared between requests of the same salt only
+    ttft_target_s: float | None = None  # time to first token
+    itl_target_s: float | None = None  # time between tokens
+    queue_timeout_s: float | None = None  # it fails if it has not started by then
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a caller asked for. `prompt` is the text if there was one; the engine works on `prompt_ids`."""
@@ -51,6 +93,7 @@ class Request:
     params: SamplingParams
     prompt: str | None = None
     arrival_s: float = 0.0
+    scheduling: Scheduling = Scheduling()
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +112,7 @@ class Sequence:
     n_cached: int = 0  # positions whose keys and values are in the cache
     n_scored: int = 0  # prompt positions whose log-probabilities have been reported
     pages: list[PageId] = field(default_factory=list)
+    cache_use: CacheUse = CacheUse()  # of its first admission
 
     @property
     def n_prompt(self) -> int:
@@ -85,7 +129,9 @@ class Sequence:
 class Span:
     """Compute positions [start, start + count) of one sequence in this step.
 
-    Decode is count 1, a prefill chunk is n, verifying k drafted tokens is k + 1.
+    Decode is count 1, a prefill chunk is n, verifying k drafted tokens is k + 1. `new_pages` take the places from
+    `first_page` on of the sequence's page table, and the table ends after them: 0 hands out a new table, one less than
+    its length replaces the last page.
     """
 
     seq: SeqId
@@ -93,11 +139,40 @@ class Span:
     count: int
     new_pages: tuple[PageId, ...]
     n_logits: int  # last rows that need logits; 0 inside a prefill
+    first_page: int = 0  # where new_pages go; of no meaning when there are none
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write a page to a slot of the second tier, with what identifies it there."""
+
+    page: PageId
+    slot: SlotId
+    key: bytes  # of the page's tokens and all before them
+    parent: bytes  # the key of the page before; of a first page, the salt's
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read a slot of the second tier, which must hold `key`, into a page."""
+
+    slot: SlotId
+    page: PageId
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy a whole page."""
+
+    source: PageId
+    target: PageId
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: the spans to compute together, in order.
+    """One step: pages to save, load and copy, in this order, then the spans to compute together.
 
     A sequence is in `added` of the plan in which it first has a span, and in `dropped` of one after its end: whoever
     runs the plan keeps what it needs of a sequence (ids, sampler state) between the two.
@@ -107,6 +182,10 @@ class StepPlan:
     spans: tuple[Span, ...]
     added: tuple[Sequence, ...] = ()
     dropped: tuple[SeqId, ...] = ()
+    preempted: tuple[SeqId, ...] = ()  # lost their pages; a later span starts them over
+    saves: tuple[Save, ...] = ()
+    loads: tuple[Load, ...] = ()  # for sequences that have no span yet
+    copies: tuple[Copy, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -137,10 +216,13 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step computed, one entry a span that asked for logits."""
+    """What a step computed, one entry a span that asked for logits, and what the second tier could not do."""
 
     step: int
     sampled: tuple[Sampled, ...]
+    failed_saves: tuple[SlotId, ...] = ()
+    failed_loads: tuple[SlotId, ...] = ()  # their pages hold nothing
+    load_s: float = 0.0  # time that the loads took, all together
 
 
 @dataclass(frozen=True, slots=True)
