@@ -28,6 +28,7 @@ Array = Any  # opaque outside its backend
 Weight = Any  # a packed matrix, opaque outside its backend
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+U8 = NDArray[np.uint8]
 
 
 class Rows(Enum):
@@ -100,6 +101,18 @@ class Backend(Protocol):
 
     def kv_cache(self, n_pages: int, page_size: int, n_kv_heads: int, head_dim: int, dtype: str) -> Array:
         """Key and value pages of one layer, zeroed; dtype "f16" or "f32"."""
+
+    def page_bytes(self, cache: Array) -> int:
+        """Bytes of one page of this layer: keys, values, and what else belongs to them."""
+
+    def copy_page(self, cache: Array, source: int, target: int) -> None:
+        """Make page `target` equal to page `source`, bit for bit. Between two runs of programs, as the next two."""
+
+    def read_page(self, cache: Array, page: int, out: U8) -> None:
+        """Copy a page to `out`, uint8 [page_bytes], in an order of the backend's own."""
+
+    def write_page(self, cache: Array, page: int, data: U8) -> None:
+        """Make a page what it was when `read_page` gave `data`, uint8 [page_bytes]."""
 
     def weight_bytes(self, weight: Weight) -> int:
         """Bytes that a packed weight occupies."""

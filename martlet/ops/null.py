@@ -16,6 +16,7 @@ from martlet.spec import Activation, Attention, Rope
 __all__ = ["NullBackend"]
 
 F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
 
 
 class _Shape:
@@ -64,6 +65,22 @@ class NullBackend:
 
     def kv_cache(self, n_pages: int, page_size: int, n_kv_heads: int, head_dim: int, dtype: str) -> Array:
         """Nothing is kept."""
+
+    def page_bytes(self, cache: Array) -> int:
+        """0."""
+        return 0
+
+    def copy_page(self, cache: Array, source: int, target: int) -> None:
+        """Counted."""
+        self.calls["copy_page"] += 1
+
+    def read_page(self, cache: Array, page: int, out: U8) -> None:
+        """Counted."""
+        self.calls["read_page"] += 1
+
+    def write_page(self, cache: Array, page: int, data: U8) -> None:
+        """Counted."""
+        self.calls["write_page"] += 1
 
     def weight_bytes(self, weight: Weight) -> int:
         """0."""

@@ -26,6 +26,7 @@ from martlet.spec import Activation, Attention, Rope
 __all__ = ["BOUNDS", "OracleBackend"]
 
 F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
 _NOTHING: F32 = np.zeros((0, 0), np.float32)
 
 # Largest difference of an output, as a share of the largest output of its row: the order of sums, and polynomials for
@@ -141,6 +142,27 @@ class OracleBackend:
         sizes = (n_pages, page_size, n_kv_heads, head_dim, dtype)
         layer, self._n_caches = self._n_caches, self._n_caches + 1
         return _Pair(self._fast.kv_cache(*sizes), self._reference.kv_cache(*sizes), "KV cache", layer)
+
+    def page_bytes(self, cache: Array) -> int:
+        """Bytes of a page on both backends."""
+        return self._fast.page_bytes(cache.fast) + self._reference.page_bytes(cache.reference)
+
+    def copy_page(self, cache: Array, source: int, target: int) -> None:
+        """Copy a page on both backends."""
+        self._fast.copy_page(cache.fast, source, target)
+        self._reference.copy_page(cache.reference, source, target)
+
+    def read_page(self, cache: Array, page: int, out: U8) -> None:
+        """Read a page of both backends, the fast one's first."""
+        split = self._fast.page_bytes(cache.fast)
+        self._fast.read_page(cache.fast, page, out[:split])
+        self._reference.read_page(cache.reference, page, out[split:])
+
+    def write_page(self, cache: Array, page: int, data: U8) -> None:
+        """Write a page of both backends."""
+        split = self._fast.page_bytes(cache.fast)
+        self._fast.write_page(cache.fast, page, data[:split])
+        self._reference.write_page(cache.reference, page, data[split:])
 
     def weight_bytes(self, weight: Weight) -> int:
         """Bytes that the fast backend needs for it."""

@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
+from martlet.ops import kv_pages
 from martlet.ops.interface import Rows, StepInputs, StepLimits
+from martlet.ops.kv_pages import by_page
 from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
@@ -25,6 +27,7 @@ from martlet.spec import Activation, Attention, Rope
 __all__ = ["ReferenceBackend", "ReferenceCache"]
 
 F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
 KV_TYPES = {"f16": np.float16, "f32": np.float32}
 
 
@@ -35,6 +38,12 @@ class ReferenceCache:
     keys: NDArray[Any]
     values: NDArray[Any]
     page_size: int
+
+    @property
+    def parts(self) -> tuple[U8, ...]:
+        """The bytes of each array, by page."""
+        n_pages = len(self.keys) // self.page_size
+        return by_page(self.keys, n_pages), by_page(self.values, n_pages)
 
 
 class ReferenceProgram:
@@ -85,6 +94,22 @@ class ReferenceBackend:
             raise UnsupportedError(f"no KV precision is called {dtype!r}", KV_TYPES)
         shape = (n_pages * page_size, n_kv_heads, head_dim)
         return ReferenceCache(np.zeros(shape, KV_TYPES[dtype]), np.zeros(shape, KV_TYPES[dtype]), page_size)
+
+    def page_bytes(self, cache: ReferenceCache) -> int:
+        """Bytes of one page."""
+        return kv_pages.page_bytes(cache.parts)
+
+    def copy_page(self, cache: ReferenceCache, source: int, target: int) -> None:
+        """Copy a whole page."""
+        kv_pages.copy_page(cache.parts, source, target)
+
+    def read_page(self, cache: ReferenceCache, page: int, out: U8) -> None:
+        """Copy a page to `out`."""
+        kv_pages.read_page(cache.parts, page, out)
+
+    def write_page(self, cache: ReferenceCache, page: int, data: U8) -> None:
+        """Copy `data` to a page."""
+        kv_pages.write_page(cache.parts, page, data)
 
     def weight_bytes(self, weight: F32) -> int:
         """Bytes of the matrix as float32."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
+from martlet.ops import kv_pages
 from martlet.ops.cpu.isa import Isa, best_isa, isa_named
 from martlet.ops.cpu.layout import BLOCK, GROUP, QuantLayout, group_bytes
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
@@ -26,6 +27,7 @@ from martlet.spec import Activation, Attention, Rope
 __all__ = ["CpuBackend"]
 
 F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
 
 
 def float_bits(value: float) -> int:
@@ -200,6 +202,22 @@ class CpuBackend:
         if page_size != PAGE:
             raise UnsupportedError(f"the cpu backend's pages hold {PAGE} tokens, not {page_size}")
         return CpuCache.zeros(n_pages, n_kv_heads, head_dim, dtype)
+
+    def page_bytes(self, cache: CpuCache) -> int:
+        """Bytes of one page."""
+        return kv_pages.page_bytes(cache.parts)
+
+    def copy_page(self, cache: CpuCache, source: int, target: int) -> None:
+        """Copy a whole page."""
+        kv_pages.copy_page(cache.parts, source, target)
+
+    def read_page(self, cache: CpuCache, page: int, out: U8) -> None:
+        """Copy a page to `out`."""
+        kv_pages.read_page(cache.parts, page, out)
+
+    def write_page(self, cache: CpuCache, page: int, data: U8) -> None:
+        """Copy `data` to a page."""
+        kv_pages.write_page(cache.parts, page, data)
 
     def kv_write(self, k: CpuArray, v: CpuArray, cache: CpuCache) -> None:
         """Write row t of k and v to the step's slot t."""

@@ -20,6 +20,7 @@ from martlet.ops.cpu.layout import BLOCK, GROUP, LAYOUTS, FloatLayout, Layout, g
 from martlet.ops.cpu.program import Region
 from martlet.ops.cpu.record import MAX_HEAD_DIM, PAGE
 from martlet.ops.cpu.threads import aligned
+from martlet.ops.kv_pages import by_page
 from martlet.quant.table import BlockType, RawTensor
 
 __all__ = ["Arena", "CpuCache", "CpuWeight", "Part", "pack_weight"]
@@ -85,6 +86,7 @@ class CpuCache:
     dtype: str
     keys: NDArray[np.uint8]
     values: NDArray[np.uint8]
+    n_pages: int
 
     @staticmethod
     def zeros(n_pages: int, n_kv_heads: int, head_dim: int, dtype: str) -> CpuCache:
@@ -96,12 +98,18 @@ class CpuCache:
             raise UnsupportedError(f"heads of {head_dim} dimensions; the cpu backend takes up to {MAX_HEAD_DIM}")
         positions = n_pages * n_kv_heads * PAGE * item
         padded = (head_dim + 15) // 16 * 16
-        return CpuCache(n_kv_heads, head_dim, dtype, aligned(positions * head_dim), aligned(positions * padded))
+        keys, values = aligned(positions * head_dim), aligned(positions * padded)
+        return CpuCache(n_kv_heads, head_dim, dtype, keys, values, n_pages)
 
     @property
     def addresses(self) -> list[int]:
         """Where keys and values start."""
         return [int(self.keys.ctypes.data), int(self.values.ctypes.data)]
+
+    @property
+    def parts(self) -> tuple[NDArray[np.uint8], ...]:
+        """The bytes of each array, by page."""
+        return by_page(self.keys, self.n_pages), by_page(self.values, self.n_pages)
 
     @property
     def region(self) -> Region:
