@@ -69,6 +69,8 @@ class EngineConfig:
     oracle: bool = False
     chat_template: str | None = None
     tokenizer_pre: str | None = None
+    trace: str | None = None  # a file for the timeline of steps and requests
+    capsule: str | None = None  # a file with which all that runs can be run again
     origins: Mapping[str, tuple[Origin, str]] = field(default_factory=dict)
 
     def settings(self) -> tuple[Setting, ...]:
@@ -160,6 +162,10 @@ def _validate(config: EngineConfig) -> None:
         if value not in allowed:
             hint = nearest(str(value), allowed)
             raise RequestError(f"{name} is {value!r}; expected one of {', '.join(allowed)}.{hint}", param=name)
+    for name in ("trace", "capsule"):
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise RequestError(f"{name} is {value!r}; expected the path of a file to write.", param=name)
     for name in ("chat_template", "tokenizer_pre"):
         value = getattr(config, name)
         if value is not None and (not isinstance(value, str) or not value):

@@ -26,8 +26,9 @@ import numpy as np
 
 from martlet.config import EngineConfig, Setting, resolve_config
 from martlet.engine.build import Built, Progress, build
+from martlet.engine.engine import Engine
 from martlet.engine.outputs import CompletionOutput, EmbeddingOutput, OutputBuilder, RequestOutput
-from martlet.engine.params import ParamsLike, resolve_params
+from martlet.engine.params import ParamsLike, params_each, resolve_params
 from martlet.engine.plan import MemoryPlan
 from martlet.engine.prompts import (
     ChatOptions,
@@ -74,6 +75,8 @@ class LLMOptions(TypedDict, total=False):
     oracle: bool | None
     chat_template: str | None
     tokenizer_pre: str | None
+    trace: str | None
+    capsule: str | None
 
 
 class LLM:
@@ -98,6 +101,11 @@ class LLM:
     def config(self) -> EngineConfig:
         """Every setting with its origin."""
         return self._parts.config
+
+    @property
+    def engine(self) -> Engine:
+        """The engine below, for who drives it step by step; not while other threads use this LLM."""
+        return self._parts.engine
 
     @property
     def plan(self) -> MemoryPlan:
@@ -258,7 +266,7 @@ class LLM:
     ) -> list[RequestOutput]:
         builders: list[OutputBuilder] = []
         try:
-            for prompt, params in zip(prompts, _one_each(sampling_params, len(prompts)), strict=True):
+            for prompt, params in zip(prompts, params_each(sampling_params, len(prompts)), strict=True):
                 builders.append(self._start(prompt, params))
             with _progress_bar(use_tqdm, len(builders)) as show:
                 while waiting := sum(not builder.output.finished for builder in builders):
@@ -371,14 +379,6 @@ def _located(options: Mapping[str, Any], progress: Progress | None) -> EngineCon
 
     fetching = None if progress is None else lambda done, total: progress("fetch", done, total)
     return replace(config, model=str(resolve(config.model, offline=config.offline, progress=fetching)))
-
-
-def _one_each(params: ParamsLike | Sequence[ParamsLike], count: int) -> Sequence[ParamsLike]:
-    if params is None or isinstance(params, SamplingParams | Mapping):
-        return [params] * count
-    if len(params) != count:
-        raise RequestError(f"There are {len(params)} sampling_params for {count} prompts.", param="sampling_params")
-    return params
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import statistics
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from martlet.commands.options import add_engine_options, open_llm
+from martlet.commands.options import add_engine_options, add_watch_options, open_llm
 from martlet.commands.speed import bytes_per_token
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
@@ -50,6 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_options(parser, context="what the test takes")
+    add_watch_options(parser)
 
 
 def execute(args: Namespace) -> int:

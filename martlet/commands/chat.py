@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from martlet.commands.options import (
     add_engine_options,
     add_sampling_options,
+    add_watch_options,
     open_llm,
     print_settings,
     sampling_options,
@@ -22,6 +23,7 @@ from martlet.config import Origin
 from martlet.errors import MartletError, RequestError, nearest
 
 if TYPE_CHECKING:
+    from martlet.engine.outputs import RequestOutput
     from martlet.llm import LLM
 
 __all__ = ["Conversation", "add_arguments", "execute"]
@@ -34,6 +36,7 @@ HELP = """\
 /save FILE       write the conversation as JSON
 /load FILE       go on with a conversation that was saved
 /stats           show tokens, context, settings and warnings
+/why             show how much of the last prompt was cached, why not more, and how long it all took
 /exit            leave (also Ctrl-D)
 A line that ends in \\ goes on in the next one.
 A line with \"\"\" alone starts a message of several lines; another one ends it.
@@ -45,6 +48,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_engine_options(parser)
+    add_watch_options(parser)
+    explain = "say after an answer how much of the prompt was cached, and why not more"
+    parser.add_argument("--explain-cache", action="store_true", help=explain)
     unseen = ("logprobs", "prompt_logprobs", "logprobs_mode")  # of no use where no numbers are shown
     add_sampling_options(parser, max_tokens="what the context holds", without=unseen)
 
@@ -55,7 +61,7 @@ def execute(args: Namespace) -> int:
         import readline  # noqa: F401  its import gives `input` a history and editing
     with open_llm(args) as llm:
         show_warnings(llm)
-        conversation = Conversation(llm, args.system, sampling_options(args))
+        conversation = Conversation(llm, args.system, sampling_options(args), args.explain_cache)
         if sys.stdin.isatty():
             print("/help shows the commands, /exit leaves.", file=sys.stderr)
         while True:
@@ -78,12 +84,14 @@ def execute(args: Namespace) -> int:
 class Conversation:
     """The messages so far, and what a line from the person does to them."""
 
-    def __init__(self, llm: LLM, system: str | None, params: dict[str, object]) -> None:
+    def __init__(self, llm: LLM, system: str | None, params: dict[str, object], explain: bool = False) -> None:
         self.llm = llm
         self.system = system
         self.params = params
         self.messages: list[dict[str, str]] = []  # user and assistant in turn
         self.generated = 0
+        self.explain = explain  # the cache, after every answer
+        self.last: RequestOutput | None = None
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: print(HELP),
             "reset": lambda _: self._reset(),
@@ -92,6 +100,7 @@ class Conversation:
             "save": self._save,
             "load": self._load,
             "stats": lambda _: self._stats(),
+            "why": lambda _: self._why(),
         }
 
     def handle(self, message: str) -> bool:
@@ -140,6 +149,9 @@ class Conversation:
             speed = f" at {rate:,.1f} tok/s" if rate else ""
             left = self.llm.plan.context - metrics.n_prompt - metrics.n_generated
             print(f"[{metrics.n_generated} tokens{speed}; {max(0, left):,} left in the context]", file=sys.stderr)
+        self.last = stream.output
+        if self.explain and self.last.cache is not None:
+            print(self.last.cache.explain(), file=sys.stderr)
 
     def _retry(self) -> None:
         while self.messages and self.messages[-1]["role"] != "user":
@@ -173,6 +185,13 @@ class Conversation:
         self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
         self.messages = messages
         print(f"loaded {len(messages)} messages", file=sys.stderr)
+
+    def _why(self) -> None:
+        if self.last is None or self.last.cache is None or self.last.metrics is None:
+            raise RequestError("Nothing has been answered yet.", param="command")
+        print(self.last.cache.explain(), file=sys.stderr)
+        numbers = self.last.metrics.as_dict()
+        print(", ".join(f"{name} {value}" for name, value in numbers.items() if value is not None), file=sys.stderr)
 
     def _stats(self) -> None:
         _, ids = self.llm.chat_prompt(self._prompt_messages()) if self.messages else ("", [])

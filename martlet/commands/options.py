@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_engine_options",
     "add_sampling_options",
+    "add_watch_options",
     "engine_options",
     "heed_offline",
     "open_llm",
@@ -122,6 +123,12 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
     )
 
 
+def add_watch_options(parser: ArgumentParser) -> None:
+    """Options that show what the engine did."""
+    group = parser.add_argument_group("seeing it")
+    group.add_argument("--trace", metavar="FILE", help="write a timeline of steps and requests, for ui.perfetto.dev")
+
+
 def add_sampling_options(parser: ArgumentParser, max_tokens: str, without: Collection[str] = ()) -> None:
     """An option for each field of `SamplingParams`; `max_tokens` says what is done where that one is not given."""
     group = parser.add_argument_group("sampling (left open: the model file's suggestion, else the default)")
@@ -192,6 +199,7 @@ def engine_options(args: Namespace) -> LLMOptions:
         "oracle": args.oracle,
         "chat_template": None if template is None else _read_template(Path(template)),
         "tokenizer_pre": args.tokenizer_pre,
+        "trace": getattr(args, "trace", None),
     }
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from martlet.commands.options import (
     add_engine_options,
     add_sampling_options,
+    add_watch_options,
     open_llm,
     print_settings,
     read_text,
@@ -47,6 +48,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
     parser.add_argument("-q", "--quiet", action="store_true", help="print the answer only")
     add_engine_options(parser)
+    add_watch_options(parser)
+    explain = "say after an answer how much of the prompt was cached, and why not more"
+    parser.add_argument("--explain-cache", action="store_true", help=explain)
     add_sampling_options(parser, max_tokens=f"{DEFAULT_MAX_TOKENS}, or what the context holds")
 
 
@@ -74,6 +78,8 @@ def execute(args: Namespace) -> int:
         if not args.quiet:
             for line in speed_lines(llm, output):
                 print(line, file=sys.stderr)
+        if args.explain_cache and output.cache is not None:
+            print(output.cache.explain(), file=sys.stderr)
     return 0
 
 
@@ -135,6 +141,8 @@ def _as_json(output: RequestOutput, settings: tuple[Setting, ...]) -> dict[str, 
         "logprobs": _logprobs(answer.logprobs),
         "prompt_logprobs": _logprobs(output.prompt_logprobs),
         "settings": {s.name: {"value": s.value, "origin": str(s.origin)} for s in settings},
+        "metrics": metrics and metrics.as_dict(),
+        "cache": output.cache and output.cache.explain(),
         "prefill_tokens_per_s": metrics and metrics.prefill_tokens_per_s,
         "decode_tokens_per_s": metrics and metrics.decode_tokens_per_s,
         "created": time.time(),

@@ -18,10 +18,11 @@ from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.engine import Engine
 from martlet.engine.params import suggested_params
 from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, step_limits
+from martlet.engine.trace import TraceWriter
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.machine import read_machine
-from martlet.metrics import StartPhase
+from martlet.metrics import Observer, StartPhase
 from martlet.models.load import load_model
 from martlet.ops.cpu.layout import packed_bytes
 from martlet.ops.interface import Backend
@@ -154,7 +155,9 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         )
         return Built(
             config,
-            Engine(scheduler, LocalExecutor(runner), pages, check=sampler.check),
+            Engine(
+                scheduler, LocalExecutor(runner), pages, check=sampler.check, observers=_observers(config, resources)
+            ),
             tokenizer,
             template,
             model.spec,
@@ -164,6 +167,15 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             (*warnings, *tokenizer.warnings, *template.warnings),
             resources.pop_all(),
         )
+
+
+def _observers(config: EngineConfig, resources: ExitStack) -> list[Observer]:
+    """Who watches the engine, by the settings."""
+    observers: list[Observer] = []
+    if config.trace is not None:
+        observers.append(TraceWriter(config.trace, f"martlet: {Path(config.model).name}"))
+        resources.callback(observers[-1].close)
+    return observers
 
 
 def measure_for(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:

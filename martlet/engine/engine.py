@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.cache.pages import PagePool
+from martlet.engine.record import Recorder
 from martlet.errors import CapacityError
-from martlet.metrics import RequestMetrics
+from martlet.metrics import EngineTotals, Observer, RequestMetrics
 from martlet.runtime.executors import Executor
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler
@@ -33,49 +34,50 @@ class Engine:
         *,
         check: Callable[[SamplingParams], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
         self._check = check
         self._pages = pages
-        self._metrics: dict[str, tuple[RequestMetrics, list[int]]] = {}  # with the indices that have not ended
+        self._recorder = Recorder(clock, lambda: (scheduler.n_running, scheduler.n_waiting, pages.n_free), observers)
 
     def add(self, request: Request) -> RequestMetrics:
         """Accept a request and return its metrics, which fill in as it runs; RequestError if it can never run."""
         if self._check is not None:
             self._check(request.params)
         self.scheduler.add(request)
-        metrics = RequestMetrics(request.arrival_s or self.clock(), len(request.prompt_ids))
-        self._metrics[request.request_id] = metrics, list(range(request.params.n))
-        return metrics
+        return self._recorder.accepted(request)
 
     def step(self) -> list[Event]:
         """Plan, run and commit one step. If it raises, call `clear` before anything else."""
+        start = self.clock()
         plan = self.scheduler.plan()
-        if plan.added:
-            now = self.clock()
-            for seq in plan.added:
-                metrics, _ = self._metrics[seq.request.request_id]
-                metrics.scheduled_s = metrics.scheduled_s or now
+        planned = self.clock()
+        self._recorder.planned(plan, planned)
         result = self.executor.run(plan)
-        return self._measure(self.scheduler.commit(plan, result))
+        ran = self.clock()
+        events = self.scheduler.commit(plan, result)
+        self._recorder.committed(plan, result, events, (start, planned, ran))
+        return events
 
     def abort(self, request_id: str) -> list[Event]:
         """End a request; the events say so, and are empty if it is not there (any more)."""
-        return self._measure(self.scheduler.abort(request_id))
+        return self._ended(self.scheduler.abort(request_id))
 
     def stop(self, request_id: str, index: int, reason: str) -> list[Event]:
         """End one sequence whose text has reached the stop string `reason`."""
-        return self._measure(self.scheduler.stop(request_id, index, reason))
+        return self._ended(self.scheduler.stop(request_id, index, reason))
 
     def clear(self, error: str | None = None) -> list[Event]:
         """End every request, with `error` if that is why. After a step that raised: half a step cannot be finished."""
-        now = self.clock()
-        for metrics, _ in self._metrics.values():
-            metrics.finished_s = now
-        self._metrics.clear()
-        return self.scheduler.clear(error)
+        return self._ended(self.scheduler.clear(error))
+
+    @property
+    def totals(self) -> EngineTotals:
+        """Counts since the start."""
+        return self._recorder.totals
 
     @property
     def has_work(self) -> bool:
@@ -98,21 +100,9 @@ class Engine:
 
     def close(self) -> None:
         """Free everything. Idempotent."""
+        self._recorder.close()
         self.executor.close()
 
-    def _measure(self, events: list[Event]) -> list[Event]:
-        now = self.clock() if events else 0.0
-        for event in events:
-            metrics, open_indices = self._metrics[event.request_id]
-            if event.token_id is not None:
-                if metrics.first_token_s is None:
-                    metrics.first_token_s = now
-                metrics.n_generated += 1
-                metrics.n_first += metrics.first_token_s == now
-                metrics.last_token_s = now
-            if event.finish is not None:
-                open_indices.remove(event.index)
-                if not open_indices:
-                    metrics.finished_s = now
-                    del self._metrics[event.request_id]
+    def _ended(self, events: list[Event]) -> list[Event]:
+        self._recorder.ended(events)
         return events

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.config import Setting
+from martlet.engine.explain import CacheReport, explain_cache
 from martlet.errors import MartletError
 from martlet.metrics import RequestMetrics
 from martlet.tokenizer.detok import Delta, Detokenizer, StopChecker, TextStream
@@ -71,6 +72,7 @@ class RequestOutput:
     settings: tuple[Setting, ...] = ()  # the sampling parameters in effect, with their origins
     finished: bool = False
     error: str | None = None
+    cache: CacheReport | None = None  # how much of the prompt was cached, and why not more; once it has finished
 
 
 class _Answer:
@@ -141,6 +143,8 @@ class OutputBuilder:
             completion.finish_reason, completion.stop_reason = event.finish.value, event.stop_reason
         self.output.error = self.output.error or event.error
         self.output.finished = all(entry.finish_reason is not None for entry in self.output.outputs)
+        if self.output.finished and self.output.metrics is not None:
+            self.output.cache = explain_cache(self._request.prompt_ids, self.output.metrics, self._tokenizer)
 
     def take(self, index: int = 0) -> str:
         """The text that came since the last call."""

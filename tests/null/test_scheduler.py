@@ -320,19 +320,6 @@ def test_embedding_borrows_pages_and_gives_them_back() -> None:
     scheduler.check()
 
 
-def test_metrics_follow_the_clock() -> None:
-    pool = PagePool(64, PAGE)
-    scheduler = Scheduler(pool, SchedulerLimits(64, 4, 1, 4), frozenset({EOS}))
-    ticks = iter(range(1000))
-    engine = Engine(scheduler, ScriptedExecutor(count_up, PAGE), pool, clock=lambda: float(next(ticks)))
-    metrics = engine.add(request("a", 6, max_tokens=3))  # arrival: 0
-    drain(engine, scheduler)  # scheduled: 1; a chunk without an event; tokens at 2, 3, 4
-    assert (metrics.arrival_s, metrics.scheduled_s, metrics.first_token_s, metrics.finished_s) == (0, 1, 2, 4)
-    assert (metrics.queue_s, metrics.ttft_s, metrics.n_generated) == (1, 2, 3)
-    assert metrics.prefill_tokens_per_s == 6.0
-    assert metrics.decode_tokens_per_s == 1.0
-
-
 OPERATION = st.one_of(
     st.tuples(
         st.just("add"),

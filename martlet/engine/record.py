@@ -1,0 +1,166 @@
+"""What the engine notes of its requests while it steps (read `metrics.py` for what the numbers mean).
+
+Counters only, a few dozen microseconds a step, unless somebody watches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from martlet.metrics import EngineTotals, Observer, RequestMetrics, SpanRecord, StepRecord
+from martlet.types import Event, Request, SeqId, StepPlan, StepResult
+
+__all__ = ["Load", "Recorder"]
+
+LEAST_PREFILL = 32  # tokens of a step that says something about the speed of prefill
+MEMORY_S = 10.0  # prefill time after which what was measured before counts half
+
+Load = Callable[[], tuple[int, int, int]]  # sequences that run, that wait, and free pages
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended: when each of its open sequences had its last token."""
+
+    metrics: RequestMetrics
+    last_s: dict[int, float | None]
+
+
+class Recorder:
+    """Fills in the metrics of every request, and tells the observers."""
+
+    def __init__(self, clock: Callable[[], float], load: Load, observers: Sequence[Observer] = ()) -> None:
+        self.totals = EngineTotals()
+        self._clock = clock
+        self._load = load
+        self._observers = tuple(observers)
+        self._open: dict[str, _Open] = {}
+        self._sequences: dict[SeqId, tuple[RequestMetrics, str, int]] = {}
+        self._prefill_tokens = 0.0
+        self._prefill_s = 0.0
+        self._step_prefill = 0  # tokens of the step that runs
+
+    def accepted(self, request: Request) -> RequestMetrics:
+        """A request was accepted: return its metrics, which fill in as it runs."""
+        now = self._clock()
+        metrics = RequestMetrics(request.arrival_s or now, len(request.prompt_ids))
+        self._open[request.request_id] = _Open(metrics, dict.fromkeys(range(request.params.n)))
+        self.totals.n_requests += 1
+        for observer in self._observers:
+            observer.accepted(request, now)
+        return metrics
+
+    def planned(self, plan: StepPlan, now: float) -> None:
+        """A step is about to run."""
+        for seq in plan.added:
+            metrics = self._open[seq.request.request_id].metrics
+            self._sequences[seq.seq_id] = metrics, seq.request.request_id, seq.index
+            if metrics.scheduled_s is None:
+                metrics.scheduled_s, metrics.cache = now, seq.cache_use
+                self.totals.n_prompt += metrics.n_prompt
+                self.totals.n_cached += metrics.n_cached
+        for seq_id in plan.preempted:
+            if seq_id in self._sequences:
+                self._sequences[seq_id][0].n_preempted += 1
+        self.totals.n_preempted += len(plan.preempted)
+        prefilled = 0
+        for span in plan.spans:
+            entry = self._sequences.get(span.seq)
+            if entry is not None and (span.count > 1 or span.start < entry[0].n_prompt):
+                entry[0].n_chunks += 1
+                prefilled += span.count
+        self._step_prefill = prefilled
+
+    def committed(self, plan: StepPlan, result: StepResult, events: list[Event], times: tuple[float, ...]) -> None:
+        """A step has ended; `times` are when it began, was planned, and had run."""
+        start, planned, ran = times
+        now = self._clock()
+        self._prefilled(ran - planned)
+        self._take(events, now)
+        self.totals.n_steps += 1
+        if self._observers:
+            record = self._record(plan, result, tuple(events), (start, planned, ran, now))
+            for observer in self._observers:
+                observer.stepped(record)
+        for seq_id in plan.dropped:
+            self._sequences.pop(seq_id, None)
+
+    def ended(self, events: list[Event]) -> None:
+        """Sequences ended outside of a step."""
+        if not events:
+            return
+        now = self._clock()
+        self._take(events, now)
+        for observer in self._observers:
+            observer.ended(events, now)
+
+    def close(self) -> None:
+        """Close the observers. Idempotent."""
+        for observer in self._observers:
+            observer.close()
+
+    def saved_s(self, n_tokens: int) -> float | None:
+        """What computing `n_tokens` of prompts takes, by what was measured; None before anything was."""
+        return n_tokens * self._prefill_s / self._prefill_tokens if self._prefill_tokens else None
+
+    def _prefilled(self, run_s: float) -> None:
+        self.totals.n_prefilled += self._step_prefill
+        if self._step_prefill < LEAST_PREFILL:
+            return
+        if self._prefill_s > MEMORY_S:
+            self._prefill_s, self._prefill_tokens = self._prefill_s / 2, self._prefill_tokens / 2
+        self._prefill_s += run_s
+        self._prefill_tokens += self._step_prefill
+
+    def _take(self, events: Iterable[Event], now: float) -> None:
+        for event in events:
+            entry = self._open[event.request_id]
+            metrics = entry.metrics
+            if event.token_id is not None:
+                last_s = entry.last_s[event.index]
+                if last_s is not None:
+                    metrics.gaps_s.append(now - last_s)
+                entry.last_s[event.index] = now
+                if metrics.first_token_s is None:
+                    metrics.first_token_s = now
+                metrics.n_generated += 1
+                metrics.n_first += metrics.first_token_s == now
+                metrics.last_token_s = now
+                self.totals.n_generated += 1
+            if event.finish is not None:
+                del entry.last_s[event.index]
+                if not entry.last_s:
+                    metrics.finished_s = now
+                    metrics.saved_s = self.saved_s(metrics.n_cached)
+                    del self._open[event.request_id]
+
+    def _record(
+        self, plan: StepPlan, result: StepResult, events: tuple[Event, ...], times: tuple[float, float, float, float]
+    ) -> StepRecord:
+        start, planned, ran, now = times
+        spans = []
+        for span in plan.spans:
+            if span.seq not in self._sequences:
+                continue
+            metrics, request_id, index = self._sequences[span.seq]
+            decode = span.count == 1 and span.start >= metrics.n_prompt
+            spans.append(SpanRecord(request_id, index, span.start, span.count, decode))
+        preempted = [self._sequences[seq_id][1:] for seq_id in plan.preempted if seq_id in self._sequences]
+        running, waiting, free = self._load()
+        return StepRecord(
+            step=plan.step,
+            start_s=start,
+            plan_s=planned - start,
+            run_s=ran - planned,
+            commit_s=now - ran,
+            spans=tuple(spans),
+            preempted=tuple(preempted),
+            n_running=running,
+            n_waiting=waiting,
+            n_free_pages=free,
+            n_cached=self.totals.n_cached,
+            plan=plan,
+            result=result,
+            events=events,
+        )
