@@ -1,12 +1,13 @@
-"""The pool of KV pages: page numbers and reference counts, no memory (read `sched/scheduler.py` next).
+"""The pool of KV pages: page numbers and reference counts, no memory (read `cache/radix.py` next).
 
 A page holds the keys and values of `page_size` consecutive positions, so that sequences of any length share the memory
-without gaps (arXiv:2309.06180). The bytes live in `runtime/kv.py`.
+without gaps (arXiv:2309.06180). An owner is a sequence's page table or the prefix cache. A page with several owners is
+never written: whoever has to write in it copies it first. The bytes live in `runtime/kv.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from martlet.types import PageId
 
@@ -21,6 +22,9 @@ class PagePool:
         assert page_size >= 1
         self.n_pages = n_pages
         self.page_size = page_size
+        # Called with a page and True when it gets a second owner, and False when it is left with one again: this is
+        # how the prefix cache knows at any time how many of its pages nobody else uses.
+        self.watch: Callable[[PageId, bool], None] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -32,6 +36,10 @@ class PagePool:
     def n_free(self) -> int:
         """Pages that nobody owns."""
         return len(self._free)
+
+    def refs(self, page: PageId) -> int:
+        """How many owners a page has."""
+        return self._refs[page]
 
     def pages_for(self, n_tokens: int) -> int:
         """Pages that n_tokens positions occupy: a full last page needs no further one until a token is added."""
@@ -47,17 +55,23 @@ class PagePool:
 
     def share(self, pages: Iterable[PageId]) -> None:
         """Give each page one owner more."""
+        refs, watch = self._refs, self.watch
         for page in pages:
-            assert self._refs[page] > 0, f"page {page} is free"
-            self._refs[page] += 1
+            assert refs[page] > 0, f"page {page} is free"
+            refs[page] += 1
+            if refs[page] == 2 and watch is not None:
+                watch(page, True)
 
     def free(self, pages: Iterable[PageId]) -> None:
         """Take one owner from each page; a page without owners is free."""
+        refs, watch = self._refs, self.watch
         for page in pages:
-            assert self._refs[page] > 0, f"page {page} is free already"
-            self._refs[page] -= 1
-            if self._refs[page] == 0:
+            assert refs[page] > 0, f"page {page} is free already"
+            refs[page] -= 1
+            if refs[page] == 0:
                 self._free.append(page)
+            elif refs[page] == 1 and watch is not None:
+                watch(page, False)
 
     def check(self, owned: Iterable[Iterable[PageId]]) -> None:
         """Assert that the counts are exactly those of `owned`, the page lists of all owners, and the rest is free."""
