@@ -67,6 +67,7 @@ class EngineConfig:
     seed: int | None = None  # what requests without a seed draw theirs from; None: the operating system
     offline: bool = False
     oracle: bool = False
+    exact_turns: bool = True  # a chat's next prompt repeats the tokens of its answers, however the text would be cut
     chat_template: str | None = None
     tokenizer_pre: str | None = None
     trace: str | None = None  # a file for the timeline of steps and requests
@@ -170,7 +171,7 @@ def _validate(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and (not isinstance(value, str) or not value):
             raise RequestError(f"{name} is {value!r}; expected a text, or None for the model's own.", param=name)
-    for name in ("offline", "oracle"):
+    for name in ("offline", "oracle", "exact_turns"):
         if not isinstance(getattr(config, name), bool):
             raise RequestError(f"{name} is {getattr(config, name)!r}; expected True or False.", param=name)
     if config.max_step_tokens < config.max_seqs:

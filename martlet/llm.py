@@ -6,16 +6,13 @@
         [answer] = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
         print(answer.outputs[0].text)
 
-Names follow vLLM's offline API. Threads may share an LLM: they take turns, a step at a time, and a step serves all of
-them, so a thread that waits for its answer drives the others' as well.
+Names follow vLLM's offline API. Threads may share an LLM (`engine/driver.py`).
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,17 +23,20 @@ import numpy as np
 
 from martlet.config import EngineConfig, Setting, resolve_config
 from martlet.engine.build import Built, Progress, build
+from martlet.engine.driver import Asked, Driver, Stream
 from martlet.engine.engine import Engine
 from martlet.engine.outputs import CompletionOutput, EmbeddingOutput, OutputBuilder, RequestOutput
-from martlet.engine.params import ParamsLike, params_each, resolve_params
+from martlet.engine.params import ParamsLike, resolve_params
 from martlet.engine.plan import MemoryPlan
 from martlet.engine.prompts import (
     ChatOptions,
     Message,
     Prompt,
+    PromptTokens,
     check_chat_options,
     conversations,
     listed,
+    one_each,
     tokens_of,
     truncated,
 )
@@ -45,7 +45,8 @@ from martlet.metrics import StartPhase
 from martlet.sampling_params import SamplingParams
 from martlet.tokenizer.chat import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
-from martlet.types import Event, Request
+from martlet.tokenizer.turns import TurnMemory
+from martlet.types import Request, Scheduling
 
 __all__ = [
     "LLM",
@@ -56,8 +57,14 @@ __all__ = [
     "Message",
     "Prompt",
     "RequestOutput",
+    "Scheduling",
     "Stream",
 ]
+
+_REWRITES = (
+    "The chat template writes an earlier answer otherwise than it was generated (it drops the reasoning, perhaps):"
+    " the conversation is computed again from there on."
+)
 
 
 class LLMOptions(TypedDict, total=False):
@@ -73,6 +80,7 @@ class LLMOptions(TypedDict, total=False):
     seed: int | None
     offline: bool | None
     oracle: bool | None
+    exact_turns: bool | None
     chat_template: str | None
     tokenizer_pre: str | None
     trace: str | None
@@ -90,11 +98,11 @@ class LLM:
         Raises RequestError for an option that is wrong, FormatError or UnsupportedError for a file that is, and
         CapacityError if the memory cannot hold the model and its context.
         """
-        self._built: Built | None = build(_located({"model": model, **options}, progress), progress)
+        built = build(_located({"model": model, **options}, progress), progress)
+        self._built: Built | None = built
+        self._driver = Driver(built.engine, built.tokenizer)
+        self._turns = TurnMemory(built.tokenizer) if built.config.exact_turns else None
         self._numbers = itertools.count()
-        self._builders: dict[str, OutputBuilder] = {}
-        self._lock = threading.Lock()  # held by whoever is in the engine
-        self._left: deque[OutputBuilder] = deque()  # of streams that were collected meanwhile: to be aborted
 
     # -- what was decided at the start -----------------------------------------------------------------------------
     @property
@@ -150,6 +158,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: ParamsLike | Sequence[ParamsLike] = None,
         *,
+        scheduling: Scheduling | Sequence[Scheduling] | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Complete one prompt or several; the answers are in the order of the prompts.
@@ -159,51 +168,60 @@ class LLM:
         if any prompt cannot run, before any has.
         """
         tokens = [tokens_of(prompt, self._parts.tokenizer) for prompt in listed(prompts)]
-        return self._complete(tokens, sampling_params, use_tqdm)
+        return self._complete(tokens, sampling_params, scheduling, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: ParamsLike | Sequence[ParamsLike] = None,
         *,
+        scheduling: Scheduling | Sequence[Scheduling] | None = None,
         use_tqdm: bool = False,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, written with the model's chat template."""
-        prompts = [self.chat_prompt(conversation, **options) for conversation in conversations(messages)]
-        return self._complete(prompts, sampling_params, use_tqdm)
+        """Answer one conversation or several, written with the model's chat template.
 
-    def stream(self, prompt: Prompt, sampling_params: ParamsLike = None) -> Stream:
+        A conversation that goes on from an answer of this LLM takes that answer's own tokens (`exact_turns`).
+        """
+        prompts = [self._chat_tokens(conversation, options) for conversation in conversations(messages)]
+        return self._complete(prompts, sampling_params, scheduling, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: ParamsLike = None, *, scheduling: Scheduling | None = None
+    ) -> Stream:
         """Complete one prompt piece by piece: iterate over the text, then read `result`."""
-        return self._start_stream(tokens_of(prompt, self._parts.tokenizer), sampling_params)
+        return self._start_stream(tokens_of(prompt, self._parts.tokenizer), sampling_params, scheduling)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: ParamsLike = None, **options: Unpack[ChatOptions]
+        self,
+        messages: Sequence[Message],
+        sampling_params: ParamsLike = None,
+        *,
+        scheduling: Scheduling | None = None,
+        **options: Unpack[ChatOptions],
     ) -> Stream:
         """Answer one conversation piece by piece."""
-        return self._start_stream(self.chat_prompt(messages, **options), sampling_params)
+        return self._start_stream(self._chat_tokens(messages, options), sampling_params, scheduling)
 
     def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
         """Embed prompts: the mean, over all tokens, of what the final norm gives, scaled to length 1."""
         outputs = []
         for prompt in listed(prompts):
-            text, ids = tokens_of(prompt, self._parts.tokenizer)
-            if not ids:
+            tokens = tokens_of(prompt, self._parts.tokenizer)
+            if not tokens.ids:
                 raise RequestError("The prompt has no tokens; give at least one.", param="prompt")
-            with self._lock:
-                mean = self._parts.engine.embed(ids)
+            mean = self._driver.embed(tokens.ids)
             length = float(np.linalg.norm(mean.astype(np.float64)))
             embedding = mean if length == 0.0 else (mean / length).astype(np.float32)
-            outputs.append(EmbeddingOutput(self._new_id(), text, list(ids), embedding))
+            outputs.append(EmbeddingOutput(str(next(self._numbers)), tokens.text, list(tokens.ids), embedding))
         return outputs
 
     def close(self) -> None:
         """Free the model, its KV pages and its threads. Idempotent."""
-        with self._lock:
-            built, self._built = self._built, None
-            self._builders = {}
-            if built is not None:
-                built.close()
+        built, self._built = self._built, None
+        self._driver.close()
+        if built is not None:
+            built.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,11 +238,13 @@ class LLM:
             raise MartletError("This LLM is closed; make a new one.")
         return self._built
 
-    def _new_id(self) -> str:
-        return str(next(self._numbers))
-
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, list[int]]:
         """The prompt that a conversation becomes: its text and its ids. Control tokens in a message stay plain text."""
+        tokens = self._chat_tokens(messages, options)
+        assert tokens.text is not None
+        return tokens.text, list(tokens.ids)
+
+    def _chat_tokens(self, messages: Sequence[Message], options: ChatOptions) -> PromptTokens:
         parts = self._parts
         check_chat_options(options)
         source = options.get("chat_template")
@@ -237,137 +257,60 @@ class LLM:
             continue_final_message=continued,
             **(options.get("chat_template_kwargs") or {}),
         )
-        return rendered.text, template.prompt_ids(rendered)
+        salt = options.get("cache_salt") or ""
+        if self._turns is None:
+            return PromptTokens(template.prompt_ids(rendered), rendered.text, rendered, salt)
+        warnings = (_REWRITES,) if self._turns.is_rewritten(rendered, messages, salt) else ()
+        return PromptTokens(self._turns.prompt_ids(template, rendered, salt), rendered.text, rendered, salt, warnings)
 
-    def _start(self, prompt: tuple[str | None, Sequence[int]], params: ParamsLike) -> OutputBuilder:
+    def _asked(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None) -> Asked:
         parts = self._parts
         resolved, settings = resolve_params(params, parts.suggested)
-        text, ids = prompt
-        request = Request(self._new_id(), truncated(ids, resolved, parts.plan.context), resolved, text)
-        with self._lock:
-            metrics = parts.engine.add(request)
-            builder = OutputBuilder(request, parts.tokenizer, parts.engine.stop, settings)
-            builder.output.metrics = metrics
-            self._builders[request.request_id] = builder
-        return builder
+        wishes = scheduling or Scheduling()
+        if prompt.cache_salt:
+            wishes = replace(wishes, cache_salt=prompt.cache_salt)
+        ids = truncated(prompt.ids, resolved, parts.plan.context)
+        request = Request(str(next(self._numbers)), ids, resolved, prompt.text, scheduling=wishes)
+        return Asked(request, settings, prompt.warnings, self._noting(prompt, ids))
 
-    def _start_stream(self, prompt: tuple[str | None, Sequence[int]], params: ParamsLike) -> Stream:
-        builder = self._start(prompt, params)
-        if len(builder.output.outputs) > 1:
-            self._abandon([builder])
-            raise RequestError("A stream has one answer; use generate for n > 1.", param="n")
-        return Stream(self, builder)
+    def _noting(self, prompt: PromptTokens, ids: Sequence[int]) -> Callable[[RequestOutput], None]:
+        """What keeps a chat's answer for the next turn's prompt."""
+        turns, rendered = self._turns, prompt.rendered
+
+        def note(output: RequestOutput) -> None:
+            if turns is None or rendered is None or len(ids) < len(prompt.ids):
+                return
+            for answer in output.outputs:
+                turns.note(rendered, ids, answer.token_ids, answer.text, prompt.cache_salt)
+
+        return note
+
+    def _start_stream(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None) -> Stream:
+        asked = self._asked(prompt, params, scheduling)
+        if max(asked.request.params.n, asked.request.params.best_of or 1) > 1:
+            raise RequestError("A stream has one answer; use generate for n > 1 and best_of > 1.", param="n")
+        return Stream(self._driver, self._driver.start(asked))
 
     def _complete(
         self,
-        prompts: Sequence[tuple[str | None, Sequence[int]]],
+        prompts: Sequence[PromptTokens],
         sampling_params: ParamsLike | Sequence[ParamsLike],
+        scheduling: Scheduling | Sequence[Scheduling] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
+        each = one_each("sampling_params", sampling_params, (SamplingParams, Mapping), len(prompts))
+        wishes = one_each("scheduling", scheduling, Scheduling, len(prompts))
+        everything = [self._asked(*parts) for parts in zip(prompts, each, wishes, strict=True)]
         builders: list[OutputBuilder] = []
         try:
-            for prompt, params in zip(prompts, params_each(sampling_params, len(prompts)), strict=True):
-                builders.append(self._start(prompt, params))
-            with _progress_bar(use_tqdm, len(builders)) as show:
-                while waiting := sum(not builder.output.finished for builder in builders):
-                    self._step()
-                    show(len(builders) - waiting)
-                show(len(builders))
-        except BaseException:  # also Ctrl-C: nobody will read the answers, and the engine is of use again
-            self._abandon(builders)
+            for asked in everything:
+                builders.append(self._driver.start(asked))
+        except BaseException:
+            self._driver.abandon(builders)
             raise
+        with _progress_bar(use_tqdm, len(builders)) as show:
+            self._driver.finish(builders, show)
         return [builder.output for builder in builders]
-
-    def _step(self) -> None:
-        with self._lock:
-            self._abort_left()
-            engine = self._parts.engine
-            try:
-                self._deliver(engine.step())
-            except BaseException as error:  # half a step cannot be finished: every request ends here
-                self._deliver(engine.clear(None if isinstance(error, KeyboardInterrupt) else f"a step failed: {error}"))
-                raise
-
-    def _deliver(self, events: Iterable[Event]) -> None:
-        for event in events:
-            builder = self._builders.get(event.request_id)
-            if builder is not None:
-                builder.accept(event)
-                if builder.output.finished:
-                    del self._builders[event.request_id]
-
-    def _abandon(self, builders: Iterable[OutputBuilder]) -> None:
-        self._left.extend(builders)
-        with self._lock:
-            self._abort_left()
-
-    def _abandon_soon(self, builder: OutputBuilder) -> None:
-        """From a finalizer, which may run in the middle of a step: if so, leave it to the next one."""
-        self._left.append(builder)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._abort_left()
-            finally:
-                self._lock.release()
-
-    def _abort_left(self) -> None:
-        while self._left:
-            request_id = self._left.popleft().output.request_id
-            if request_id in self._builders and self._built is not None:
-                self._deliver(self._built.engine.abort(request_id))
-
-
-class Stream:
-    """The text of one answer as it comes. Leaving it early (`close`, or the end of its `with`) aborts the request."""
-
-    def __init__(self, llm: LLM, builder: OutputBuilder) -> None:
-        self._llm = llm
-        self._builder = builder
-
-    @property
-    def output(self) -> RequestOutput:
-        """The answer so far."""
-        return self._builder.output
-
-    @property
-    def result(self) -> RequestOutput | None:
-        """The whole answer; None until it is there."""
-        return self._builder.output if self._builder.output.finished else None
-
-    def close(self) -> None:
-        """Abort the request if it still runs."""
-        self._llm._abandon([self._builder])
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> str:
-        while True:
-            with self._llm._lock:
-                text = self._builder.take()
-                finished = self._builder.output.finished
-            if text:
-                return text
-            if finished:
-                self._builder.raise_error()
-                raise StopIteration
-            try:
-                self._llm._step()
-            except BaseException:
-                self.close()
-                raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not self._builder.output.finished:
-            self._llm._abandon_soon(self._builder)
 
 
 def _located(options: Mapping[str, Any], progress: Progress | None) -> EngineConfig:

@@ -58,6 +58,7 @@ _OPTIONAL = frozenset(
 _INT_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "n": (1, _MAX_N),
+        "best_of": (1, _MAX_N),
         "top_k": (-1, _ANY),
         "seed": (-(2**63), 2**64 - 1),
         "max_tokens": (0, _ANY),
@@ -110,7 +111,7 @@ class SamplingParams:
 
     # How many completions, and how long.
     n: int = 1
-    best_of: int | None = None  # only None or n: we return all that we generate
+    best_of: int | None = None  # generate so many and return the n of the highest mean log-probability; None: n
     max_tokens: int | None = 16  # None: to the end of the context
     min_tokens: int = 0  # until then neither end-of-generation nor stop_token_ids can be sampled
     seed: int | None = None  # None: drawn once from the system when the request starts
@@ -179,8 +180,8 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def _check_together(self) -> None:
-        if self.best_of is not None and self.best_of != self.n:
-            raise _refuse("best_of", self.best_of, f"the same as n ({self.n}): every completion generated is returned")
+        if self.best_of is not None and self.best_of < self.n:
+            raise _refuse("best_of", self.best_of, f"at least n ({self.n}): the best n of them are returned")
         if self.mirostat == 1:
             raise _refuse("mirostat", 1, "0 (off) or 2 (mirostat v2)")
         if self.logprobs_mode not in ("raw", "processed"):

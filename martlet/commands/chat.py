@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_watch_options(parser)
     explain = "say after an answer how much of the prompt was cached, and why not more"
     parser.add_argument("--explain-cache", action="store_true", help=explain)
+    parser.add_argument(
+        "--exact-turns",
+        action=BooleanOptionalAction,
+        default=None,
+        help="give the model its answers back in its own tokens, not as the text would be cut anew (default: yes)",
+    )
     unseen = ("logprobs", "prompt_logprobs", "logprobs_mode")  # of no use where no numbers are shown
     add_sampling_options(parser, max_tokens="what the context holds", without=unseen)
 
@@ -92,6 +98,7 @@ class Conversation:
         self.generated = 0
         self.explain = explain  # the cache, after every answer
         self.last: RequestOutput | None = None
+        self._warned: set[str] = set()
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: print(HELP),
             "reset": lambda _: self._reset(),
@@ -124,9 +131,9 @@ class Conversation:
     def _answer(self, message: str) -> None:
         self.messages.append({"role": "user", "content": message})
         try:
-            text, ids = self.llm.chat_prompt(self._prompt_messages())
+            _, ids = self.llm.chat_prompt(self._prompt_messages())
             room = max(1, self.llm.plan.context - len(ids))
-            stream = self.llm.stream({"prompt": text, "prompt_token_ids": ids}, {"max_tokens": room, **self.params})
+            stream = self.llm.stream_chat(self._prompt_messages(), {"max_tokens": room, **self.params})
         except MartletError:
             self.messages.pop()  # it was not answered: the conversation stays as it was
             raise
@@ -142,6 +149,10 @@ class Conversation:
             stream.close()
         print()
         self.messages.append({"role": "assistant", "content": "".join(said)})
+        for warning in stream.output.warnings:
+            if warning not in self._warned:
+                self._warned.add(warning)
+                print(f"warning: {warning}", file=sys.stderr)
         metrics = stream.output.metrics
         if metrics is not None:
             self.generated += metrics.n_generated

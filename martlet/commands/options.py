@@ -197,6 +197,7 @@ def engine_options(args: Namespace) -> LLMOptions:
         "backend": args.backend,
         "offline": args.offline,
         "oracle": args.oracle,
+        "exact_turns": getattr(args, "exact_turns", None),
         "chat_template": None if template is None else _read_template(Path(template)),
         "tokenizer_pre": args.tokenizer_pre,
         "trace": getattr(args, "trace", None),

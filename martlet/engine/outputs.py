@@ -6,9 +6,10 @@ its events into text as they come and tells the engine when a stop string ends a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,7 @@ class RequestOutput:
     prompt_logprobs: list[Logprobs | None] | None = None  # one entry a token; the first has nothing before it
     metrics: RequestMetrics | None = None
     settings: tuple[Setting, ...] = ()  # the sampling parameters in effect, with their origins
+    warnings: tuple[str, ...] = ()  # what the caller should know of how the prompt was read
     finished: bool = False
     error: str | None = None
     cache: CacheReport | None = None  # how much of the prompt was cached, and why not more; once it has finished
@@ -82,7 +84,8 @@ class _Answer:
 
     def __init__(self, request: Request, tokenizer: Tokenizer, stopper: StopChecker | None) -> None:
         params = request.params
-        detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens, after=request.prompt_ids[-1])
+        after = request.prompt_ids[-1] if request.prompt_ids else None
+        detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens, after=after)
         self.text = TextStream(detokenizer, copy(stopper))  # the automaton is shared, its state is not
         self.pending = ""  # text that the caller has not taken yet
 
@@ -97,7 +100,8 @@ class OutputBuilder:
         stop: Callable[[str, int, str], object],
         settings: tuple[Setting, ...] = (),
     ) -> None:
-        self._request = request
+        self._n, self._shows_logprobs = request.params.n, request.params.logprobs is not None
+        self.request = request = _with_rivals(request)  # what the engine is to run
         self._tokenizer = tokenizer
         self._stop = stop
         params = request.params
@@ -130,7 +134,7 @@ class OutputBuilder:
                 completion.logprobs.append(self._logprobs(event.logprobs))
                 completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + event.logprobs.logprob
             if (
-                event.finish is not FinishReason.STOP and self._request.params.detokenize
+                event.finish is not FinishReason.STOP and self.request.params.detokenize
             ):  # the token that ends an answer is not part of its text
                 stop = self._add(completion, self._answers[event.index].text.feed(event.token_id))
         if event.finish is not None and stop is None:
@@ -144,7 +148,9 @@ class OutputBuilder:
         self.output.error = self.output.error or event.error
         self.output.finished = all(entry.finish_reason is not None for entry in self.output.outputs)
         if self.output.finished and self.output.metrics is not None:
-            self.output.cache = explain_cache(self._request.prompt_ids, self.output.metrics, self._tokenizer)
+            self.output.cache = explain_cache(self.request.prompt_ids, self.output.metrics, self._tokenizer)
+        if self.output.finished and len(self.output.outputs) > self._n:
+            self._choose_best()
 
     def take(self, index: int = 0) -> str:
         """The text that came since the last call."""
@@ -155,7 +161,16 @@ class OutputBuilder:
     def raise_error(self) -> None:
         """Raise what made the request fail, if anything did."""
         if self.output.error is not None:
-            raise MartletError(f"Request {self._request.request_id} failed: {self.output.error}")
+            raise MartletError(f"Request {self.request.request_id} failed: {self.output.error}")
+
+    def _choose_best(self) -> None:
+        """Keep the n answers of the highest mean log-probability, the best first."""
+        ranked = sorted(self.output.outputs, key=_mean_logprob, reverse=True)
+        self.output.outputs = ranked[: self._n]
+        for index, completion in enumerate(self.output.outputs):
+            completion.index = index
+            if not self._shows_logprobs:
+                completion.logprobs = completion.cumulative_logprob = None
 
     def _add(self, completion: CompletionOutput, delta: Delta) -> str | None:
         """Add new text; return the stop string that it has reached, if any."""
@@ -171,3 +186,19 @@ class OutputBuilder:
 
     def _decode(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id], skip_special=False)
+
+
+def _with_rivals(request: Request) -> Request:
+    """A request for the best n of best_of answers is one for all of them, with what ranks them."""
+    params = request.params
+    if params.best_of is None or params.best_of == params.n:
+        return request
+    logprobs = 0 if params.logprobs is None else params.logprobs
+    return replace(request, params=replace(params, n=params.best_of, best_of=None, logprobs=logprobs))
+
+
+def _mean_logprob(completion: CompletionOutput) -> float:
+    """The OpenAI API's measure of the best answer; one that failed comes last."""
+    if completion.finish_reason == FinishReason.ERROR or not completion.token_ids:
+        return -math.inf
+    return (completion.cumulative_logprob or 0.0) / len(completion.token_ids)

@@ -6,7 +6,7 @@ silently: every answer carries its effective settings with their origins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -14,21 +14,12 @@ from martlet.config import Origin, Setting
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
 
-__all__ = ["ParamsLike", "params_each", "resolve_params", "suggested_params"]
+__all__ = ["ParamsLike", "resolve_params", "suggested_params"]
 
 ParamsLike = SamplingParams | Mapping[str, Any] | None
 
 _SUGGESTIBLE = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 _NAMES = tuple(field.name for field in fields(SamplingParams))
-
-
-def params_each(params: ParamsLike | Sequence[ParamsLike], count: int) -> Sequence[ParamsLike]:
-    """The parameters of each of `count` prompts, of which there is one for all or one a prompt."""
-    if params is None or isinstance(params, SamplingParams | Mapping):
-        return [params] * count
-    if len(params) != count:
-        raise RequestError(f"There are {len(params)} sampling_params for {count} prompts.", param="sampling_params")
-    return params
 
 
 def resolve_params(given: ParamsLike, suggested: Mapping[str, Any]) -> tuple[SamplingParams, tuple[Setting, ...]]:

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
 
 from martlet.errors import RequestError, nearest
 from martlet.sampling_params import SamplingParams
+from martlet.tokenizer.chat import RenderedChat
 from martlet.tokenizer.tokenizer import Tokenizer
 
 __all__ = [
     "ChatOptions",
     "Message",
     "Prompt",
+    "PromptTokens",
     "check_chat_options",
     "conversations",
     "listed",
+    "one_each",
     "tokens_of",
     "truncated",
 ]
 
-Prompt = str | Mapping[str, Any] | Sequence[int]  # text, {"prompt": …}, {"prompt_token_ids": …}, or token ids
+# Text, token ids, or a mapping: {"prompt": …} or {"prompt_token_ids": …} or both, and "cache_salt" if wanted.
+Prompt = str | Mapping[str, Any] | Sequence[int]
 Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """A prompt's ids, its text if there is one, and what it was rendered from if it is a conversation."""
+
+    ids: Sequence[int]
+    text: str | None = None
+    rendered: RenderedChat | None = None
+    cache_salt: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class ChatOptions(TypedDict, total=False):
@@ -35,6 +51,7 @@ class ChatOptions(TypedDict, total=False):
     continue_final_message: bool | None
     chat_template: str | None
     chat_template_kwargs: Mapping[str, Any] | None
+    cache_salt: str | None
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
@@ -52,6 +69,8 @@ def check_chat_options(options: ChatOptions) -> None:
     for name in ("add_generation_prompt", "continue_final_message"):
         if not isinstance(options.get(name), bool | None):
             raise RequestError(f"{name} is {options.get(name)!r}; expected True or False.", param=name)
+    if options.get("cache_salt") is not None:
+        _salt(options["cache_salt"])
     template, variables = options.get("chat_template"), options.get("chat_template_kwargs")
     if template is not None and (not isinstance(template, str) or not template):
         raise RequestError(
@@ -85,23 +104,46 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def tokens_of(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[int]]:
-    """A prompt's text, if there is one, and its ids; where both are given the ids count."""
-    if isinstance(prompt, Mapping):
-        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-        if unknown or not prompt:
-            raise RequestError(
-                f"A prompt given as a mapping has the keys {sorted(map(str, prompt))}; expected prompt,"
-                " prompt_token_ids, or both.",
-                param="prompt",
-            )
-        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        if ids is None:
-            return tokens_of(_text(text), tokenizer)
-        return (None if text is None else _text(text)), _checked_ids(ids, tokenizer.vocab_size)
+def tokens_of(prompt: Prompt, tokenizer: Tokenizer) -> PromptTokens:
+    """A prompt's ids, and its text if there is one; where both are given the ids count."""
     if isinstance(prompt, str):
-        return prompt, tokenizer.encode(prompt)
-    return None, _checked_ids(prompt, tokenizer.vocab_size)
+        return PromptTokens(tokenizer.encode(prompt), prompt)
+    if not isinstance(prompt, Mapping):
+        return PromptTokens(_checked_ids(prompt, tokenizer.vocab_size))
+    unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if unknown or (text is None and ids is None):
+        raise RequestError(
+            f"A prompt given as a mapping has the keys {sorted(map(str, prompt))}; expected prompt, prompt_token_ids,"
+            " or both, and cache_salt if wanted.",
+            param="prompt",
+        )
+    salt = "" if prompt.get("cache_salt") is None else _salt(prompt["cache_salt"])
+    text = None if text is None else _text(text)
+    if ids is None:
+        assert text is not None
+        return PromptTokens(tokenizer.encode(text), text, cache_salt=salt)
+    return PromptTokens(_checked_ids(ids, tokenizer.vocab_size), text, cache_salt=salt)
+
+
+def one_each(name: str, given: Any, single: type | tuple[type, ...], count: int) -> Sequence[Any]:
+    """An option that is one for all prompts (None, or of type `single`) or a list with one for each."""
+    if given is None or isinstance(given, single):
+        return [given] * count
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise RequestError(f"{name} is of type {type(given).__name__}; expected one for all or a list.", param=name)
+    if len(given) != count:
+        raise RequestError(f"There are {len(given)} {name} for {count} prompts.", param=name)
+    return given
+
+
+def _salt(salt: object) -> str:
+    if not isinstance(salt, str) or not salt:
+        raise RequestError(
+            f"cache_salt is {salt!r}; expected a text that is not empty. Leave it out to share cached prefixes.",
+            param="cache_salt",
+        )
+    return salt
 
 
 def _text(text: object) -> str:

@@ -17,7 +17,7 @@ BAD: list[tuple[str, Any]] = [
     ("n", 1.5),
     ("n", True),
     ("n", 10**9),
-    ("best_of", 3),
+    ("best_of", 0),
     ("temperature", -0.1),
     ("temperature", float("nan")),
     ("temperature", float("inf")),

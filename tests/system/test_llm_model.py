@@ -96,3 +96,29 @@ def test_it_works_where_the_network_is_refused(smollm2_path: Path) -> None:
         [sys.executable, "-c", code, str(smollm2_path)], check=True, capture_output=True, text=True, timeout=120
     )
     assert "Paris" in done.stdout
+
+
+def test_best_of_returns_the_likeliest_answers(llm: LLM) -> None:
+    settings = {"temperature": 1.5, "max_tokens": 12, "seed": 11}
+    [every] = llm.generate("A bird is", {**settings, "n": 5, "logprobs": 0})
+    ranked = sorted(every.outputs, key=lambda o: (o.cumulative_logprob or 0.0) / len(o.token_ids), reverse=True)
+    assert len({tuple(answer.token_ids) for answer in ranked}) == 5
+    [best] = llm.generate("A bird is", {**settings, "n": 2, "best_of": 5})
+    assert [answer.token_ids for answer in best.outputs] == [answer.token_ids for answer in ranked[:2]]
+    assert [answer.index for answer in best.outputs] == [0, 1]
+    assert [answer.logprobs for answer in best.outputs] == [None, None]
+
+
+def test_a_chats_next_prompt_repeats_the_answers_own_tokens(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Invent five words."}]
+    prompts = []
+    for seed in range(3):  # far from greedy, so that the model spells words as the tokenizer would not
+        [output] = llm.chat(messages, {"temperature": 2.0, "min_p": 0.02, "max_tokens": 24, "seed": seed})
+        if prompts:
+            assert output.prompt_token_ids[: len(prompts[-1])] == prompts[-1]
+        answer = output.outputs[0]
+        said = answer.token_ids[:-1] if answer.finish_reason == "stop" else answer.token_ids
+        prompts.append([*output.prompt_token_ids, *said])
+        messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "More."}]
+    canonical = llm.get_tokenizer().encode(llm.get_tokenizer().decode(prompts[-1]), parse_special=True)
+    assert prompts[-1] != canonical, "the case tests nothing: choose other seeds"

@@ -12,7 +12,7 @@ import pytest
 
 from martlet.config import resolve_config
 from martlet.errors import MartletError, RequestError
-from martlet.llm import LLM
+from martlet.llm import LLM, Scheduling
 from martlet.sampling_params import SamplingParams
 from martlet.types import StepPlan, StepResult
 from tests.null.scripted import ScriptedExecutor
@@ -204,3 +204,23 @@ def test_stop_strings_are_shared_by_n_answers_but_not_their_state(monkeypatch: p
     with scripted_llm(monkeypatch, script) as llm:
         outputs = llm.generate("p", params(n=3, stop="bc", max_tokens=9))[0].outputs
     assert [output.text for output in outputs] == ["xa", "a", ""]
+
+
+def test_scheduling_and_salts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fault KVC-05: an empty salt is refused."""
+    with scripted_llm(monkeypatch, spell("ok")) as llm:
+        for prompt in ({"prompt": "a", "cache_salt": ""}, {"prompt": "a", "cache_salt": 3}):
+            with pytest.raises(RequestError) as caught:
+                llm.generate(prompt)
+            assert caught.value.param == "cache_salt"
+        with pytest.raises(RequestError) as caught:
+            llm.chat([{"role": "user", "content": "a"}], cache_salt="")
+        assert caught.value.param == "cache_salt"
+        with pytest.raises(RequestError) as caught:
+            llm.generate(["a", "b"], scheduling=[Scheduling()])
+        assert caught.value.param == "scheduling"
+        with pytest.raises(RequestError) as caught:
+            llm.generate("a", scheduling={"priority": 1})  # type: ignore[arg-type]
+        assert caught.value.param == "scheduling"
+        [output] = llm.generate({"prompt": "a", "cache_salt": "mine"}, scheduling=Scheduling(priority=3))
+        assert output.outputs[0].text == "ok"

@@ -1,0 +1,183 @@
+"""Who steps the engine when several threads share it, and where its events go (read `outputs.py` next).
+
+Threads take turns, a step at a time, and a step serves every request, so a thread that waits for its own answer drives
+the others' as well. A request that nobody will read is aborted: an answer given up by an exception, a stream that was
+left or collected.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.config import Setting
+from martlet.engine.engine import Engine
+from martlet.engine.outputs import OutputBuilder, RequestOutput
+from martlet.errors import MartletError
+from martlet.tokenizer.tokenizer import Tokenizer
+from martlet.types import Event, Request
+
+__all__ = ["Asked", "Driver", "Stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with what its answer says of it; `finished` is called with the output when that is whole."""
+
+    request: Request
+    settings: tuple[Setting, ...] = ()
+    warnings: tuple[str, ...] = ()
+    finished: Callable[[RequestOutput], None] = lambda output: None
+
+
+class Driver:
+    """The engine and the requests in it, for any number of threads."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self._engine: Engine | None = engine
+        self._tokenizer = tokenizer
+        self._builders: dict[str, tuple[OutputBuilder, Asked]] = {}
+        self._lock = threading.Lock()  # held by whoever is in the engine
+        self._left: deque[OutputBuilder] = deque()  # of streams that were collected meanwhile: to be aborted
+
+    def start(self, asked: Asked) -> OutputBuilder:
+        """Add a request; RequestError if it can never run."""
+        with self._lock:
+            engine = self._open()
+            builder = OutputBuilder(asked.request, self._tokenizer, engine.stop, asked.settings)
+            builder.output.warnings = asked.warnings
+            builder.output.metrics = engine.add(builder.request)
+            self._builders[asked.request.request_id] = builder, asked
+        return builder
+
+    def finish(self, builders: Sequence[OutputBuilder], show: Callable[[int], None] = lambda done: None) -> None:
+        """Step until all of these are whole; `show` is called with how many are. If that fails they are aborted."""
+        try:
+            while waiting := sum(not builder.output.finished for builder in builders):
+                self.step()
+                show(len(builders) - waiting)
+            show(len(builders))
+        except BaseException:  # also Ctrl-C: nobody will read the answers, and the engine is of use again
+            self.abandon(builders)
+            raise
+
+    def step(self) -> None:
+        """Run one step and hand its events out; a step that fails ends every request."""
+        with self._lock:
+            self._abort_left()
+            engine = self._open()
+            try:
+                self._deliver(engine.step())
+            except BaseException as error:  # half a step cannot be finished
+                self._deliver(engine.clear(None if isinstance(error, KeyboardInterrupt) else f"a step failed: {error}"))
+                raise
+
+    def take(self, builder: OutputBuilder) -> tuple[str, bool]:
+        """The new text of a request, and whether it is whole."""
+        with self._lock:
+            return builder.take(), builder.output.finished
+
+    def embed(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """The mean hidden state of a prompt, [C]."""
+        with self._lock:
+            return self._open().embed(ids)
+
+    def abandon(self, builders: Iterable[OutputBuilder]) -> None:
+        """Abort those that still run."""
+        self._left.extend(builders)
+        with self._lock:
+            self._abort_left()
+
+    def abandon_soon(self, builder: OutputBuilder) -> None:
+        """From a finalizer, which may run in the middle of a step: if so, leave it to the next one."""
+        self._left.append(builder)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._abort_left()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Forget every request; the engine is its owner's to close. Idempotent."""
+        with self._lock:
+            self._engine = None
+            self._builders = {}
+
+    def _open(self) -> Engine:
+        if self._engine is None:
+            raise MartletError("This LLM is closed; make a new one.")
+        return self._engine
+
+    def _deliver(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.request_id not in self._builders:
+                continue
+            builder, asked = self._builders[event.request_id]
+            builder.accept(event)
+            if builder.output.finished:
+                del self._builders[event.request_id]
+                asked.finished(builder.output)
+
+    def _abort_left(self) -> None:
+        while self._left:
+            request_id = self._left.popleft().request.request_id
+            if request_id in self._builders and self._engine is not None:
+                self._deliver(self._engine.abort(request_id))
+
+
+class Stream:
+    """The text of one answer as it comes. Leaving it early (`close`, or the end of its `with`) aborts the request."""
+
+    def __init__(self, driver: Driver, builder: OutputBuilder) -> None:
+        self._driver = driver
+        self._builder = builder
+
+    @property
+    def output(self) -> RequestOutput:
+        """The answer so far."""
+        return self._builder.output
+
+    @property
+    def result(self) -> RequestOutput | None:
+        """The whole answer; None until it is there."""
+        return self._builder.output if self._builder.output.finished else None
+
+    def close(self) -> None:
+        """Abort the request if it still runs."""
+        self._driver.abandon([self._builder])
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        while True:
+            text, finished = self._driver.take(self._builder)
+            if text:
+                return text
+            if finished:
+                self._builder.raise_error()
+                raise StopIteration
+            try:
+                self._driver.step()
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._builder.output.finished:
+            self._driver.abandon_soon(self._builder)
