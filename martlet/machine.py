@@ -9,11 +9,12 @@ Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MachineLimits", "ThreadChoice", "choose_threads", "read_machine"]
+__all__ = ["MachineLimits", "ThreadChoice", "choose_threads", "processor_name", "read_machine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +156,14 @@ def _statistic(path: Path, name: str) -> int:
         if key == name and value.isdigit():
             return int(value)
     return 0
+
+
+def processor_name() -> str:
+    """The processor's model, as the system calls it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"

@@ -1,6 +1,6 @@
-"""Measure prefill and decode, as llama-bench does.
+"""Measure speed: `bench MODEL` prefill and decode alone, `bench throughput|latency|prefix MODEL` many requests at once.
 
-Prefill: `-p` tokens from an empty cache. Decode: `-n` tokens, one a step, after `--depth` tokens that are not counted.
+`bench MODEL` (or `bench speed MODEL`) measures as llama-bench does; the workloads are in `workload.py`. Prefill: `-p` tokens from an empty cache. Decode: `-n` tokens, one a step, after `--depth` tokens that are not counted.
 Each is run once for warmth, then `-r` times; the median counts. Tokens are random, since no kernel's speed depends on them.
 """
 
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.commands.options import add_engine_options, add_watch_options, open_llm
 from martlet.commands.speed import bytes_per_token
-from martlet.errors import RequestError
+from martlet.commands.workload import KINDS, WORKLOAD_OPTIONS, add_workload_options, execute_workload, refuse_unused
+from martlet.errors import RequestError, nearest
 from martlet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,32 +23,21 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "execute"]
 
+SPEED = {"prompt_tokens": 512, "gen_tokens": 64, "depth": 128, "repetitions": 3}
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
-    parser.add_argument(
-        "-p",
-        "--prompt-tokens",
-        type=int,
-        default=512,
-        metavar="N",
-        help="tokens of the prefill (0: none; default: 512)",
+    kinds = ", ".join(KINDS)
+    parser.add_argument("what", nargs="+", metavar="[KIND] MODEL", help=f"{kinds} (default: speed), and a model")
+    parser.add_argument("-p", "--prompt-tokens", type=int, metavar="N", help="tokens of a prompt (0: no prefill)")
+    parser.add_argument("-n", "--gen-tokens", type=int, metavar="N", help="tokens of an answer (0: no decode)")
+    group = parser.add_argument_group("speed (by default -p 512 -n 64)")
+    group.add_argument("-d", "--depth", type=int, metavar="N", help="tokens before the decode (default: 128)")
+    group.add_argument(
+        "-r", "--repetitions", type=int, metavar="N", help="runs, of which the median counts (default: 3)"
     )
-    parser.add_argument(
-        "-n", "--gen-tokens", type=int, default=64, metavar="N", help="tokens of the decode (0: none; default: 64)"
-    )
-    parser.add_argument(
-        "-d", "--depth", type=int, default=128, metavar="N", help="tokens in the cache before the decode (default: 128)"
-    )
-    parser.add_argument(
-        "-r",
-        "--repetitions",
-        type=int,
-        default=3,
-        metavar="N",
-        help="runs of each, of which the median counts (default: 3)",
-    )
+    add_workload_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_options(parser, context="what the test takes")
     add_watch_options(parser)
@@ -55,6 +45,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def execute(args: Namespace) -> int:
     """Run the command."""
+    args.kind, args.model = _kind_and_model(args.what)
+    if args.kind != "speed":
+        return execute_workload(args)
+    refuse_unused(args, WORKLOAD_OPTIONS)
+    for name, default in SPEED.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
     for name, least in (("prompt_tokens", 0), ("gen_tokens", 0), ("depth", 1), ("repetitions", 1)):
         if getattr(args, name) < least:
             raise RequestError(f"{name} is {getattr(args, name)}; expected {least} or more.", param=name)
@@ -65,6 +62,18 @@ def execute(args: Namespace) -> int:
         found = _measure(llm, args)
     print(json.dumps(found) if args.json else _table(found))
     return 0
+
+
+def _kind_and_model(words: list[str]) -> tuple[str, str]:
+    """A model may have a kind's name as a path: ./speed."""
+    if len(words) == 1 and words[0] not in KINDS:
+        return "speed", words[0]
+    if len(words) != 2 or words[0] not in KINDS:
+        hint = nearest(words[0], KINDS) if len(words) == 2 else ""
+        raise RequestError(
+            f"bench got {' '.join(words)!r}; expected one of {', '.join(KINDS)}, and a model.{hint}", param="what"
+        )
+    return words[0], words[1]
 
 
 def _measure(llm: LLM, args: Namespace) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from martlet.commands.speed import load_notes
 from martlet.config import cache_dir, resolve_config
-from martlet.machine import read_machine
+from martlet.machine import processor_name, read_machine
 
 __all__ = ["add_arguments", "execute"]
 
@@ -47,7 +47,7 @@ def _findings() -> dict[str, str]:
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "libraries": ", ".join(f"{name} {_version(name)}" for name in ("numpy", "numba", "llvmlite")),
         "device": "cpu (no other is looked for)",
-        "processor": _processor(),
+        "processor": processor_name(),
         "kernels for": best_isa().name,
         "SIMD features": ", ".join(f for f in features if f.startswith(("avx", "f16c", "fma", "sse4", "neon", "dot"))),
         "cores": f"{limits.physical_cores} physical, {limits.affinity_cpus} CPUs in the affinity mask",
@@ -67,16 +67,6 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
 
 
 def _state(folder: Path) -> str:

@@ -47,7 +47,9 @@ class Model:
         self.random = random.Random(seed)
         self.pool, self.cache = fresh(n_pages, share_tokens)
         self.share_tokens = share_tokens
-        self.content: dict[PageId, list[tuple[int, ...]]] = {}  # what a page's positions were computed for: the whole prefix's ids
+        self.content: dict[
+            PageId, list[tuple[int, ...]]
+        ] = {}  # what a page's positions were computed for: the whole prefix's ids
         self.inserted: dict[str, set[tuple[int, ...]]] = {"": set(), "x": set()}
         self.live: list[tuple[str, list[int], list[PageId]]] = []
         self.evicted = False
