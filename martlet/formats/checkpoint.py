@@ -25,8 +25,8 @@ __all__ = ["Checkpoint", "open_checkpoint"]
 
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
 MAX_TEMPLATE_BYTES = 16 << 20
-# What the system calls them, the better first: 22 is MADV_POPULATE_READ of Linux 5.14, which maps pages in one go.
-ADVICE = {"willneed": (22, getattr(mmap, "MADV_WILLNEED", 3)), "dontneed": (getattr(mmap, "MADV_DONTNEED", 4),)}
+# Not MADV_POPULATE_READ, which maps all pages on one thread: those that read them map them as fast, on every thread.
+ADVICE = {"willneed": getattr(mmap, "MADV_WILLNEED", 3), "dontneed": getattr(mmap, "MADV_DONTNEED", 4)}
 
 
 @dataclass(slots=True)
@@ -74,10 +74,8 @@ class Checkpoint:
                 continue
             first = (start - base) // mmap.PAGESIZE * mmap.PAGESIZE
             size = min(start - base + tensor.data.nbytes, len(mapping)) - first
-            for code in ADVICE[advice]:
-                with suppress(AttributeError, OSError, ValueError):
-                    mapping.madvise(code, first, size)
-                    break
+            with suppress(AttributeError, OSError, ValueError):
+                mapping.madvise(ADVICE[advice], first, size)
 
     def fingerprint(self) -> str:
         """A hash that tells models apart without reading them: the headers, the sizes, the start of every tensor.

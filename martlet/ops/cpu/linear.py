@@ -23,7 +23,7 @@ from martlet.ops.cpu.layout import BLOCK, GROUP, PANEL_BLOCKS, FloatLayout, Quan
 from martlet.ops.cpu.record import ARGS, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
 from martlet.ops.cpu.simd import Verbs
 
-__all__ = ["OPTIONS", "linear_float", "linear_quant"]
+__all__ = ["OPTIONS", "linear_float", "linear_quant", "sharer"]
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 L2_BYTES = 256 * 1024  # weights of a chunk that many rows come back to: a quarter of a common second-level cache

@@ -2,8 +2,8 @@
 
 A file stores a matrix row by row; a group needs 16 rows side by side. Everything here therefore gathers the same four
 bytes of each row into one vector and rearranges bits in all rows at once. `PACKERS` has a function for each block type,
-which packs block b (32 columns) of a panel (256) for the rows from `lane` on. Where a file's bits lie is llama.cpp's
-ggml-common.h, told one type at a time in `quant/ggml.py`.
+which packs block b (32 columns) of a panel (256), and those that share bytes with it, for the rows from `lane` on.
+Where a file's bits lie is llama.cpp's ggml-common.h, told one type at a time in `quant/ggml.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from numba import njit
 
 from martlet.ops.cpu.layout import BLOCK, GROUP, LINE, PANEL_BLOCKS, FloatLayout, QuantLayout
-from martlet.ops.cpu.linear import OPTIONS
+from martlet.ops.cpu.linear import OPTIONS, sharer
 from martlet.ops.cpu.record import ARGS, COUNTER
 from martlet.ops.cpu.simd import Verbs
 
@@ -23,7 +23,7 @@ __all__ = ["pack_float", "pack_quant"]
 SRC, SRC_ROW_BYTES, DST, GROUP_BYTES, N_GROUPS, N_COLUMNS = range(ARGS, ARGS + 6)
 LOW = 0x0F0F0F0F
 
-BlockPacker = Callable[..., Any]  # (src, stride, dst, block, b, lane), all offsets in bytes
+BlockPacker = Callable[..., Any]  # (src, stride, dst, where block b goes, b, lane), all offsets in bytes
 
 
 def code_writer(v: Verbs) -> Callable[..., Any]:
@@ -84,37 +84,46 @@ def q8_0_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
 def q45_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
     """Q4_K and Q5_K: two f16, 12 bytes of 6-bit scales and minima, (32 bytes of fifth bits,) 4 × 32 bytes of nibbles.
 
-    Block b's nibbles are the low (b even) or high ones of 32 bytes; its fifth bits are bit b of the 32 bytes.
+    A panel a call. Blocks b and b + 1 (b even) are the low and the high nibbles of the same 32 bytes; the fifth bits
+    of block b are bit b of their 32 bytes.
     """
-    five = layout.bits == 5
+    five, size = layout.bits == 5, layout.block_bytes
     codes_at = 48 if five else 16
     high, scales = layout.code_bytes, layout.code_bytes + layout.high_bytes
     write = code_writer(v)
 
     @njit(forceinline=True, **OPTIONS)
-    def pack(src, stride, dst, block, b, lane):  # type: ignore[no-untyped-def]
-        source, shift = codes_at + 32 * (b >> 1), 4 * (b & 1)
-        for j in range(4):
-            low = v.and_mask(v.shift_right(v.gather_dwords(src, source + 4 * j, stride), shift), LOW)
-            upper = v.and_mask(v.shift_right(v.gather_dwords(src, source + 16 + 4 * j, stride), shift), LOW)
-            write(dst, block, lane, j, low, upper)
-        if five:
-            word = v.splat_int(0)
-            for i in range(8):
-                bits = v.and_mask(v.shift_right(v.gather_dwords(src, 16 + 4 * i, stride), b), 0x01010101)
-                word = v.or_ints(word, v.shift_left(bits, i))
-            v.store(dst, (block + high) // 4 + lane, word)
-        place, byte = block + scales + lane, 8 * (b & 3)
-        s0 = v.shift_right(v.gather_dwords(src, 4, stride), byte)
-        s1 = v.shift_right(v.gather_dwords(src, 8, stride), byte)
-        if b < 4:
+    def pack_scales(src, stride, dst, block, lane):  # type: ignore[no-untyped-def]
+        s0, s1, s2 = v.gather_dwords(src, 4, stride), v.gather_dwords(src, 8, stride), v.gather_dwords(src, 12, stride)
+        for i in range(4):  # blocks i and 4 + i: the latter's have four bits here, two above those of the former
+            place, later = block + scales + i * size + lane, block + scales + (4 + i) * size + lane
             v.store_i8(dst, place, v.and_mask(s0, 63))
             v.store_i8(dst, place + GROUP, v.and_mask(s1, 63))
-        else:  # four bits of each in the third dword, the upper two above the first four's six
-            s2 = v.shift_right(v.gather_dwords(src, 12, stride), byte)
-            v.store_i8(dst, place, v.or_ints(v.and_mask(s2, 15), v.and_mask(v.shift_right(s0, 2), 48)))
+            v.store_i8(dst, later, v.or_ints(v.and_mask(s2, 15), v.and_mask(v.shift_right(s0, 2), 48)))
             upper = v.and_mask(v.shift_right(s1, 2), 48)
-            v.store_i8(dst, place + GROUP, v.or_ints(v.and_mask(v.shift_right(s2, 4), 15), upper))
+            v.store_i8(dst, later + GROUP, v.or_ints(v.and_mask(v.shift_right(s2, 4), 15), upper))
+            s0, s1, s2 = v.shift_right(s0, 8), v.shift_right(s1, 8), v.shift_right(s2, 8)
+
+    @njit(forceinline=True, **OPTIONS)
+    def pack(src, stride, dst, block, b, lane):  # type: ignore[no-untyped-def]
+        pack_scales(src, stride, dst, block, lane)
+        for b in range(0, 8, 2):
+            first, second, source = block + b * size, block + (b + 1) * size, codes_at + 16 * b
+            for j in range(4):
+                low = v.gather_dwords(src, source + 4 * j, stride)
+                upper = v.gather_dwords(src, source + 16 + 4 * j, stride)
+                write(dst, first, lane, j, v.and_mask(low, LOW), v.and_mask(upper, LOW))
+                low, upper = v.shift_right(low, 4), v.shift_right(upper, 4)
+                write(dst, second, lane, j, v.and_mask(low, LOW), v.and_mask(upper, LOW))
+            if five:
+                even, odd = v.splat_int(0), v.splat_int(0)
+                for i in range(8):
+                    bits = v.shift_right(v.gather_dwords(src, 16 + 4 * i, stride), b)
+                    even = v.or_ints(even, v.shift_left(v.and_mask(bits, 0x01010101), i))
+                    bits = v.shift_right(bits, 1)
+                    odd = v.or_ints(odd, v.shift_left(v.and_mask(bits, 0x01010101), i))
+                v.store(dst, (first + high) // 4 + lane, even)
+                v.store(dst, (second + high) // 4 + lane, odd)
 
     return pack
 
@@ -122,29 +131,38 @@ def q45_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
 def q6_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
     """128 bytes of nibbles, 64 of bit pairs, 16 signed scales, an f16.
 
-    Of each half of 128 columns, block c = 0 … 3 has the low (c < 2) or high nibbles of 32 bytes and bits 2c, 2c + 1
-    of the half's 32 bytes of pairs.
+    Half a panel a call. Its blocks c and c + 2 (c = 0, 1) are the low and the high nibbles of the same 32 bytes; bits
+    2c and 2c + 1 of the half's 32 bytes of pairs are block c's.
     """
+    size = layout.block_bytes
     high, scales = layout.code_bytes, layout.code_bytes + layout.high_bytes
     write = code_writer(v)
 
     @njit(forceinline=True, **OPTIONS)
     def pack(src, stride, dst, block, b, lane):  # type: ignore[no-untyped-def]
-        half, c = b >> 2, b & 3
-        source, pairs, shift = 64 * half + 32 * (c & 1), 128 + 32 * half, 4 * (c >> 1)
-        for j in range(4):
-            low = v.and_mask(v.shift_right(v.gather_dwords(src, source + 4 * j, stride), shift), LOW)
-            upper = v.and_mask(v.shift_right(v.gather_dwords(src, source + 16 + 4 * j, stride), shift), LOW)
-            write(dst, block, lane, j, low, upper)
-        for side in range(2):
-            word = v.splat_int(0)
+        for c in range(2):
+            first, second, source, pairs = block + c * size, block + (c + 2) * size, 16 * b + 32 * c, 128 + 8 * b
             for j in range(4):
-                bits = v.shift_right(v.gather_dwords(src, pairs + 16 * side + 4 * j, stride), 2 * c)
-                word = v.or_ints(word, v.shift_left(v.and_mask(bits, 0x03030303), 2 * j))
-            v.store(dst, (block + high + LINE * side) // 4 + lane, word)
-        pair = v.shift_right(v.gather_dwords(src, 192 + 4 * (b >> 1), stride), 16 * (b & 1))
-        v.store_i8(dst, block + scales + lane, pair)
-        v.store_i8(dst, block + scales + GROUP + lane, v.shift_right(pair, 8))
+                low = v.gather_dwords(src, source + 4 * j, stride)
+                upper = v.gather_dwords(src, source + 16 + 4 * j, stride)
+                write(dst, first, lane, j, v.and_mask(low, LOW), v.and_mask(upper, LOW))
+                low, upper = v.shift_right(low, 4), v.shift_right(upper, 4)
+                write(dst, second, lane, j, v.and_mask(low, LOW), v.and_mask(upper, LOW))
+            for side in range(2):
+                mine, later = v.splat_int(0), v.splat_int(0)
+                for j in range(4):
+                    bits = v.shift_right(v.gather_dwords(src, pairs + 16 * side + 4 * j, stride), 2 * c)
+                    mine = v.or_ints(mine, v.shift_left(v.and_mask(bits, 0x03030303), 2 * j))
+                    bits = v.shift_right(bits, 4)
+                    later = v.or_ints(later, v.shift_left(v.and_mask(bits, 0x03030303), 2 * j))
+                v.store(dst, (first + high + LINE * side) // 4 + lane, mine)
+                v.store(dst, (second + high + LINE * side) // 4 + lane, later)
+        for c in range(0, 4, 2):
+            four, place = v.gather_dwords(src, 192 + 2 * (b + c), stride), block + scales + c * size + lane
+            v.store_i8(dst, place, four)
+            v.store_i8(dst, place + GROUP, v.shift_right(four, 8))
+            v.store_i8(dst, place + size, v.shift_right(four, 16))
+            v.store_i8(dst, place + size + GROUP, v.shift_right(four, 24))
 
     return pack
 
@@ -213,72 +231,88 @@ def iq4_xs_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
     return pack
 
 
-# Layout → what packs its blocks, a panel's bytes in the file, the dword of it with the supers and how far up they are.
-PACKERS: dict[str, tuple[Callable[..., BlockPacker], int, int, int]] = {
-    "q4_0": (simple_packer, 8 * 18, 0, 0),
-    "q4_1": (simple_packer, 8 * 20, 0, 0),
-    "q5_0": (simple_packer, 8 * 22, 0, 0),
-    "q5_1": (simple_packer, 8 * 24, 0, 0),
-    "iq4_nl": (simple_packer, 8 * 18, 0, 0),
-    "mxfp4": (simple_packer, 8 * 17, 0, 0),
-    "q8_0": (q8_0_packer, 8 * 34, 0, 0),
-    "q2_k": (q2_k_packer, 84, 80, 0),
-    "q3_k": (q3_k_packer, 110, 106, 16),
-    "q4_k": (q45_k_packer, 144, 0, 0),
-    "q5_k": (q45_k_packer, 176, 0, 0),
-    "q6_k": (q6_k_packer, 210, 206, 16),
-    "iq4_xs": (iq4_xs_packer, 136, 0, 0),
+# Layout → what packs its blocks, how many a call, a panel's bytes in the file, the dword of it with the supers and how
+# far up they are.
+PACKERS: dict[str, tuple[Callable[..., BlockPacker], int, int, int, int]] = {
+    "q4_0": (simple_packer, 1, 8 * 18, 0, 0),
+    "q4_1": (simple_packer, 1, 8 * 20, 0, 0),
+    "q5_0": (simple_packer, 1, 8 * 22, 0, 0),
+    "q5_1": (simple_packer, 1, 8 * 24, 0, 0),
+    "iq4_nl": (simple_packer, 1, 8 * 18, 0, 0),
+    "mxfp4": (simple_packer, 1, 8 * 17, 0, 0),
+    "q8_0": (q8_0_packer, 1, 8 * 34, 0, 0),
+    "q2_k": (q2_k_packer, 1, 84, 80, 0),
+    "q3_k": (q3_k_packer, 1, 110, 106, 16),
+    "q4_k": (q45_k_packer, 8, 144, 0, 0),
+    "q5_k": (q45_k_packer, 8, 176, 0, 0),
+    "q6_k": (q6_k_packer, 4, 210, 206, 16),
+    "iq4_xs": (iq4_xs_packer, 1, 136, 0, 0),
 }
 
 
 def pack_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
-    """The kernel that packs whole groups of one quantised type; a unit of work is a group."""
-    make, file_bytes, supers_at, supers_shift = PACKERS[layout.name]
+    """The kernel that packs whole groups of one quantised type."""
+    make, at_once, file_bytes, supers_at, supers_shift = PACKERS[layout.name]
     pack, lanes = make(v, layout), v.lanes
     block_bytes, super_bytes = layout.block_bytes, layout.super_bytes
     two_supers = layout.minimum == "u8"
 
-    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        stride, n_blocks, counter = record[SRC_ROW_BYTES], record[N_COLUMNS] // BLOCK, v.i64p(record[COUNTER])
-        while True:
-            g = v.atomic_add(counter, 0, 1)
-            if g >= record[N_GROUPS]:
-                break
-            for lane in range(0, GROUP, lanes):
-                src, dst = record[SRC] + (g * GROUP + lane) * stride, v.i8p(record[DST] + g * record[GROUP_BYTES])
-                panel = 0
-                for first in range(0, n_blocks, PANEL_BLOCKS):
-                    rows = v.i8p(src + first // PANEL_BLOCKS * file_bytes)
-                    if super_bytes != 0:
-                        both = v.shift_right(v.gather_dwords(rows, supers_at, stride), supers_shift)
-                        v.store_i16(dst, panel // 2 + lane, both)
-                        if two_supers:
-                            v.store_i16(dst, panel // 2 + GROUP + lane, v.shift_right(both, 16))
-                    n = min(n_blocks - first, PANEL_BLOCKS)
-                    for b in range(n):
-                        pack(rows, stride, dst, panel + super_bytes + b * block_bytes, b, lane)
-                    panel += super_bytes + n * block_bytes
+    @njit(forceinline=True, **OPTIONS)
+    def pack_group(record, g):  # type: ignore[no-untyped-def]
+        stride, n_blocks = record[SRC_ROW_BYTES], record[N_COLUMNS] // BLOCK
+        for lane in range(0, GROUP, lanes):
+            src, dst = record[SRC] + (g * GROUP + lane) * stride, v.i8p(record[DST] + g * record[GROUP_BYTES])
+            panel = 0
+            for first in range(0, n_blocks, PANEL_BLOCKS):
+                rows = v.i8p(src + first // PANEL_BLOCKS * file_bytes)
+                if super_bytes != 0:
+                    both = v.shift_right(v.gather_dwords(rows, supers_at, stride), supers_shift)
+                    v.store_i16(dst, panel // 2 + lane, both)
+                    if two_supers:
+                        v.store_i16(dst, panel // 2 + GROUP + lane, v.shift_right(both, 16))
+                n = min(n_blocks - first, PANEL_BLOCKS)
+                for b in range(0, n, at_once):  # panels of types that take several blocks a call are whole
+                    pack(rows, stride, dst, panel + super_bytes + b * block_bytes, b, lane)
+                panel += super_bytes + n * block_bytes
 
-    return kernel
+    return group_kernel(v, pack_group)
 
 
 def pack_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
     """The kernel that packs whole groups of floats: 16 rows a column."""
     wide, lanes = layout.item_bytes == 4, v.lanes
 
+    @njit(forceinline=True, **OPTIONS)
+    def pack_group(record, g):  # type: ignore[no-untyped-def]
+        stride, n_columns = record[SRC_ROW_BYTES], record[N_COLUMNS]
+        for lane in range(0, GROUP, lanes):
+            src = v.i8p(record[SRC] + (g * GROUP + lane) * stride)
+            dst = v.i8p(record[DST] + g * record[GROUP_BYTES])
+            for k in range(n_columns):
+                if wide:
+                    v.store(dst, k * GROUP + lane, v.gather_dwords(src, 4 * k, stride))
+                else:
+                    v.store_i16(dst, k * GROUP + lane, v.gather_words(src, 2 * k, stride))
+
+    return group_kernel(v, pack_group)
+
+
+def group_kernel(v: Verbs, pack_group: Callable[..., Any]) -> Callable[..., None]:
+    """The kernel that calls pack_group(record, g) for every group.
+
+    Threads take long runs of groups, as in a product of one row: neighbouring groups lie on the same huge page, which
+    two threads that touch it first at once would both clear.
+    """
+    share = sharer()
+
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        stride, n_columns, counter = record[SRC_ROW_BYTES], record[N_COLUMNS], v.i64p(record[COUNTER])
+        n_groups, counter, ticket = record[N_GROUPS], v.i64p(record[COUNTER]), thread
         while True:
-            g = v.atomic_add(counter, 0, 1)
-            if g >= record[N_GROUPS]:
+            first, stop = share(record, 1, n_groups, n_threads, ticket)
+            if first >= n_groups:
                 break
-            for lane in range(0, GROUP, lanes):
-                src = v.i8p(record[SRC] + (g * GROUP + lane) * stride)
-                dst = v.i8p(record[DST] + g * record[GROUP_BYTES])
-                for k in range(n_columns):
-                    if wide:
-                        v.store(dst, k * GROUP + lane, v.gather_dwords(src, 4 * k, stride))
-                    else:
-                        v.store_i16(dst, k * GROUP + lane, v.gather_words(src, 2 * k, stride))
+            ticket = n_threads + v.atomic_add(counter, 0, 1)
+            for g in range(first, stop):
+                pack_group(record, g)
 
     return kernel
