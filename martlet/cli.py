@@ -28,6 +28,7 @@ COMMANDS = {  # the module commands/<name>.py has add_arguments(parser) and exec
     "bench": "measure prefill and decode",
     "perplexity": "measure how well a model predicts a text",
     "plan": "show memory by context, and the speed to expect on this machine",
+    "cache": "list or remove the KV pages that are kept on disk",
     "doctor": "show what Martlet sees of this machine, and what it decides from it",
     "warmup": "compile the kernels ahead of the first use",
     "version": "show the version",

@@ -5,6 +5,7 @@ This is the only module that reads the environment:
     MARTLET_HOME      where models and caches live (default: $XDG_CACHE_HOME/martlet, ~/.cache/martlet)
     MARTLET_THREADS   threads of the CPU backend
     MARTLET_OFFLINE   1: never touch the network
+    MARTLET_KV_DISK   a folder that keeps KV pages
 
 An option given by the caller wins over the environment, the environment over the model's file, that over the default.
 What depends on the machine (threads, the context that fits) is decided from measured limits and says so.
@@ -61,6 +62,8 @@ class EngineConfig:
     max_context: int | None = None  # None until the model is known: the smaller of its own and what fits
     kv_dtype: str = "f16"
     kv_memory: int | None = None  # bytes; None: room for one sequence of max_context
+    kv_disk: str | None = None  # a folder that keeps KV pages over restarts; they tell what was asked and answered
+    kv_disk_size: int = 4 << 30  # bytes of all files there
     page_size: int = PAGE_SIZE
     max_step_tokens: int = 512
     max_seqs: int = 16
@@ -105,6 +108,8 @@ def resolve_config(
     if not isinstance(given.get("model"), str | Path) or not str(given["model"]):
         raise RequestError("No model: give the path of a GGUF file or of a Hugging Face folder.", param="model")
     given["model"] = str(given["model"])
+    if isinstance(given.get("kv_disk"), Path):
+        given["kv_disk"] = str(given["kv_disk"])
     origins = dict.fromkeys(given, (Origin.OPTION, ""))
     for name, value in _from_environment(environ).items():
         if name not in given:
@@ -139,6 +144,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if not (threads.isascii() and threads.isdigit()):
             raise RequestError(f"MARTLET_THREADS is {threads!r}; expected a whole number, 1 or more.", param="threads")
         found["threads"] = int(threads)
+    if environ.get("MARTLET_KV_DISK"):
+        found["kv_disk"] = environ["MARTLET_KV_DISK"]
     offline = environ.get("MARTLET_OFFLINE", "").strip().lower()
     if offline:
         if offline not in ("0", "1", "true", "false", "yes", "no"):
@@ -152,6 +159,7 @@ def _validate(config: EngineConfig) -> None:
         ("threads", 1, MAX_THREADS),
         ("max_context", 1, 1 << 31),
         ("kv_memory", 1, 1 << 62),
+        ("kv_disk_size", 1, 1 << 62),
         ("page_size", 1, 1 << 16),
         ("max_step_tokens", 1, 1 << 20),
         ("max_seqs", 1, 1 << 16),
@@ -163,6 +171,12 @@ def _validate(config: EngineConfig) -> None:
         if value not in allowed:
             hint = nearest(str(value), allowed)
             raise RequestError(f"{name} is {value!r}; expected one of {', '.join(allowed)}.{hint}", param=name)
+    if "kv_disk_size" in config.origins and config.kv_disk is None:
+        raise RequestError(
+            "kv_disk_size is given, but no folder: set kv_disk too, or MARTLET_KV_DISK.", param="kv_disk_size"
+        )
+    if config.kv_disk is not None and (not isinstance(config.kv_disk, str) or not config.kv_disk):
+        raise RequestError(f"kv_disk is {config.kv_disk!r}; expected the path of a folder.", param="kv_disk")
     for name in ("trace", "capsule"):
         value = getattr(config, name)
         if value is not None and (not isinstance(value, str) or not value):

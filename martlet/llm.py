@@ -74,6 +74,8 @@ class LLMOptions(TypedDict, total=False):
     max_context: int | None
     kv_dtype: str | None
     kv_memory: int | None
+    kv_disk: str | None
+    kv_disk_size: int | None
     backend: str | None
     max_step_tokens: int | None
     max_seqs: int | None

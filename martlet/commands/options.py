@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Collection
@@ -30,6 +31,7 @@ __all__ = [
     "heed_offline",
     "open_llm",
     "print_settings",
+    "read_size",
     "read_text",
     "resolve_model",
     "sampling_options",
@@ -111,6 +113,14 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
     )
     group.add_argument("--kv-dtype", choices=("f16", "f32"), help="type of the KV cache (default: f16)")
     group.add_argument(
+        "--kv-disk",
+        metavar="DIR",
+        help="keep KV pages in this folder, over restarts (they tell what was asked and answered)",
+    )
+    group.add_argument(
+        "--kv-disk-size", type=read_size, metavar="SIZE", help="bytes of all files there, as 512M or 2G (default: 4G)"
+    )
+    group.add_argument(
         "--backend",
         choices=BACKENDS,
         help="cpu (the default), reference (NumPy, slow), or null (no numbers: for tests of all the rest)",
@@ -121,6 +131,14 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
     group.add_argument(
         "--oracle", action="store_true", default=None, help="check every operation against the reference (slow)"
     )
+
+
+def read_size(text: str) -> int:
+    """A number of bytes, with K, M, G or T for powers of 1,024: 512M, 2G, 1.5GiB."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) *(?:([KMGT])(?:i?B)?|B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is no size; expected bytes, as 512M or 2G")
+    return int(float(match[1]) * 1024 ** " KMGT".index((match[2] or " ").upper()))
 
 
 def add_watch_options(parser: ArgumentParser) -> None:
@@ -194,6 +212,8 @@ def engine_options(args: Namespace) -> LLMOptions:
         "threads": args.threads,
         "max_context": args.context,
         "kv_dtype": args.kv_dtype,
+        "kv_disk": args.kv_disk,
+        "kv_disk_size": args.kv_disk_size,
         "backend": args.backend,
         "offline": args.offline,
         "oracle": args.oracle,

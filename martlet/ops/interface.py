@@ -80,6 +80,9 @@ class Backend(Protocol):
 
     name: str
 
+    def fingerprint(self) -> str:
+        """Text that differs where the bits of results may: the processor, versions of what makes the code, and the like."""
+
     # -- memory ---------------------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> Array:
         """Copy a small constant (a norm's weight, a bias) to the backend, as float32."""

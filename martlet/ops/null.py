@@ -45,6 +45,10 @@ class NullBackend:
         self.calls: Counter[str] = Counter()
         self.sizes = {Rows.TOKENS: 0, Rows.LOGITS: 0}
 
+    def fingerprint(self) -> str:
+        """There are no bits."""
+        return "null"
+
     def upload(self, values: NDArray[Any]) -> Array:
         """Nothing is kept."""
 

@@ -111,6 +111,10 @@ class OracleBackend:
         self._n_caches = 0
         self._n_values = 0
 
+    def fingerprint(self) -> str:
+        """Both backends', since pages are kept of both."""
+        return f"{self._fast.fingerprint()} + {self._reference.fingerprint()}"
+
     # -- memory ---------------------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> Array:
         """Copy a constant to both backends."""

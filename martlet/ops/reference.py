@@ -9,6 +9,7 @@ Shape letters as in `interface.py`.
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,10 @@ class ReferenceBackend:
 
     def __init__(self) -> None:
         self.inputs: StepInputs | None = None  # of the step that runs
+
+    def fingerprint(self) -> str:
+        """NumPy's version and the processor, by which its BLAS chooses its order of sums."""
+        return f"reference {np.__version__} {platform.machine()} {platform.processor()}"
 
     # -- memory -------------------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> F32:

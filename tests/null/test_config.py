@@ -63,6 +63,9 @@ def test_unknown_key_names_the_nearest() -> None:
         ("max_context", "4096"),
         ("kv_memory", -1),
         ("page_size", 0),
+        ("kv_disk", ""),
+        ("kv_disk", 3),
+        ("kv_disk_size", 4096),  # without a folder
         ("max_step_tokens", 0),
         ("seed", 1 << 64),
         ("backend", "cuda"),
@@ -87,6 +90,17 @@ def test_step_smaller_than_the_number_of_sequences_is_refused() -> None:
 def test_environment_is_checked(environ: dict[str, str]) -> None:
     with pytest.raises(RequestError, match=next(iter(environ))):
         resolve(environ)
+
+
+def test_the_folder_of_kv_pages() -> None:
+    assert resolve().kv_disk is None
+    assert resolve({"MARTLET_KV_DISK": "/kv"}).kv_disk == "/kv"
+    assert resolve({"MARTLET_KV_DISK": "/kv"}).origins["kv_disk"] == (Origin.ENVIRONMENT, "MARTLET_KV_DISK")
+    config = resolve({"MARTLET_KV_DISK": "/kv"}, kv_disk=Path("/mine"), kv_disk_size=1 << 20)
+    assert (config.kv_disk, config.kv_disk_size) == ("/mine", 1 << 20)
+    assert resolve(kv_disk="/mine").kv_disk_size == 4 << 30
+    with pytest.raises(RequestError, match="expected a whole number"):
+        resolve(kv_disk="/mine", kv_disk_size=0)
 
 
 def test_it_is_frozen() -> None:

@@ -17,7 +17,7 @@ from martlet.ops.cpu.isa import Isa, best_isa, isa_named
 from martlet.ops.cpu.layout import BLOCK, GROUP, QuantLayout, group_bytes
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
 from martlet.ops.cpu.record import AHEAD, AHEAD_STRIDE, PAGE, SCRATCH_FLOATS, STEP_FIELDS
-from martlet.ops.cpu.store import KernelStore
+from martlet.ops.cpu.store import KernelStore, environment_digest
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, PackJob, Part, pack_weight
 from martlet.ops.interface import Rows, StepLimits
@@ -60,6 +60,10 @@ class CpuBackend:
         self._keep: list[Any] = []  # what records point to and nobody else holds
         self._scratch: F32 | None = None  # of attention, for each thread
         self._codebooks: dict[tuple[int, ...], NDArray[np.int8]] = {}
+
+    def fingerprint(self) -> str:
+        """What the kernels' object code depends on; the number of threads changes no bit."""
+        return f"cpu {environment_digest(self.isa)}"
 
     # -- memory -------------------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> F32:

@@ -24,7 +24,7 @@ import llvmlite.binding as llvm
 
 from martlet.ops.cpu.isa import Isa
 
-__all__ = ["KERNEL_TYPE", "KernelStore"]
+__all__ = ["KERNEL_TYPE", "KernelStore", "environment_digest"]
 
 KERNEL_TYPE = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
