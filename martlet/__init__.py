@@ -5,23 +5,24 @@ from martlet import LLM, SamplingParams
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.llm import LLM
+    from martlet.llm import LLM, BeamSearchParams, Scheduling
     from martlet.sampling_params import SamplingParams
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "Scheduling"]
+_HOMES = {
+    "LLM": "martlet.llm",
+    "BeamSearchParams": "martlet.engine.beams",
+    "SamplingParams": "martlet.sampling_params",
+    "Scheduling": "martlet.types",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import what is asked for when it is asked for: `import martlet` alone costs nothing."""
-    if name == "LLM":
-        from martlet.llm import LLM
-
-        return LLM
-    if name == "SamplingParams":
-        from martlet.sampling_params import SamplingParams
-
-        return SamplingParams
-    raise AttributeError(f"module 'martlet' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'martlet' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -22,10 +22,11 @@ from typing import Any, Self, TypedDict, Unpack
 import numpy as np
 
 from martlet.config import EngineConfig, Setting, resolve_config
+from martlet.engine.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search_beams
 from martlet.engine.build import Built, Progress, build
 from martlet.engine.driver import Asked, Driver, Stream
 from martlet.engine.engine import Engine
-from martlet.engine.outputs import CompletionOutput, EmbeddingOutput, OutputBuilder, RequestOutput
+from martlet.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
 from martlet.engine.params import ParamsLike, resolve_params
 from martlet.engine.plan import MemoryPlan
 from martlet.engine.prompts import (
@@ -50,6 +51,9 @@ from martlet.types import Request, Scheduling
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ChatOptions",
     "CompletionOutput",
     "EmbeddingOutput",
@@ -205,6 +209,20 @@ class LLM:
         """Answer one conversation piece by piece."""
         return self._start_stream(self._chat_tokens(messages, options), sampling_params, scheduling)
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, scheduling: Scheduling | None = None
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of one prompt or several, in the order of the prompts (vLLM's offline API)."""
+        parts = self._parts
+        wishes = scheduling or Scheduling()
+        asked = []
+        for prompt in listed(prompts):
+            tokens = tokens_of(prompt, parts.tokenizer)
+            own = replace(wishes, cache_salt=tokens.cache_salt or wishes.cache_salt)
+            asked.append((tokens.text, tokens.ids, own))
+        name = f"beams-{next(self._numbers)}"
+        return search_beams(self._driver, parts.tokenizer, asked, params, parts.plan.context, name)
+
     def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
         """Embed prompts: the mean, over all tokens, of what the final norm gives, scaled to length 1."""
         outputs = []
@@ -303,16 +321,8 @@ class LLM:
         each = one_each("sampling_params", sampling_params, (SamplingParams, Mapping), len(prompts))
         wishes = one_each("scheduling", scheduling, Scheduling, len(prompts))
         everything = [self._asked(*parts) for parts in zip(prompts, each, wishes, strict=True)]
-        builders: list[OutputBuilder] = []
-        try:
-            for asked in everything:
-                builders.append(self._driver.start(asked))
-        except BaseException:
-            self._driver.abandon(builders)
-            raise
-        with _progress_bar(use_tqdm, len(builders)) as show:
-            self._driver.finish(builders, show)
-        return [builder.output for builder in builders]
+        with _progress_bar(use_tqdm, len(everything)) as show:
+            return self._driver.run(everything, show)
 
 
 def _located(options: Mapping[str, Any], progress: Progress | None) -> EngineConfig:

@@ -57,9 +57,15 @@ class Driver:
             self._builders[asked.request.request_id] = builder, asked
         return builder
 
-    def finish(self, builders: Sequence[OutputBuilder], show: Callable[[int], None] = lambda done: None) -> None:
-        """Step until all of these are whole; `show` is called with how many are. If that fails they are aborted."""
+    def run(self, everything: Sequence[Asked], show: Callable[[int], None] = lambda done: None) -> list[RequestOutput]:
+        """Answer these requests, in their order; `show` is called with how many are whole.
+
+        If one is refused, or anything fails, all are aborted.
+        """
+        builders: list[OutputBuilder] = []
         try:
+            for asked in everything:
+                builders.append(self.start(asked))
             while waiting := sum(not builder.output.finished for builder in builders):
                 self.step()
                 show(len(builders) - waiting)
@@ -67,6 +73,7 @@ class Driver:
         except BaseException:  # also Ctrl-C: nobody will read the answers, and the engine is of use again
             self.abandon(builders)
             raise
+        return [builder.output for builder in builders]
 
     def step(self) -> None:
         """Run one step and hand its events out; a step that fails ends every request."""

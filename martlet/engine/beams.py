@@ -1,0 +1,161 @@
+"""Beam search: the likeliest continuations, kept k at a time (read `driver.py` next).
+
+In every step each beam is asked for its 2k likeliest next tokens, and of all continuations the k of the best score
+live on. A beam is a request of one token whose prompt is all that it has so far: the prefix cache gives it the pages of
+the beam that it forks from, shared but for the last one, which is copied, so that a step computes one position a beam.
+Names and algorithm are those of vLLM's offline API; the score of a beam is that of Hugging Face transformers:
+
+    log-probability of the generated tokens / (their number ** length_penalty)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from martlet.engine.driver import Asked, Driver
+from martlet.engine.outputs import RequestOutput
+from martlet.errors import MartletError, RequestError
+from martlet.sampling_params import SamplingParams
+from martlet.tokenizer.tokenizer import Tokenizer
+from martlet.types import Request, Scheduling
+
+__all__ = ["BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "search_beams"]
+
+MAX_WIDTH = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """How to search. Raises RequestError, naming the field, for a value out of range."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False  # an end token is a token like any other
+    temperature: float = 0.0  # only 0: there is nothing to draw
+    length_penalty: float = 1.0  # above 1 favours long answers, below it short ones; 0: the plain log-probability
+
+    def __post_init__(self) -> None:
+        for name, most in (("beam_width", MAX_WIDTH), ("max_tokens", 1 << 31)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise RequestError(f"{name} is {value!r}; expected a whole number from 1 to {most:,}.", param=name)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos is {self.ignore_eos!r}; expected True or False.", param="ignore_eos")
+        if self.temperature != 0:
+            raise RequestError(
+                f"temperature is {self.temperature!r}; beam search draws nothing, so only 0 has a meaning.",
+                param="temperature",
+            )
+        penalty = self.length_penalty
+        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not abs(penalty) <= 100:
+            raise RequestError(
+                f"length_penalty is {penalty!r}; expected a number from -100 to 100.", param="length_penalty"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One beam. `token_ids` are the generated ones, with the token that ended it; `text` is without."""
+
+    token_ids: tuple[int, ...] = ()
+    cum_logprob: float = 0.0
+    text: str = ""
+    finish_reason: Literal["stop", "length"] | None = None
+
+    def score(self, length_penalty: float) -> float:
+        """What beams are ranked by."""
+        return self.cum_logprob / math.pow(max(1, len(self.token_ids)), length_penalty)
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The beams of one prompt, the best first."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    sequences: list[BeamSearchSequence] = field(default_factory=list)
+
+
+class _Search:
+    """The search of one prompt."""
+
+    def __init__(self, output: BeamSearchOutput, params: BeamSearchParams, eog_ids: frozenset[int], room: int) -> None:
+        self.output = output
+        self.params = params
+        self.beams = [BeamSearchSequence()]
+        self._ends = frozenset() if params.ignore_eos else eog_ids
+        self._done: list[BeamSearchSequence] = []
+        self._most = min(params.max_tokens, room)
+
+    def advance(self, found: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """Take each beam's likeliest next tokens: choose the beams that live on."""
+        penalty, width = self.params.length_penalty, self.params.beam_width
+        longer: list[BeamSearchSequence] = []
+        for beam, tokens in zip(self.beams, found, strict=True):
+            for token_id, logprob in tokens:
+                ids, total = (*beam.token_ids, token_id), beam.cum_logprob + logprob
+                if token_id in self._ends:
+                    self._done.append(BeamSearchSequence(ids, total, finish_reason="stop"))
+                else:
+                    longer.append(BeamSearchSequence(ids, total, finish_reason="length"))
+        self._done = self._best(self._done)
+        self.beams = sorted(longer, key=lambda beam: beam.score(penalty), reverse=True)[:width]
+        if not self.beams or len(self.beams[0].token_ids) == self._most:
+            self.output.sequences = self._best([*self._done, *self.beams])
+            self.beams = []
+
+    def _best(self, beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
+        return sorted(beams, key=lambda beam: beam.score(self.params.length_penalty), reverse=True)[
+            : self.params.beam_width
+        ]
+
+
+def search_beams(
+    driver: Driver,
+    tokenizer: Tokenizer,
+    prompts: Sequence[tuple[str | None, Sequence[int], Scheduling]],
+    params: BeamSearchParams,
+    context: int,
+    name: str,
+) -> list[BeamSearchOutput]:
+    """Search for each prompt, all at once; RequestError if one cannot run. `name` is what its requests are called."""
+    if 2 * params.beam_width > tokenizer.vocab_size:
+        raise RequestError(
+            f"beam_width is {params.beam_width}; the vocabulary has {tokenizer.vocab_size} tokens, and twice as many as"
+            " beams are looked at.",
+            param="beam_width",
+        )
+    searches = [
+        _Search(BeamSearchOutput(text, list(ids)), params, tokenizer.eog_ids, max(1, context - len(ids)))
+        for text, ids, _ in prompts
+    ]
+    one = SamplingParams(max_tokens=1, temperature=0, logprobs=2 * params.beam_width, detokenize=False)
+    numbers = itertools.count()
+    while live := [(search, prompt) for search, prompt in zip(searches, prompts, strict=True) if search.beams]:
+        asked = [
+            Asked(Request(f"{name}-{next(numbers)}", (*ids, *beam.token_ids), one, scheduling=scheduling))
+            for search, (_, ids, scheduling) in live
+            for beam in search.beams
+        ]
+        answers = iter(driver.run(asked))
+        for search, _ in live:
+            search.advance([_likeliest(next(answers)) for _ in search.beams])
+    for search in searches:
+        search.output.sequences = [_with_text(beam, tokenizer) for beam in search.output.sequences]
+    return [search.output for search in searches]
+
+
+def _likeliest(answer: RequestOutput) -> list[tuple[int, float]]:
+    [completion] = answer.outputs
+    if answer.error is not None or completion.logprobs is None:
+        raise MartletError(f"The beam search failed: {answer.error or completion.finish_reason}")
+    return [(token_id, entry.logprob) for token_id, entry in completion.logprobs[0].items()]
+
+
+def _with_text(beam: BeamSearchSequence, tokenizer: Tokenizer) -> BeamSearchSequence:
+    ids = beam.token_ids[:-1] if beam.finish_reason == "stop" else beam.token_ids
+    return replace(beam, text=tokenizer.decode(ids, skip_special=True))
