@@ -116,7 +116,7 @@ class Model:
 
     def grow(self) -> None:
         if self.live:
-            salt, ids, pages = self.random.choice(self.live)
+            _, ids, pages = self.random.choice(self.live)
             if len(pages) * SIZE > len(ids) or self.room(1):
                 if len(pages) * SIZE == len(ids):
                     pages += self.pool.alloc(1)
