@@ -54,7 +54,7 @@ class MissReason(StrEnum):
     """Why a prompt's cached prefix ends where it ends."""
 
     END = "end"  # all of it was cached, but for the last token, which is always computed
-    EMPTY = "empty"  # nothing that begins like it was ever computed
+    EMPTY = "empty"  # the cache ends there: nothing that goes on like it, or begins like it, was ever computed
     DIFFERS = "differs"  # another token stands there in the cache
     EVICTED = "evicted"  # it was cached, and had to make room
     SALT = "salt"  # it is cached under another cache salt only
@@ -69,7 +69,10 @@ class CacheUse:
     n_tokens: int = 0  # positions that were not computed again
     n_loaded: int = 0  # of them, from the second tier
     reason: MissReason = MissReason.EMPTY  # why not more
-    cached_id: int | None = None  # DIFFERS: the token that stands in the cache at position n_tokens
+    cached_id: int | None = None  # DIFFERS: the token that stands in the cache at position differs_at
+    differs_at: int | None = (
+        None  # n_tokens, or after it: tokens between the two are cached where they cannot be shared
+    )
 
 
 @dataclass(frozen=True, slots=True)

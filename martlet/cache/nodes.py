@@ -16,9 +16,22 @@ from itertools import count
 
 from martlet.types import PageId, SlotId
 
-__all__ = ["Ids", "LeafQueue", "Node", "common", "insert_sorted", "neighbours", "page_key", "remove_sorted", "root_key"]
+__all__ = [
+    "Ids",
+    "LeafQueue",
+    "Node",
+    "common",
+    "insert_sorted",
+    "is_root_key",
+    "neighbours",
+    "page_key",
+    "remove_sorted",
+    "root_key",
+]
 
 Ids = tuple[int, ...]
+
+_ROOT, _PAGE = b"\x00", b"\x01"  # how keys begin
 
 
 def _digest(data: bytes) -> bytes:
@@ -27,12 +40,17 @@ def _digest(data: bytes) -> bytes:
 
 def root_key(salt: str) -> bytes:
     """The key of what comes before a first page: 32 bytes that no page's key begins like."""
-    return b"\x00" + _digest(salt.encode())
+    return _ROOT + _digest(salt.encode())
 
 
 def page_key(parent: bytes, ids: Ids) -> bytes:
     """The key of a page of tokens after all those that `parent` stands for, 32 bytes."""
-    return b"\x01" + _digest(parent + struct.pack(f"<{len(ids)}q", *ids))
+    return _PAGE + _digest(parent + struct.pack(f"<{len(ids)}q", *ids))
+
+
+def is_root_key(key: bytes) -> bool:
+    """Whether `key` is the key of some salt."""
+    return key[:1] == _ROOT
 
 
 def common(a: Ids, b: Ids) -> int:
@@ -127,6 +145,22 @@ class Node:
         near = [(common(ids, wanted), self.children[ids]) for ids in neighbours(self.order, wanted)]
         near.sort(key=lambda pair: (pair[0], pair[1].page is not None), reverse=True)
         return near
+
+    def check(self, page_size: int, shared: bool) -> None:
+        """Assert what must be true of a node and its children; `shared`: others own its page too."""
+        children = list(self.children.values())
+        assert self.order == sorted(self.children)
+        assert not any(b[: len(a)] == a for a, b in zip(self.order, self.order[1:], strict=False)), "a page twice"
+        assert self.n_resident == sum(child.page is not None for child in children)
+        assert self.n_slotted == sum(child.slot is not None for child in children)
+        assert self.held == shared + sum(child.held > 0 for child in children)
+        for ids, child in self.children.items():
+            assert child.parent is self
+            assert child.ids == ids
+            assert 0 < len(ids) <= page_size
+            assert len(ids) == page_size or not (child.children or child.slot is not None), "a page in part goes on"
+            assert child.page is not None or child.slot is not None, "a node without anything"
+            assert child.page is None or self.parent is None or self.page is not None, "a page below none"
 
 
 class LeafQueue:

@@ -8,20 +8,23 @@ compared and never digests. The last page of a sequence may be a leaf with fewer
                        └── [32 … 40]                   a page in part, full or not, is shared by copying it
 
 The tree is one owner of each of its pages, sequences are the others (`cache/pages.py`). A page that only the tree owns,
-and all below it too, can be evicted: least recently used leaf first. Each salt has a tree of its own: nothing is shared
-between two salts.
+and all below it too, can be evicted: least recently used leaf first. With a second tier (`cache/tiers.py`) its tokens
+may stay in the tree with a slot instead of a page. Pages in memory are always above those that are in the tier only.
+Each salt has a tree of its own: nothing is shared between two salts.
 
 It knows integers only: no arrays, no clock, no text but the salt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from martlet.cache.explain import Evicted, FirstPages
 from martlet.cache.nodes import Ids, LeafQueue, Node, root_key
 from martlet.cache.pages import PagePool
-from martlet.types import CacheUse, MissReason, PageId, SlotId
+from martlet.cache.tiers import TierSlots
+from martlet.types import CacheUse, MissReason, PageId, Save, SlotId
 
 __all__ = ["Match", "RadixCache"]
 
@@ -34,7 +37,6 @@ class Match:
     slots: tuple[tuple[SlotId, bytes], ...]  # with their keys, to be loaded into new pages
     tail: tuple[PageId, int] | None  # a page to be copied, and how many of its positions are good; never after slots
     n_tokens: int  # of all three
-    limit: int  # tokens that were asked for
     use: CacheUse
 
 
@@ -45,19 +47,22 @@ class RadixCache:
     keys and values of a group of so many positions depend on one another, then only whole groups are kept and found.
     """
 
-    def __init__(self, pool: PagePool, *, share_tokens: int = 1) -> None:
+    def __init__(self, pool: PagePool, *, share_tokens: int = 1, tier: TierSlots | None = None) -> None:
         assert share_tokens == 1 or share_tokens % pool.page_size == 0
         self._pool = pool
         self._size = pool.page_size
         self._share_tokens = share_tokens
-        self._roots: dict[str | bytes, Node] = {}
+        self._tier = tier
+        self._roots: dict[str | bytes, Node] = {}  # by salt; by key as long as nobody has named the salt
         self._nodes: dict[PageId, Node] = {}  # who has which page
         self._leaves = LeafQueue(self._is_free_leaf)
         self._now = 0  # a count of uses
         self._n_evictable = 0
-        self.hit_tokens = 0
-        self.asked_tokens = 0
+        self._evicted = Evicted()
+        self._firsts = FirstPages()
         pool.watch = self._watch
+        if tier is not None:
+            tier.on_lost = self._remove_if_empty
 
     @property
     def n_evictable(self) -> int:
@@ -77,41 +82,43 @@ class RadixCache:
         assert 0 <= limit <= len(ids)
         wanted, size = tuple(ids), self._size
         path: list[Node] = []
-        near: list[tuple[int, Node]] = []
         node = self._root(salt)
         position = 0
-        if node is not None:
-            while position + size <= limit:
-                child = node.children.get(wanted[position : position + size])
-                if child is None:
-                    break
-                path.append(child)
-                node = child
-                position += size
-            near = node.nearest(wanted[position : position + size])
-        group = max(1, self._share_tokens // size)
-        del path[len(path) // group * group :]
+        while node is not None and position + size <= limit:
+            child = node.children.get(wanted[position : position + size])
+            if child is None:
+                break
+            path.append(child)
+            node = child
+            position += size
+        rest = wanted[position : position + size]
+        near = [] if node is None else node.nearest(rest)
+        reason, differs_at, cached_id = self._explain(salt, path, near, rest, limit)
+        if self._share_tokens > 1:
+            del path[len(path) // (self._share_tokens // size) * (self._share_tokens // size) :]
         pages = tuple([child.page for child in path if child.page is not None])
         slots = tuple([(child.slot, child.key) for child in path[len(pages) :] if child.slot is not None])
         tail = self._tail(near, limit - position) if self._share_tokens == 1 and not slots else None
         n_tokens = len(path) * size + (0 if tail is None else tail[1])
-        use = self._explain(n_tokens, len(slots) * size, position, near, limit)
-        return Match(pages, slots, tail, n_tokens, limit, use)
+        return Match(pages, slots, tail, n_tokens, CacheUse(n_tokens, len(slots) * size, reason, cached_id, differs_at))
 
     def acquire(self, match: Match) -> None:
-        """Take part in a match just made: the caller becomes one more owner of its pages and of its tail's page.
+        """Tell that a match just made will be used, if there is room: before anything is evicted for it.
 
-        It frees the tail's page again as soon as the plan with the copy is made: nothing can take its place before.
+        The caller has become an owner of its pages, and for as long as the plan is being made of the tail's page.
+        Its slots stay what they are until the plan is made (`drain_saves`).
         """
         self._now += 1
-        self.hit_tokens += match.n_tokens
-        self.asked_tokens += match.limit
-        for page in match.pages[-1:]:
-            self._nodes[page].used = self._now
-        self._pool.share(match.pages)
-        if match.tail is not None:
-            self._nodes[match.tail[0]].used = self._now
-            self._pool.share(match.tail[:1])
+        last = [*match.pages[-1:], *(() if match.tail is None else match.tail[:1])]
+        for page in last:
+            node = self._nodes.get(page)  # None: a page of the sequence that this one was forked from
+            if node is not None:
+                node.used = self._now
+        if self._tier is not None and match.slots:
+            self._tier.pin([slot for slot, _ in match.slots])
+            node = self._tier.owner(match.slots[-1][0])
+            assert node is not None
+            node.used = self._now
 
     def _tail(self, near: list[tuple[int, Node]], most: int) -> tuple[PageId, int] | None:
         for n, child in near:
@@ -120,18 +127,34 @@ class RadixCache:
         return None
 
     def _explain(
-        self, n_tokens: int, n_loaded: int, position: int, near: list[tuple[int, Node]], limit: int
-    ) -> CacheUse:
-        """Why a match ends where it ends."""
+        self, salt: str, path: list[Node], near: list[tuple[int, Node]], rest: Ids, limit: int
+    ) -> tuple[MissReason, int | None, int | None]:
+        """Why no more of the ids is cached: `path` is, and of `rest`, the page after it, what `near` has of it.
+
+        Returns the reason, and where another token stands in the cache and which.
+        """
         agree, child = near[0] if near else (0, None)
-        if position + agree >= limit:
-            return CacheUse(n_tokens, n_loaded, MissReason.END)
+        reach = len(path) * self._size + agree
+        if reach >= limit:
+            return MissReason.END, None, None
+        if len(self._evicted):
+            parent = path[-1].key if path else root_key(salt)
+            if self._evicted.agree(parent, rest) > agree:
+                return MissReason.EVICTED, None, None
+        if not path and self._firsts.agree(rest) > agree:
+            return MissReason.SALT, None, None
         if child is not None and agree < len(child.ids):
-            return CacheUse(n_tokens, n_loaded, MissReason.DIFFERS, child.ids[agree])
-        return CacheUse(n_tokens, n_loaded, MissReason.EMPTY)
+            return MissReason.DIFFERS, reach, child.ids[agree]
+        return MissReason.EMPTY, None, None
 
     def _root(self, salt: str) -> Node | None:
-        return self._roots.get(salt)
+        root = self._roots.get(salt)
+        if root is None and self._tier is not None:
+            root = self._roots.pop(root_key(salt), None)  # one that was adopted
+            if root is not None:
+                root.name = salt
+                self._roots[salt] = root
+        return root
 
     # -- keeping --------------------------------------------------------------------------------------------------
     def insert(self, salt: str, ids: Sequence[int], pages: Sequence[PageId]) -> None:
@@ -150,6 +173,7 @@ class RadixCache:
             chunk = tuple(ids[index * size : min((index + 1) * size, n_tokens)])
             node = self._keep(node, chunk, pages[index])
         node.used = self._now
+        self._want(node if len(node.ids) == size else node.parent)
 
     def _deepest(self, salt: str, ids: Sequence[int], pages: Sequence[PageId], n_full: int) -> tuple[Node, int]:
         """Where to begin: below the caller's deepest full page that the tree holds, else at the root.
@@ -180,7 +204,7 @@ class RadixCache:
                 self._extend(near, chunk, page)
                 return near
             node = Node(chunk, parent, self._now)
-            parent.add(node)
+            self._link(node, parent)
         if node.page is None:
             self._attach(node, page)
         return node
@@ -189,43 +213,101 @@ class RadixCache:
         """Give a leaf more tokens, and the page that holds them."""
         assert leaf.parent is not None
         assert not leaf.children
-        leaf.parent.remove(leaf)
+        parent = leaf.parent
+        self._unlink(leaf, parent)
         leaf.ids = chunk
-        leaf.parent.add(leaf)
+        self._link(leaf, parent)
         if leaf.page != page:
             self._detach(leaf)
             self._attach(leaf, page)
 
+    def _link(self, node: Node, parent: Node) -> None:
+        parent.add(node)
+        if parent.parent is None:
+            self._firsts.add(node.ids)
+
+    def _unlink(self, node: Node, parent: Node) -> None:
+        parent.remove(node)
+        if parent.parent is None:
+            self._firsts.remove(node.ids)
+
     # -- making room ----------------------------------------------------------------------------------------------
-    def evict(self, n_pages: int) -> int:
-        """Free up to n_pages pages that only the tree owns, least recently used leaf first; return how many."""
+    def evict(self, n_pages: int, *, save: bool = True) -> int:
+        """Free up to n_pages pages that only the tree owns, least recently used leaf first; return how many.
+
+        With a second tier full pages go there first, unless `save` is False or they are there already. The saves run
+        before anything is written to the freed pages: a plan's saves come before all else.
+        """
         freed = 0
         while freed < n_pages:
             node = self._leaves.pop()
             if node is None:
                 break
+            if self._tier is not None and save and len(node.ids) == self._size:
+                self._tier.save(node)
             self._detach(node)
             self._remove_if_empty(node)
             freed += 1
         return freed
-
-    def clear(self) -> None:
-        """Give up all pages. To be called before the pool's `reset`."""
-        for page in list(self._nodes):
-            self._pool.free((page,))
-        self._nodes.clear()
-        self._roots.clear()
-        self._leaves.clear()
-        self._n_evictable = 0
 
     def _remove_if_empty(self, node: Node) -> None:
         """Take a node without page and slot out of the tree, and a root without children."""
         parent = node.parent
         if node.page is None and node.slot is None and parent is not None:
             assert not node.children
-            parent.remove(node)
+            self._unlink(node, parent)
+            self._evicted.add(parent.key, node.ids)
             if parent.parent is None and not parent.children:
                 del self._roots[parent.name]
+
+    def clear(self) -> None:
+        """Give up all pages: nobody knows what is in them. To be called before the pool's `reset`.
+
+        What has been saved to the second tier stays: a load checks what it reads.
+        """
+        if self._tier is not None:
+            self._tier.cancel()
+        nodes, self._nodes = self._nodes, {}
+        self._leaves.clear()
+        self._n_evictable = 0
+        self._pool.free(nodes)
+        for node in [*nodes.values(), *self._roots.values()]:
+            node.page = None
+            node.held = node.n_resident = 0
+        for node in nodes.values():
+            if node.slot is None and node.parent is not None:
+                self._unlink(node, node.parent)
+        self._roots = {name: root for name, root in self._roots.items() if root.children}
+
+    # -- the second tier ------------------------------------------------------------------------------------------
+    def drain_saves(self, most: int) -> tuple[Save, ...]:
+        """The saves of the plan, which is made now: those of evicted pages, and others as far as `most` goes."""
+        return () if self._tier is None else self._tier.drain(most)
+
+    def forget(self, slots: Iterable[SlotId]) -> None:
+        """These slots could not be saved or loaded: what is in the second tier only from there on is lost."""
+        if self._tier is not None:
+            self._tier.forget(slots)
+
+    def adopt(self, records: Iterable[tuple[SlotId, bytes, bytes, Ids]]) -> int:
+        """Take over what a tier's file holds, before anything else; returns how many slots.
+
+        A record is (slot, key, the key of the page before, ids), least recently used first; `TierSlots.adopt` says which
+        are refused.
+        """
+        assert self._tier is not None
+        assert not self._roots
+        roots = self._tier.adopt(records, self._size)
+        for root in roots:
+            self._roots[root.name] = root
+            for ids in root.order:
+                self._firsts.add(ids)
+        self._now = self._tier.n_used
+        return self._tier.n_used
+
+    def _want(self, node: Node | None) -> None:
+        if self._tier is not None and node is not None and node.parent is not None:
+            self._tier.want(node)
 
     # -- whose is which page --------------------------------------------------------------------------------------
     def _attach(self, node: Node, page: PageId) -> None:
@@ -294,34 +376,21 @@ class RadixCache:
     # -- invariants -----------------------------------------------------------------------------------------------
     def check(self) -> None:
         """Assert all that the tree promises; O(nodes)."""
-        todo = list(self._roots.values())
         resident: dict[PageId, Node] = {}
-        n_evictable = 0
+        slotted: dict[SlotId, Node] = {}
+        todo = list(self._roots.values())
         assert all(root.name == name and root.children for name, root in self._roots.items())
-        while todo:
-            node = todo.pop()
-            children = [node.children[ids] for ids in node.order]
-            assert node.order == sorted(node.children)
-            assert all(common_is_shorter(a, b) for a, b in zip(node.order, node.order[1:], strict=False))
-            assert node.n_resident == sum(child.page is not None for child in children)
-            own = node.page is not None and self._pool.refs(node.page) > 1
-            assert node.held == own + sum(child.held > 0 for child in children)
-            for child in children:
-                assert child.parent is node
-                assert 0 < len(child.ids) <= self._size
-                assert len(child.ids) == self._size or not child.children, "a page that is not full has one below it"
-                assert child.page is None or node.parent is None or node.page is not None, "a page below none"
-                assert child.page is not None or child.slot is not None
+        self._firsts.check([ids for root in todo for ids in root.order])
+        for node in todo:
+            shared = node.page is not None and self._pool.refs(node.page) > 1
+            node.check(self._size, shared)
+            assert node in self._leaves or not self._is_free_leaf(node), "a page that nobody can ever evict"
             if node.page is not None:
                 resident[node.page] = node
-                n_evictable += node.held == 0
-            if self._is_free_leaf(node):
-                assert node in self._leaves
-            todo += children
+            if node.slot is not None:
+                slotted[node.slot] = node
+            todo += node.children.values()
         assert resident == self._nodes
-        assert n_evictable == self._n_evictable
-
-
-def common_is_shorter(a: Ids, b: Ids) -> bool:
-    """Whether neither begins like the other one entire; for neighbours in a sorted list."""
-    return b[: len(a)] != a
+        assert self._n_evictable == sum(node.held == 0 for node in resident.values())
+        if self._tier is not None:
+            self._tier.check(slotted)

@@ -27,7 +27,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What the prefix cache did for one prompt. `position` is the first token that was computed."""
+    """What the prefix cache did for one prompt. `position` is where it left what is cached."""
 
     n_prompt: int
     n_cached: int
@@ -39,11 +39,12 @@ class CacheReport:
     prompt_text: str = ""
     cached_id: int | None = None  # the token that the cache has there, where that is the reason
     cached_text: str = ""
+    differs_at: int | None = None  # where the two tokens stand
 
     @property
     def position(self) -> int:
-        """The first position that was not cached."""
-        return self.n_cached
+        """The first position that is not in the cache: n_cached, or after it where not all that is there can be used."""
+        return self.n_cached if self.differs_at is None else self.differs_at
 
     @property
     def cut_differently(self) -> bool:
@@ -76,12 +77,12 @@ def explain_cache(prompt_ids: Sequence[int], metrics: RequestMetrics, tokenizer:
     use = metrics.cache
     if use is None:
         return None
-    position = use.n_tokens
+    position = use.n_tokens if use.differs_at is None else use.differs_at
     cached = None if use.cached_id is None else tokenizer.decode([use.cached_id], skip_special=False)
     here = prompt_ids[position] if position < len(prompt_ids) and cached is not None else None
     return CacheReport(
         n_prompt=metrics.n_prompt,
-        n_cached=position,
+        n_cached=use.n_tokens,
         n_loaded=use.n_loaded,
         reason=use.reason,
         saved_s=metrics.saved_s,
@@ -92,4 +93,5 @@ def explain_cache(prompt_ids: Sequence[int], metrics: RequestMetrics, tokenizer:
         prompt_text="" if here is None else tokenizer.decode([here], skip_special=False),
         cached_id=use.cached_id,
         cached_text=cached or "",
+        differs_at=use.differs_at,
     )

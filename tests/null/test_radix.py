@@ -1,16 +1,17 @@
-"""The prefix cache: hand-worked trees, and random ones against a naive model."""
+"""The prefix cache in memory: hand-worked trees, and random ones against a naive model."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
+from cache_model import SIZE, Model
 
+from martlet.cache import nodes
+from martlet.cache.explain import Evicted
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.types import MissReason, PageId
 
-SIZE = 4
+TEN = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
 def fresh(n_pages: int = 16, share_tokens: int = 1) -> tuple[PagePool, RadixCache]:
@@ -19,7 +20,7 @@ def fresh(n_pages: int = 16, share_tokens: int = 1) -> tuple[PagePool, RadixCach
 
 
 def put(pool: PagePool, cache: RadixCache, ids: list[int], salt: str = "") -> tuple[PageId, ...]:
-    """A sequence that computed all of `ids` by itself and has ended."""
+    """The pages of a sequence that has computed all of `ids` by itself and has ended."""
     pages = pool.alloc(pool.pages_for(len(ids)))
     cache.insert(salt, ids, pages)
     cache.check()
@@ -28,138 +29,268 @@ def put(pool: PagePool, cache: RadixCache, ids: list[int], salt: str = "") -> tu
     return pages
 
 
+# -- matching ---------------------------------------------------------------------------------------------------------
 def test_full_pages_are_shared_and_a_part_is_copied() -> None:
     pool, cache = fresh()
-    a, b, c = put(pool, cache, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    a, b, c = put(pool, cache, TEN)
     assert pool.n_free == 13
-    whole = cache.match("", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 10)
-    assert (whole.pages, whole.tail, whole.n_tokens, whole.use.reason) == ((a, b), (c, 2), 10, MissReason.END)
+    whole = cache.match("", [*TEN, 11], 10)
+    assert (whole.pages, whole.slots, whole.tail, whole.n_tokens) == ((a, b), (), (c, 2), 10)
     part = cache.match("", [1, 2, 3, 4, 5, 6, 0, 8, 9], 8)
     assert (part.pages, part.tail, part.n_tokens) == ((a,), (b, 2), 6)
-    assert (part.use.reason, part.use.cached_id) == (MissReason.DIFFERS, 7)
-    assert cache.match("", [0, 2], 1).n_tokens == 0
+    assert cache.match("", [0, 2, 3, 4, 5], 4).n_tokens == 0
 
 
-class Model:
-    """Sequences that share, write and end at random, beside the content of each page and all that was ever inserted."""
-
-    def __init__(self, seed: int, n_pages: int, share_tokens: int = 1) -> None:
-        self.random = random.Random(seed)
-        self.pool, self.cache = fresh(n_pages, share_tokens)
-        self.share_tokens = share_tokens
-        self.content: dict[
-            PageId, list[tuple[int, ...]]
-        ] = {}  # what a page's positions were computed for: the whole prefix's ids
-        self.inserted: dict[str, set[tuple[int, ...]]] = {"": set(), "x": set()}
-        self.live: list[tuple[str, list[int], list[PageId]]] = []
-        self.evicted = False
-
-    def naive(self, salt: str, ids: list[int], limit: int) -> int:
-        """The longest prefix of `ids` that begins something inserted."""
-        for n in range(limit // self.share_tokens * self.share_tokens, 0, -self.share_tokens):
-            if tuple(ids[:n]) in self.inserted[salt]:
-                return n
-        return 0
-
-    def room(self, n: int) -> bool:
-        if n > self.pool.n_free:
-            before = self.pool.n_free
-            evictable = self.cache.n_evictable
-            freed = self.cache.evict(n - before)
-            assert freed == min(n - before, evictable) == self.pool.n_free - before
-            self.evicted = self.evicted or freed > 0
-        return n <= self.pool.n_free
-
-    def prompt(self) -> tuple[str, list[int]]:
-        salt = self.random.choice(["", "", "x"])
-        if self.live and self.random.random() < 0.6:
-            ids = self.random.choice(self.live)[1]
-            ids = ids[: self.random.randint(1, len(ids))]
-        else:
-            ids = []
-        return salt, ids + [self.random.randrange(3) for _ in range(self.random.randint(1, 9))]
-
-    def start(self) -> None:
-        salt, ids = self.prompt()
-        match = self.cache.match(salt, ids, len(ids) - 1)
-        naive = self.naive(salt, ids, len(ids) - 1)
-        assert match.n_tokens <= naive
-        if not self.evicted:
-            assert match.n_tokens == naive
-        self.cache.acquire(match)
-        need = self.pool.pages_for(len(ids)) - len(match.pages)
-        pages = list(match.pages)
-        if self.room(need):
-            pages += self.pool.alloc(need)
-            for page in pages[len(match.pages) :]:
-                self.content[page] = []
-            if match.tail is not None:
-                source, good = match.tail
-                self.content[pages[len(match.pages)]] = list(self.content[source])[:good]
-            for index, page in enumerate(pages):
-                have = [one for one in self.content[page] if one]
-                expect = [tuple(ids[: index * SIZE + k + 1]) for k in range(SIZE)]
-                good = max(0, min(SIZE, match.n_tokens - index * SIZE))
-                assert have[:good] == expect[:good], "another prefix's page"
-            self.write(ids, pages, match.n_tokens)
-            self.live.append((salt, ids, pages))
-        else:
-            self.pool.free(match.pages)
-        if match.tail is not None:
-            self.pool.free(match.tail[:1])
-
-    def write(self, ids: list[int], pages: list[PageId], first: int) -> None:
-        for position in range(first, len(ids)):
-            cells = self.content[pages[position // SIZE]]
-            del cells[position % SIZE :]
-            cells.append(tuple(ids[: position + 1]))
-
-    def grow(self) -> None:
-        if self.live:
-            _, ids, pages = self.random.choice(self.live)
-            if len(pages) * SIZE > len(ids) or self.room(1):
-                if len(pages) * SIZE == len(ids):
-                    pages += self.pool.alloc(1)
-                    self.content[pages[-1]] = []
-                ids.append(self.random.randrange(3))
-                self.write(ids, pages, len(ids) - 1)
-
-    def insert(self) -> None:
-        if self.live:
-            self.keep(self.random.choice(self.live))
-
-    def keep(self, seq: tuple[str, list[int], list[PageId]]) -> None:
-        salt, ids, pages = seq
-        n = self.random.randint(0, len(ids))
-        self.cache.insert(salt, ids[:n], pages)
-        n = n // self.share_tokens * self.share_tokens
-        self.inserted[salt] |= {tuple(ids[:k]) for k in range(1, n + 1)}
-
-    def end(self) -> None:
-        if self.live:
-            seq = self.live.pop(self.random.randrange(len(self.live)))
-            if self.random.random() < 0.7:
-                self.keep(seq)
-            self.pool.free(seq[2])
-
-    def step(self) -> None:
-        self.random.choice([self.start, self.start, self.grow, self.grow, self.insert, self.end])()
-
-    def check(self) -> None:
-        self.cache.check()
-        self.pool.check([self.cache.pages(), *(pages for _, _, pages in self.live)])
+@pytest.mark.parametrize(
+    ("length", "full", "tail"), [(1, 0, 0), (3, 0, 2), (4, 0, 3), (5, 1, 0), (8, 1, 3), (9, 2, 0), (10, 2, 1)]
+)
+def test_the_last_token_of_a_repeated_prompt_is_left_to_compute(length: int, full: int, tail: int) -> None:
+    """fault KVC-01: a prompt of 1, B - 1, B, B + 1, 2B tokens twice; at most len - 1 of them come from the cache."""
+    pool, cache = fresh()
+    pages = put(pool, cache, TEN[:length])
+    match = cache.match("", TEN[:length], length - 1)
+    assert match.pages == pages[:full]
+    assert match.tail == ((pages[full], tail) if tail else None)
+    assert match.n_tokens == match.use.n_tokens == length - 1
+    assert match.use.reason is MissReason.END
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("n_pages", "share_tokens"), [(12, 1), (40, 1), (2000, 1), (30, 8)])
-def test_random_sequences(seed: int, n_pages: int, share_tokens: int) -> None:
+def test_the_longest_of_several_parts_is_found() -> None:
+    pool, cache = fresh()
+    for ids in ([1, 2, 3, 4], [1, 2, 9], [1, 5, 5], [1, 2, 3, 7], [0]):
+        put(pool, cache, ids)
+    pages = {ids: node.page for ids, node in cache._roots[""].children.items()}
+    assert cache.match("", [1, 2, 3, 6, 6], 4).tail in ((pages[1, 2, 3, 4], 3), (pages[1, 2, 3, 7], 3))
+    assert cache.match("", [1, 2, 9, 9, 9], 4).tail == (pages[1, 2, 9], 3)
+    assert cache.match("", [1, 5, 5, 5, 5], 4).tail == (pages[1, 5, 5], 3)
+    assert cache.match("", [0, 0, 0, 0, 0], 4).tail == (pages[0,], 1)
+    assert cache.match("", [1, 2, 3, 7, 1], 4).pages == (pages[1, 2, 3, 7],)
+
+
+def test_salts_share_nothing() -> None:
+    """fault KVC-05: the same prompt under "a", then "b", then "a" again."""
+    pool, cache = fresh()
+    cached = []
+    for salt in ("a", "b", "a"):
+        match = cache.match(salt, TEN, 9)
+        cached.append(match.n_tokens)
+        put(pool, cache, TEN, salt)
+    assert cached == [0, 0, 9]
+    assert cache.match("", TEN, 9).n_tokens == 0
+    assert cache.match("", TEN, 9).use.reason is MissReason.SALT
+    cache.evict(100)
+    assert pool.n_free == 16
+    assert not cache._roots, "a salt that has nothing is forgotten"
+
+
+def test_groups_are_shared_whole() -> None:
+    """Where the positions of a group depend on one another, nothing less than a group is kept or found."""
+    pool, cache = fresh(share_tokens=8)
+    pages = put(pool, cache, list(range(20)))
+    assert pool.n_free == 16 - 4, "of 20 tokens 16 are whole groups"
+    assert cache.match("", list(range(20)), 19).pages == pages[:4]
+    short = cache.match("", list(range(16)), 15)
+    assert (short.pages, short.tail, short.n_tokens) == (pages[:2], None, 8)
+    other = cache.match("", [*range(13), 0, 0, 0, 0, 0], 17)
+    assert (other.pages, other.tail, other.n_tokens) == (pages[:2], None, 8)
+    assert (other.use.reason, other.use.differs_at, other.use.cached_id) == (MissReason.DIFFERS, 13, 13)
+    put(pool, cache, list(range(100, 107)))
+    assert pool.n_free == 12, "less than a group is not kept"
+
+
+# -- keeping ----------------------------------------------------------------------------------------------------------
+def test_what_two_sequences_computed_alike_is_kept_once() -> None:
+    pool, cache = fresh()
+    one, two = pool.alloc(3), pool.alloc(3)
+    cache.insert("", TEN, one)
+    cache.insert("", TEN, two)
+    pool.check([one, one, two])
+    pool.free(one)
+    pool.free(two)
+    assert sorted(cache.pages()) == sorted(one)
+
+
+def test_a_leaf_grows_with_the_sequence_that_writes_it() -> None:
+    """It stays the same page; what it held before is still right, since its owner writes behind it only."""
+    pool, cache = fresh()
+    pages = pool.alloc(2)
+    for n in (1, 2, 3, 4, 5, 8):
+        cache.insert("", TEN[:n], pages)
+        cache.check()
+        pool.check([pages, pages[: pool.pages_for(n)]])
+        assert cache.match("", TEN, 9).n_tokens == n
+    cache.insert("", TEN[:6], pages)  # less than there is
+    assert cache.match("", TEN, 9).n_tokens == 8
+    pool.check([pages, pages])
+
+
+def test_a_fuller_page_replaces_a_leaf_and_covers_later_ones() -> None:
+    pool, cache = fresh()
+    (leaf,) = put(pool, cache, [1, 2])
+    (fuller,) = put(pool, cache, [1, 2, 3])
+    assert cache.pages() == [fuller]
+    assert pool.refs(leaf) == 0
+    put(pool, cache, [1])
+    put(pool, cache, [1, 2])
+    assert cache.pages() == [fuller]
+    (other,) = put(pool, cache, [1, 2, 4])
+    assert sorted(cache.pages()) == sorted([fuller, other])
+
+
+def test_a_leaf_that_is_replaced_stays_with_its_writer() -> None:
+    pool, cache = fresh()
+    writer = pool.alloc(1)
+    cache.insert("", [1, 2], writer)
+    assert cache.n_evictable == 0
+    (fuller,) = put(pool, cache, [1, 2, 3])
+    assert cache.pages() == [fuller]
+    pool.check([writer, [fuller]])
+    cache.check()
+    cache.insert("", [1, 2, 3, 4], writer)  # and it comes back when its writer has got further
+    assert cache.pages() == list(writer)
+    pool.check([writer, writer])
+    cache.check()
+
+
+def test_a_page_with_other_tokens_is_a_fault_of_our_own() -> None:
+    pool, cache = fresh()
+    pages = pool.alloc(2)
+    cache.insert("", TEN[:8], pages)
+    with pytest.raises(AssertionError, match="other tokens"):
+        cache.insert("", [*TEN[:4], 0, 0, 0, 0], pages)
+
+
+# -- evicting ---------------------------------------------------------------------------------------------------------
+def test_least_recently_used_leaves_go_first() -> None:
+    pool, cache = fresh()
+    a, b = put(pool, cache, [1, 1, 1, 1, 2, 2, 2, 2])
+    (c,) = put(pool, cache, [3, 3, 3, 3])
+    (d,) = put(pool, cache, [1, 1, 1, 1, 4, 4])[1:]
+    match = cache.match("", [1, 1, 1, 1, 2, 2, 2, 2, 0], 8)
+    cache.acquire(match)  # b, and with it a, is used last
+    order = []
+    for _ in range(4):
+        held = set(cache.pages())
+        assert cache.evict(1) == 1
+        order += held - set(cache.pages())
+        cache.check()
+    assert order == [c, d, b, a]
+    assert cache.evict(1) == 0
+
+
+def test_what_a_sequence_owns_is_not_evicted() -> None:
+    pool, cache = fresh(4)
+    a, b, c = put(pool, cache, TEN)
+    match = cache.match("", [*TEN[:8], 0], 8)
+    pool.share(match.pages)
+    cache.acquire(match)
+    assert cache.n_evictable == 1
+    assert cache.evict(4) == 1
+    assert sorted(cache.pages()) == sorted([a, b])
+    pool.free(match.pages)
+    assert cache.n_evictable == 2
+    assert cache.evict(4) == 2
+    pool.check([])
+    assert c in pool.alloc(4)
+
+
+def test_what_is_above_a_page_in_use_is_not_evicted() -> None:
+    """A sequence that computed a prefix by itself owns the pages below another's copy of that prefix, not that copy."""
+    pool, cache = fresh()
+    first = put(pool, cache, TEN[:8])
+    own = pool.alloc(3)
+    cache.insert("", [*TEN[:8], 0, 0, 0, 0], own)
+    cache.check()
+    pool.check([own, first, own[2:]])
+    assert [pool.refs(page) for page in first] == [1, 1]
+    assert cache.n_evictable == 0
+    assert cache.evict(3) == 0
+    pool.free(own)
+    assert cache.n_evictable == 3
+    assert cache.evict(3) == 3
+
+
+def test_clear_gives_up_everything() -> None:
+    pool, cache = fresh()
+    pages = pool.alloc(3)
+    cache.insert("", TEN, pages)
+    cache.clear()
+    cache.check()
+    pool.check([pages])
+    assert cache.match("", TEN, 9).n_tokens == 0
+    pool.reset()
+    put(pool, cache, TEN)
+    assert cache.evict(3) == 3
+
+
+# -- why a match ends -------------------------------------------------------------------------------------------------
+def test_why_a_match_ends() -> None:
+    pool, cache = fresh(4)
+
+    def why(ids: list[int], salt: str = "") -> tuple[int, MissReason, int | None, int | None]:
+        use = cache.match(salt, ids, len(ids) - 1).use
+        return use.n_tokens, use.reason, use.differs_at, use.cached_id
+
+    assert why(TEN) == (0, MissReason.EMPTY, None, None)
+    put(pool, cache, TEN)
+    assert why(TEN) == (9, MissReason.END, None, None)
+    assert why([*TEN, 11, 12]) == (10, MissReason.EMPTY, None, None), "a chat goes on"
+    assert why([1, 2, 3, 4, 5, 6, 70, 8]) == (6, MissReason.DIFFERS, 6, 7)
+    assert why([1, 2, 3, 4, 50, 6, 7, 8]) == (4, MissReason.DIFFERS, 4, 5)
+    assert why([10, 2, 3]) == (0, MissReason.DIFFERS, 0, 1)
+    assert why(TEN, "x") == (0, MissReason.SALT, None, None)
+    assert why([10, 2, 3], "x") == (0, MissReason.EMPTY, None, None)
+    assert cache.evict(2) == 2
+    assert why(TEN) == (4, MissReason.EVICTED, None, None)
+    assert why([1, 2, 3, 4, 50, 6]) == (4, MissReason.EMPTY, None, None), "that was never there"
+    put(pool, cache, [1, 2, 3, 4, 5])
+    assert why(TEN) == (5, MissReason.EVICTED, None, None), "more of that page was there once"
+    assert cache.evict(2) == 2
+    assert why(TEN) == (0, MissReason.EVICTED, None, None)
+
+
+def test_few_evicted_pages_are_remembered() -> None:
+    evicted = Evicted(most=2)
+    for first in (1, 2, 3):
+        evicted.add(b"", (first, 7))
+    evicted.add(b"x", (2, 7))
+    assert len(evicted) == 2
+    assert [evicted.agree(b"", (first, 7, 7)) for first in (1, 2, 3)] == [0, 0, 2]
+    assert evicted.agree(b"x", (2, 8)) == 1
+
+
+# -- digests ----------------------------------------------------------------------------------------------------------
+def test_digests_are_not_what_pages_are_found_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fault KVC-03: with a digest that is the same for everything, nobody gets another prompt's pages."""
+    monkeypatch.setattr(nodes, "_digest", lambda data: bytes(31))
+    for seed, n_slots in enumerate([None, 8, 30]):
+        model = Model(seed, 30, n_slots=n_slots)
+        for _ in range(150):
+            model.step()
+        model.finish()
+        assert model.n_matched > 0
+
+
+def test_keys_tell_position_and_salt() -> None:
+    """Keys are chained, and no salt's key is a page's."""
+    root = nodes.root_key("")
+    one = nodes.page_key(root, (1, 2))
+    keys = [root, nodes.root_key("x"), one, nodes.page_key(one, (1, 2)), nodes.page_key(nodes.root_key("x"), (1, 2))]
+    keys += [nodes.page_key(root, (1,)), nodes.page_key(root, (2, 1)), nodes.page_key(root, (1, 2 + 2**32))]
+    assert len(set(keys)) == len(keys)
+    assert {len(key) for key in keys} == {32}
+    assert [nodes.is_root_key(key) for key in keys] == [True, True, False, False, False, False, False, False]
+
+
+# -- at random --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("n_pages", "share_tokens", "n_steps"), [(12, 1, 900), (40, 1, 900), (30, 8, 900), (400, 1, 60)]
+)
+def test_random_sequences(seed: int, n_pages: int, share_tokens: int, n_steps: int) -> None:
     model = Model(seed, n_pages, share_tokens)
-    for _ in range(1500):
+    for _ in range(n_steps):
         model.step()
-        model.check()
-    while model.live:
-        model.end()
-        model.check()
-    model.cache.evict(n_pages)
-    model.check()
-    assert model.pool.n_free == n_pages
+    model.finish()
+    assert model.n_matched > 0
+    assert model.lost == (n_pages < 400 or model.n_failed > 0)
