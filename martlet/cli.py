@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -39,7 +40,9 @@ INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 failed, 2 wrong usage."""
     _prepare_streams()
-    return _guarded(_run, list(sys.argv[1:] if argv is None else argv))
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(f"martlet: {message}", file=sys.stderr)
+        return _guarded(_run, list(sys.argv[1:] if argv is None else argv))
 
 
 def _run(arguments: list[str]) -> int:
