@@ -285,9 +285,14 @@ class RadixCache:
         return () if self._tier is None else self._tier.drain(most)
 
     def forget(self, slots: Iterable[SlotId]) -> None:
-        """These slots could not be saved or loaded: what is in the second tier only from there on is lost."""
+        """These slots could not be loaded: what is in the second tier only from there on is lost."""
         if self._tier is not None:
             self._tier.forget(slots)
+
+    def retire(self, slots: Iterable[SlotId]) -> None:
+        """These slots could not be written: what should be there is not, and nothing more is to be saved there."""
+        if self._tier is not None:
+            self._tier.retire(slots)
 
     def adopt(self, records: Iterable[tuple[SlotId, bytes, bytes, Ids]]) -> int:
         """Take over what a tier's file holds, before anything else; returns how many slots.

@@ -29,6 +29,7 @@ class TierSlots:
         self._free: dict[SlotId, None] = {SlotId(slot): None for slot in range(n_slots)}  # in an order that is fixed
         self._owners: dict[SlotId, Node] = {}
         self._pinned: set[SlotId] = set()
+        self._retired: set[SlotId] = set()
         self._leaves = LeafQueue(lambda node: node.slot is not None and not node.n_slotted)
         self._wanted: OrderedDict[Node, None] = OrderedDict()  # for write-behind, oldest first
         self._saves: list[tuple[Node, Save]] = []  # of the plan that is being made
@@ -156,6 +157,15 @@ class TierSlots:
             if node is not None:
                 self._lose_tree(node)
 
+    def retire(self, slots: Iterable[SlotId]) -> None:
+        """These slots cannot be written, as on a full disk: nodes lose them, and none gets them again."""
+        slots = list(slots)
+        self.forget(slots)
+        for slot in slots:
+            if slot in self._free:
+                del self._free[slot]
+                self._retired.add(slot)
+
     def cancel(self) -> None:
         """The last plan failed, and the one that is being made will not be: what they would have saved is not there."""
         self.forget([save.slot for node, save in [*self._drained, *self._saves] if node.slot == save.slot])
@@ -198,7 +208,7 @@ class TierSlots:
     def check(self, slotted: dict[SlotId, Node]) -> None:
         """Assert that the owners are exactly `slotted`, the nodes of the tree that have a slot, and the rest is free."""
         assert self._owners == slotted, "slots differ from the tree's"
-        assert sorted([*self._free, *self._owners]) == list(range(self.n_slots)), "a slot is lost or used twice"
+        assert sorted([*self._free, *self._owners, *self._retired]) == list(range(self.n_slots)), "a slot is lost or used twice"
         assert self._pinned <= self._owners.keys()
         for slot, node in slotted.items():
             assert node.slot == slot
