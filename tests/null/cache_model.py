@@ -57,13 +57,13 @@ class Model:
         self.disk: dict[SlotId, Slot] = {}
         self.past: list[list[int]] = []  # ids of a few sequences kept, for others to begin like
         self.lost = False  # whether anything that was kept may be gone
-        self.n_matched = self.n_loaded = self.n_saved = self.n_adopted = self.n_failed = 0
+        self.n_matched = self.n_loaded = self.n_saved = self.n_adopted = self.n_failed = self.n_killed = 0
         self._begin()
 
     def _begin(self) -> None:
         self.pool = PagePool(self.n_pages, SIZE)
-        tier = None if self.n_slots is None else TierSlots(self.n_slots)
-        self.cache = RadixCache(self.pool, share_tokens=self.share_tokens, tier=tier)
+        self.tier = None if self.n_slots is None else TierSlots(self.n_slots)
+        self.cache = RadixCache(self.pool, share_tokens=self.share_tokens, tier=self.tier)
         self.cells: dict[PageId, list[Cell]] = {}
         self.live: list[Seq] = []
         self.plan = Plan()
@@ -76,7 +76,7 @@ class Model:
         saves = self.cache.drain_saves(self.random.randint(0, 3))
         self.pool.free(self.plan.pinned)
         self.check(planning=False)
-        if self.random.random() < 0.01:
+        if self.random.random() < self.failures / 5:
             self.fail()
             return
         self.run(saves)
@@ -118,7 +118,7 @@ class Model:
     def load(self, load: Load) -> bool:
         slot = self.disk.get(load.slot)
         if slot is None or slot.save.key != load.key:
-            assert self.lost or self.failures, "a slot does not hold what it should"
+            assert self.failures, "a slot does not hold what it should"
             return False
         if self.random.random() < self.failures:
             return False
@@ -137,7 +137,7 @@ class Model:
     def room(self, n: int) -> bool:
         before, evictable = self.pool.n_free, self.cache.n_evictable
         if n > before:
-            freed = self.cache.evict(n - before, save=self.random.random() < 0.9)
+            freed = self.cache.evict(n - before, save=self.failures == 0 or self.random.random() < 0.9)
             assert freed == min(n - before, evictable) == self.pool.n_free - before
             self.lost = self.lost or freed > 0
         return n <= self.pool.n_free
@@ -152,6 +152,8 @@ class Model:
         assert match.n_tokens <= naive
         if not self.lost:
             assert match.n_tokens == naive
+        if self.lossless:
+            assert len(match.pages) + len(match.slots) == naive // SIZE
         self.n_matched += match.n_tokens
         self.admit(salt, ids, match)
 
@@ -227,6 +229,7 @@ class Model:
     def kill(self) -> None:
         """The process is killed and started again."""
         self.lost = True
+        self.n_killed += 1
         self._begin()
         slots = self.random.sample(list(self.disk.values()), len(self.disk))
         self.n_adopted += self.cache.adopt([(s.save.slot, s.save.key, s.save.parent, s.save.ids) for s in slots])
@@ -240,6 +243,13 @@ class Model:
         self.check()
         assert self.pool.n_free == self.n_pages
         assert self.cache.n_evictable == 0
+
+    @property
+    def lossless(self) -> bool:
+        """Whether all full pages must still be somewhere: nothing has failed and there always was a free slot."""
+        tier = self.tier
+        quiet = self.failures == 0 and self.n_failed == 0 and self.n_killed == 0 and self.share_tokens == 1
+        return tier is not None and tier.n_used < tier.n_slots and quiet
 
     # -- what must be true ----------------------------------------------------------------------------------------
     def naive(self, salt: str, ids: list[int], limit: int) -> int:
