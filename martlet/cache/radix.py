@@ -103,17 +103,17 @@ class RadixCache:
         return Match(pages, slots, tail, n_tokens, CacheUse(n_tokens, len(slots) * size, reason, cached_id, differs_at))
 
     def acquire(self, match: Match) -> None:
-        """Tell that a match just made will be used, if there is room: before anything is evicted for it.
+        """Take part in a match just made: the caller becomes one more owner of its pages and of its tail's page.
 
-        The caller has become an owner of its pages, and for as long as the plan is being made of the tail's page.
-        Its slots stay what they are until the plan is made (`drain_saves`).
+        To be called before anything is evicted for the rest. The caller frees the tail's page when the plan with the
+        copy is made, so that nothing takes its place before; slots stay what they are until then (`drain_saves`).
         """
         self._now += 1
-        last = [*match.pages[-1:], *(() if match.tail is None else match.tail[:1])]
-        for page in last:
-            node = self._nodes.get(page)  # None: a page of the sequence that this one was forked from
-            if node is not None:
-                node.used = self._now
+        tail = () if match.tail is None else match.tail[:1]
+        for page in (*match.pages[-1:], *tail):
+            self._nodes[page].used = self._now
+        self._pool.share(match.pages)
+        self._pool.share(tail)
         if self._tier is not None and match.slots:
             self._tier.pin([slot for slot, _ in match.slots])
             node = self._tier.owner(match.slots[-1][0])

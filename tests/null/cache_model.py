@@ -165,14 +165,15 @@ class Model:
             full, rest = divmod(n, SIZE)
             tail = (parent.pages[full], rest) if rest else None
             match = Match(tuple(parent.pages[:full]), (), tail, n, CacheUse())
-            self.admit(parent.salt, [*parent.ids[:n], self.random.randrange(3)], match)
+            self.admit(parent.salt, [*parent.ids[:n], self.random.randrange(3)], match, forked=True)
 
-    def admit(self, salt: str, ids: list[int], match: Match) -> None:
+    def admit(self, salt: str, ids: list[int], match: Match, forked: bool = False) -> None:
         tail = [] if match.tail is None else [match.tail[0]]
-        self.pool.share(match.pages)
-        self.pool.share(tail)
+        if forked:
+            self.pool.share([*match.pages, *tail])
+        else:
+            self.cache.acquire(match)
         self.plan.pinned += tail
-        self.cache.acquire(match)
         need = self.pool.pages_for(len(ids)) - len(match.pages)
         if not self.room(need):
             self.pool.free(match.pages)

@@ -167,7 +167,8 @@ def test_least_recently_used_leaves_go_first() -> None:
     (c,) = put(pool, cache, [3, 3, 3, 3])
     (d,) = put(pool, cache, [1, 1, 1, 1, 4, 4])[1:]
     match = cache.match("", [1, 1, 1, 1, 2, 2, 2, 2, 0], 8)
-    cache.acquire(match)  # b, and with it a, is used last
+    cache.acquire(match)
+    pool.free(match.pages)  # b, and with it a, is used last
     order = []
     for _ in range(4):
         held = set(cache.pages())
@@ -182,7 +183,6 @@ def test_what_a_sequence_owns_is_not_evicted() -> None:
     pool, cache = fresh(4)
     a, b, c = put(pool, cache, TEN)
     match = cache.match("", [*TEN[:8], 0], 8)
-    pool.share(match.pages)
     cache.acquire(match)
     assert cache.n_evictable == 1
     assert cache.evict(4) == 1
