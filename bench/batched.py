@@ -72,7 +72,11 @@ def our_rate(engine: Engine, n: int, args: argparse.Namespace) -> float:
     rng = np.random.default_rng(1)
     for i in range(n):
         ids = tuple(rng.integers(1000, 40_000, args.prompt).tolist())
-        engine.add(Request(f"{time.monotonic_ns()}-{i}", ids, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)))
+        engine.add(
+            Request(
+                f"{time.monotonic_ns()}-{i}", ids, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
+            )
+        )
     begun: set[str] = set()
     while len(begun) < n:
         begun |= {event.request_id for event in engine.step() if event.token_id is not None}
@@ -115,7 +119,20 @@ def _watch_program(engine: Any) -> list[float]:
 def their_rate(path: Path, n: int, args: argparse.Namespace) -> float:
     """What llama-batched-bench says: S_TG."""
     context = n * (args.prompt + args.steps)
-    options = ["-c", context, "-npp", args.prompt, "-ntg", args.steps, "-npl", n, "-t", args.threads, "-tb", args.threads]
+    options = [
+        "-c",
+        context,
+        "-npp",
+        args.prompt,
+        "-ntg",
+        args.steps,
+        "-npl",
+        n,
+        "-t",
+        args.threads,
+        "-tb",
+        args.threads,
+    ]
     command = [str(args.llama_cpp / "llama-batched-bench"), "-m", str(path), *map(str, options)]
     done = subprocess.run([*command, "--output-format", "jsonl"], capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from martlet.ops.cpu.isa import isa_named
 from martlet.ops.cpu.record import (
     ARGS,
+    ARRIVED,
     COUNTER,
     PAGE,
     RECORD_FIELDS,
@@ -29,11 +30,12 @@ from martlet.ops.cpu.record import (
     STEP_SLOTS,
     STEP_SPAN_STARTS,
     STEP_TOKENS,
+    state_floats,
 )
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import aligned
 
-__all__ = ["Cache", "Kernels", "Step", "bits", "columns", "float_bits", "page_tables", "scratch"]
+__all__ = ["Cache", "Kernels", "Step", "bits", "columns", "float_bits", "page_tables", "scratch", "states_for"]
 
 F32 = NDArray[np.float32]
 STEP_ARRAYS = {
@@ -135,6 +137,11 @@ class Cache:
         """Of keys and values."""
         return [self.keys.ctypes.data, self.values.ctypes.data]
 
+    @property
+    def page_bytes(self) -> list[int]:
+        """Of one head's keys and values."""
+        return [self.keys[0, 0].nbytes, self.values[0, 0].nbytes]
+
     def fill(self, b: int, table: NDArray[np.int32], k: F32, v: F32) -> None:
         """Put sequence b's keys and values, [positions, heads, size], in their places (the drawing in attention.py)."""
         for position in range(k.shape[0]):
@@ -147,4 +154,12 @@ def scratch(threads: int) -> F32:
     """Attention's, for each thread; NaN, because a kernel must not read what it has not written."""
     made: F32 = aligned(threads * SCRATCH_FLOATS * 4, np.float32)
     made.fill(np.nan)
+    return made
+
+
+def states_for(n_states: int, head_dim: int) -> F32:
+    """What threads share segments through, [n, floats of a state]: no segment has arrived, and all else is NaN."""
+    made: F32 = aligned(n_states * state_floats(head_dim) * 4, np.float32).reshape(n_states, -1)
+    made.fill(np.nan)
+    made[:, ARRIVED : ARRIVED + 2] = 0.0
     return made

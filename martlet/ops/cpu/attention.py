@@ -1,261 +1,326 @@
-"""Paged attention with an online softmax (FlashAttention, arXiv:2205.14135; paged: arXiv:2309.06180), and cache writes.
+"""Paged attention with an online softmax (FlashAttention, arXiv:2205.14135; paged: arXiv:2309.06180; pages: `kv_float.py`).
 
-A page holds 32 positions of one layer, for each KV head its keys transposed, so that a register holds the same
-dimension of many positions and a score needs no horizontal sum, and its values in rows:
+A tile is up to 8 (token, query head) pairs that share a KV head: each key and value loaded is used for all of them. A
+row goes over its pages in order of position: scores s, then with m the largest so far
 
-    keys    [page][KV head][D][32]          values  [page][KV head][32][D, filled to 16]
+    α = e^(m_old - m),  p = e^(s - m),  l = α l + Σ p,  sums = α sums + p V          and at last sums / l
 
-A unit of work is a tile of up to 8 (token, query head) pairs that share a KV head: each key and value loaded is used
-for all of them. A row goes over its pages in order of position: scores s, then with m the largest so far
+It starts anew at every segment of 256 positions, and the segments' (m, l, sums) are merged in order, in the same way:
+so the segments of one token may be computed by many threads (as in Flash-Decoding). A unit of work is a tile, or a
+tile's segment; whoever finishes a tile's last one merges. Pages and segments have fixed places, so a row's sums group
+the same way whatever shares its tile, and a page that a row must not see is an exact no-op for it (α = 1, p = 0).
 
-    α = e^(m_old - m),  p = e^(s - m),  l = α l + Σ p,  out = α out + p V          and at last out / l
-
-Pages have fixed places, so a row's sums group the same way whatever shares its tile, and a page that a row must not see
-is an exact no-op for it (α = 1, p = 0). Bound by fused multiply-adds when many rows run, by reading the cache for one.
+Bound by fused multiply-adds when many rows run, by reading the cache for one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import njit
 
+from martlet.ops.cpu.kv_float import float_scores, float_sums
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.mathlib import exponential, hyperbolic_tangent
 from martlet.ops.cpu.quantize import quantizer
 from martlet.ops.cpu.record import (
     ALPHAS,
     ARGS,
+    ARRIVED,
     BYTES,
     COUNTER,
     LARGEST,
     PAGE,
     Q_STRIDE_FLOATS,
-    ROWS,
     ROWS_PER_TILE,
     SCORES,
     SCRATCH_FLOATS,
+    SEGMENT_PAGES,
+    SEGMENT_STATE,
+    STATE,
     STEP_PAGE_STRIDE,
     STEP_PAGE_TABLE,
     STEP_POSITIONS,
     STEP_SEQS,
-    STEP_SLOTS,
     STEP_SPAN_STARTS,
     SUMS,
     TOTALS,
+    state_floats,
 )
 from martlet.ops.cpu.simd import Verbs
 
-__all__ = ["attention_kernel", "kv_write_kernel"]
+__all__ = ["attention_kernel"]
 
+helper = njit(forceinline=True, **OPTIONS)
 HIDDEN = -1e30  # the score of a position that must not be seen
+SEGMENT = SEGMENT_PAGES * PAGE
 
-Q, Q_STRIDE, OUT, OUT_STRIDE, KEYS, VALUES, N_KV_HEADS, HEADS_PER_KV, HEAD_DIM = range(ARGS, ARGS + 9)
-SCALE, SOFTCAP, WINDOW, SCRATCH = range(ARGS + 9, ARGS + 13)  # SOFTCAP and WINDOW 0: none
-
-K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM = range(ARGS, ARGS + 8)  # kv_write
-
-
-def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
-    """Row t of k and v to slot t: page slot // 32, place slot % 32. Pages stay finite: each type saturates."""
-    put = v.put_f16 if half else v.put_f32
-    most = 65504.0 if half else 3.4028234663852886e38
-
-    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        slots, counter, size, heads = (
-            v.i32p(step[STEP_SLOTS]),
-            v.i64p(record[COUNTER]),
-            record[KV_DIM],
-            record[KV_HEADS],
-        )
-        keys, values = v.i8p(record[TO_KEYS]), v.i8p(record[TO_VALUES])
-        padded = (size + 15) // 16 * 16
-        while True:
-            t = v.atomic_add(counter, 0, 1)
-            if t >= step[record[ROWS]]:
-                break
-            page, place = slots[t] // PAGE, slots[t] % PAGE
-            k, x = v.f32p(record[K] + t * record[K_STRIDE] * 4), v.f32p(record[V] + t * record[V_STRIDE] * 4)
-            for head in range(heads):
-                key_start = (page * heads + head) * size * PAGE + place
-                value_start = ((page * heads + head) * PAGE + place) * padded
-                for d in range(size):
-                    put(keys, key_start + d * PAGE, v.bound(k[head * size + d], most))
-                    put(values, value_start + d, v.bound(x[head * size + d], most))
-
-    return kernel
+Q, Q_STRIDE, OUT, OUT_STRIDE, KEYS, VALUES, KEY_BYTES, VALUE_BYTES = range(ARGS, ARGS + 8)  # bytes: a page's, of a head
+N_KV_HEADS, HEADS_PER_KV, HEAD_DIM, SCALE, SOFTCAP, WINDOW = range(ARGS + 8, ARGS + 14)  # SOFTCAP and WINDOW 0: none
+SCRATCH, PARTIALS, N_PARTIALS = range(ARGS + 14, ARGS + 17)  # N_PARTIALS: states that a step's shared tiles may use
 
 
-def page_step(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
-    """The function that takes one tile of `rows` rows over one page."""
-    load, lanes = (v.load_f16 if half else v.load_f32), v.lanes
-    exp, tanh = exponential(v), hyperbolic_tangent(v)
-    zero, load_tile, store_tile = v.tile_zero(rows), v.tile_load(rows), v.tile_store
-    parts = PAGE // lanes
-    two = rows * lanes <= 32  # narrow tiles: two at once, so that no sum waits for itself (wider ones: measured slower)
+class Unit(NamedTuple):
+    """Rows pair … pair + n - 1 of sequence b, KV head g: all segments, or `segment` alone, with states at `partials`."""
+
+    b: int
+    pair: int
+    n: int
+    g: int
+    segment: int
+    partials: int  # address of the tile's first state; 0: one thread does the whole tile
+
+
+def softmax(v: Verbs) -> Callable[..., Any]:
+    """(scratch, state, m, skip, count): row m sees places skip … count - 1 of the page: scores to p, and m, l and α."""
+    lanes, exp, parts = v.lanes, exponential(v), PAGE // v.lanes
+
+    def form(whole: bool) -> Callable[..., Any]:
+        @njit(forceinline=True, **OPTIONS)
+        def seen(x, part, skip, count, otherwise):  # type: ignore[no-untyped-def]
+            if whole:
+                return x
+            x = v.keep_first(x, count - part * lanes, v.splat(otherwise))
+            return v.keep_first(v.splat(otherwise), skip - part * lanes, x)
+
+        @njit(forceinline=True, **OPTIONS)
+        def run(scratch, state, m, skip, count):  # type: ignore[no-untyped-def]
+            start = SCORES + m * PAGE
+            before = v.splat(state[LARGEST + m])
+            largest = before
+            for part in range(parts):
+                score = seen(v.load_f32(scratch, start + part * lanes), part, skip, count, HIDDEN)
+                largest = v.max(largest, score)
+            largest = v.splat(v.max_lanes(largest))
+            total = v.splat(0.0)
+            for part in range(parts):
+                p = exp(v.sub(v.load_f32(scratch, start + part * lanes), largest))
+                p = seen(p, part, skip, count, 0.0)
+                v.store(scratch, start + part * lanes, p)
+                total = v.add(total, p)
+            alpha = v.first_lane(exp(v.sub(before, largest)))
+            state[LARGEST + m] = v.first_lane(largest)
+            scratch[ALPHAS + m] = alpha
+            state[TOTALS + m] = state[TOTALS + m] * alpha + v.sum_lanes(total)
+
+        return run
+
+    whole_page, part_of_page = form(True), form(False)
 
     @njit(forceinline=True, **OPTIONS)
-    def scores_of(record, scratch, keys):  # type: ignore[no-untyped-def]
-        """scratch[SCORES + m * PAGE + i] = q of row m · key i, capped."""
-        place = 0
-        while two and place < PAGE:
-            low, high = zero(), zero()
-            for d in range(record[HEAD_DIM]):
-                low = v.tile_fma(low, load(keys, d * PAGE + place), scratch, d, Q_STRIDE_FLOATS)
-                high = v.tile_fma(high, load(keys, d * PAGE + place + lanes), scratch, d, Q_STRIDE_FLOATS)
-            store_tile(low, scratch, SCORES + place, PAGE)
-            store_tile(high, scratch, SCORES + place + lanes, PAGE)
-            place += 2 * lanes
-        while place < PAGE:
-            acc = zero()
-            for d in range(record[HEAD_DIM]):
-                acc = v.tile_fma(acc, load(keys, d * PAGE + place), scratch, d, Q_STRIDE_FLOATS)
-            store_tile(acc, scratch, SCORES + place, PAGE)
-            place += lanes
+    def row(scratch, state, m, skip, count):  # type: ignore[no-untyped-def]
+        if skip <= 0 and count >= PAGE:
+            whole_page(scratch, state, m, skip, count)
+        else:
+            part_of_page(scratch, state, m, skip, count)
+
+    return row
+
+
+def state_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(state, size): nothing seen yet; (state, part, size): take in the segment after those that `state` has seen."""
+    lanes, exp = v.lanes, exponential(v)
+
+    @njit(forceinline=True, **OPTIONS)
+    def clear(state, size):  # type: ignore[no-untyped-def]
+        for m in range(rows):
+            state[LARGEST + m] = v.narrow(HIDDEN)
+            state[TOTALS + m] = v.narrow(0.0)
+        for d in range(0, (size + 15) // 16 * 16 * ROWS_PER_TILE, lanes):
+            v.store(state, SUMS + d, v.splat(0.0))
+
+    @njit(forceinline=True, **OPTIONS)
+    def merge(state, part, size):  # type: ignore[no-untyped-def]
+        for m in range(rows):
+            before, new = v.splat(state[LARGEST + m]), v.splat(part[LARGEST + m])
+            largest = v.max(before, new)
+            alpha, beta = exp(v.sub(before, largest)), exp(v.sub(new, largest))
+            state[LARGEST + m] = v.first_lane(largest)
+            total = v.mul(v.splat(state[TOTALS + m]), alpha)
+            state[TOTALS + m] = v.first_lane(v.fma(v.splat(part[TOTALS + m]), beta, total))
+            for d in range(0, (size + 15) // 16 * 16, lanes):
+                at = SUMS + d * ROWS_PER_TILE + m * lanes
+                v.store(state, at, v.fma(v.load_f32(part, at), beta, v.mul(v.load_f32(state, at), alpha)))
+
+    return clear, merge
+
+
+def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(record, scratch, first_row, unit): the tile's queries, scaled, to the scratch; its outputs from the state."""
+    lanes, quantize = v.lanes, quantizer(v)
+
+    @njit(forceinline=True, **OPTIONS)
+    def begin(record, scratch, first_row, unit):  # type: ignore[no-untyped-def]
+        size, heads, scale = record[HEAD_DIM], record[HEADS_PER_KV], v.splat(v.float_bits(record[SCALE]))
+        for m in range(rows):  # rows that are not there are zeros
+            t, h = first_row + (unit.pair + m) // heads, unit.g * heads + (unit.pair + m) % heads
+            q = v.f32p(record[Q] + (t * record[Q_STRIDE] + h * size) * 4)
+            for d in range(0, size, lanes):
+                here = size - d if m < unit.n else 0
+                v.store(scratch, m * Q_STRIDE_FLOATS + d, v.mul(v.load_first(q, d, here), scale))
+            scratch[ALPHAS + m] = v.narrow(1.0)
+
+    @njit(forceinline=True, **OPTIONS)
+    def finish(record, state, first_row, unit):  # type: ignore[no-untyped-def]
+        size, heads = record[HEAD_DIM], record[HEADS_PER_KV]
+        for m in range(unit.n):
+            t, h = first_row + (unit.pair + m) // heads, unit.g * heads + (unit.pair + m) % heads
+            out, start = v.f32p(record[OUT] + t * record[OUT_STRIDE] * 4), h * size
+            total = v.splat(state[TOTALS + m])
+            for d in range(0, size, lanes):
+                value = v.div(v.load_f32(state, SUMS + d * ROWS_PER_TILE + m * lanes), total)
+                value = v.add(value, v.splat(0.0))  # never -0, which another tile's hidden positions turn to 0
+                v.store_first(out, start + d, value, size - d)
+            if record[BYTES] != 0:
+                quantize(record, out, t, start, start + size)
+
+    return begin, finish
+
+
+def first_seen(window: int, position: int) -> int:
+    """The first position that the row at `position` sees."""
+    return max(0, position - window + 1) if window > 0 else 0
+
+
+def tile_attention(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
+    """(record, scratch, positions, pages, first_row, unit, ahead): one unit of up to `rows` rows.
+
+    `pages` are the sequence's page numbers, `ahead` the place of the page that this thread goes to next.
+    """
+    page_scores, page_sums, softmax_row = float_scores(v, rows, half), float_sums(v, rows, half), softmax(v)
+    (clear, merge), (begin, finish) = state_functions(v, rows), row_functions(v, rows)
+    lanes, tanh = v.lanes, hyperbolic_tangent(v)
+    first_of, floats_of = helper(first_seen), helper(state_floats)
+
+    @njit(forceinline=True, **OPTIONS)
+    def cap_scores(record, scratch):  # type: ignore[no-untyped-def]
         if record[SOFTCAP] != 0:
             cap = v.splat(v.float_bits(record[SOFTCAP]))
             for i in range(SCORES, SCORES + rows * PAGE, lanes):
                 v.store(scratch, i, v.mul(cap, tanh(v.div(v.load_f32(scratch, i), cap))))
 
     @njit(forceinline=True, **OPTIONS)
-    def softmax_row(scratch, m, skip, count):  # type: ignore[no-untyped-def]
-        """Row m sees places skip … count - 1 of the page: scores to p, and the row's m, l and α."""
-        start = SCORES + m * PAGE
-        largest = v.splat(scratch[LARGEST + m])
-        for part in range(parts):
-            score = v.load_f32(scratch, start + part * lanes)
-            score = v.keep_first(score, count - part * lanes, v.splat(HIDDEN))
-            score = v.keep_first(v.splat(HIDDEN), skip - part * lanes, score)
-            largest = v.max(largest, score)
-        largest = v.splat(v.max_lanes(largest))
-        total = v.splat(0.0)
-        for part in range(parts):
-            p = exp(v.sub(v.load_f32(scratch, start + part * lanes), largest))
-            p = v.keep_first(p, count - part * lanes, v.splat(0.0))
-            p = v.keep_first(v.splat(0.0), skip - part * lanes, p)
-            v.store(scratch, start + part * lanes, p)
-            total = v.add(total, p)
-        alpha = v.first_lane(exp(v.sub(v.splat(scratch[LARGEST + m]), largest)))
-        scratch[LARGEST + m] = v.first_lane(largest)
-        scratch[ALPHAS + m] = alpha
-        scratch[TOTALS + m] = scratch[TOTALS + m] * alpha + v.sum_lanes(total)
-
-    @njit(forceinline=True, **OPTIONS)
-    def add_values(record, scratch, values, first, stop):  # type: ignore[no-untyped-def]
-        """outputs = α · outputs + p · V over places first … stop - 1."""
-        padded = (record[HEAD_DIM] + 15) // 16 * 16
-        d = 0
-        while two and d + 2 * lanes <= padded:
-            low = v.tile_scale(load_tile(scratch, SUMS + d * ROWS_PER_TILE, lanes), scratch, ALPHAS)
-            high = v.tile_scale(load_tile(scratch, SUMS + (d + lanes) * ROWS_PER_TILE, lanes), scratch, ALPHAS)
-            for i in range(first, stop):
-                low = v.tile_fma(low, load(values, i * padded + d), scratch, SCORES + i, PAGE)
-                high = v.tile_fma(high, load(values, i * padded + d + lanes), scratch, SCORES + i, PAGE)
-            store_tile(low, scratch, SUMS + d * ROWS_PER_TILE, lanes)
-            store_tile(high, scratch, SUMS + (d + lanes) * ROWS_PER_TILE, lanes)
-            d += 2 * lanes
-        while d < padded:
-            acc = v.tile_scale(load_tile(scratch, SUMS + d * ROWS_PER_TILE, lanes), scratch, ALPHAS)
-            for i in range(first, stop):
-                acc = v.tile_fma(acc, load(values, i * padded + d), scratch, SCORES + i, PAGE)
-            store_tile(acc, scratch, SUMS + d * ROWS_PER_TILE, lanes)
-            d += lanes
-
-    return scores_of, softmax_row, add_values
-
-
-def tile_attention(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
-    """The function for one tile of up to `rows` rows, first (token, head) pair `pair` of a span, KV head `g`."""
-    scores_of, softmax_row, add_values = page_step(v, rows, half)
-    lanes, item, quantize = v.lanes, 2 if half else 4, quantizer(v)
-
-    @njit(forceinline=True, **OPTIONS)
-    def begin(record, scratch, first_row, pair, n, g):  # type: ignore[no-untyped-def]
-        """Queries, scaled, to the scratch; rows that are not there are zeros."""
-        size, heads, scale = record[HEAD_DIM], record[HEADS_PER_KV], v.splat(v.float_bits(record[SCALE]))
-        for m in range(rows):
-            t, h = first_row + (pair + m) // heads, g * heads + (pair + m) % heads
-            q = v.f32p(record[Q] + (t * record[Q_STRIDE] + h * size) * 4)
-            for d in range(0, size, lanes):
-                here = size - d if m < n else 0
-                v.store(scratch, m * Q_STRIDE_FLOATS + d, v.mul(v.load_first(q, d, here), scale))
-            scratch[LARGEST + m] = v.narrow(HIDDEN)
-            scratch[TOTALS + m] = v.narrow(0.0)
-            scratch[ALPHAS + m] = v.narrow(1.0)
-        for d in range(0, (size + 15) // 16 * 16 * ROWS_PER_TILE, lanes):
-            v.store(scratch, SUMS + d, v.splat(0.0))
-
-    @njit(forceinline=True, **OPTIONS)
-    def finish(record, scratch, first_row, pair, n, g):  # type: ignore[no-untyped-def]
-        size, heads = record[HEAD_DIM], record[HEADS_PER_KV]
-        for m in range(n):
-            t, h = first_row + (pair + m) // heads, g * heads + (pair + m) % heads
-            out, start = v.f32p(record[OUT] + t * record[OUT_STRIDE] * 4), h * size
-            total = v.splat(scratch[TOTALS + m])
-            for d in range(0, size, lanes):
-                value = v.div(v.load_f32(scratch, SUMS + d * ROWS_PER_TILE + m * lanes), total)
-                value = v.add(value, v.splat(0.0))  # never -0, which another tile's hidden positions turn to 0
-                v.store_first(out, start + d, value, size - d)
-            if record[BYTES] != 0:
-                quantize(record, out, t, start, start + size)
+    def see_page(record, scratch, state, positions, first_row, unit, page, here, ahead, low, high):  # type: ignore[no-untyped-def]
+        """One page of a segment: number `page` of the sequence, at place `here` of the cache."""
+        keys, heads, window = record[KEYS], record[HEADS_PER_KV], record[WINDOW]
+        size, key_bytes = record[HEAD_DIM], record[KEY_BYTES]
+        page_scores(size, scratch, v.i8p(keys + here * key_bytes), v.i8p(keys + ahead * key_bytes))
+        cap_scores(record, scratch)
+        for m in range(unit.n):
+            position = positions[first_row + (unit.pair + m) // heads]
+            skip = position - window + 1 - page * PAGE if window > 0 else 0
+            softmax_row(scratch, state, m, skip, position + 1 - page * PAGE)
+        first, stop = max(0, low - page * PAGE), min(PAGE, high + 1 - page * PAGE)
+        values, value_bytes = record[VALUES], record[VALUE_BYTES]
+        here_values, ahead_values = v.i8p(values + here * value_bytes), v.i8p(values + ahead * value_bytes)
+        page_sums(size, scratch, state, here_values, ahead_values, first, stop)
 
     @njit(**OPTIONS)
-    def attend(record, scratch, positions, pages, first_row, pair, n, g):  # type: ignore[no-untyped-def]
-        """Rows pair … pair + n - 1 of a span whose first row of the step is `first_row`."""
-        begin(record, scratch, first_row, pair, n, g)
-        heads, window = record[HEADS_PER_KV], record[WINDOW]
-        low, high = positions[first_row + pair // heads], positions[first_row + (pair + n - 1) // heads]
-        low = max(0, low - window + 1) if window > 0 else 0
-        key_floats = record[HEAD_DIM] * PAGE
-        value_floats = (record[HEAD_DIM] + 15) // 16 * 16 * PAGE
-        for page in range(low // PAGE, high // PAGE + 1):
-            number = pages[page] * record[N_KV_HEADS] + g
-            scores_of(record, scratch, v.i8p(record[KEYS] + number * key_floats * item))
-            for m in range(n):
-                position = positions[first_row + (pair + m) // heads]
-                skip = position - window + 1 - page * PAGE if window > 0 else 0
-                softmax_row(scratch, m, skip, position + 1 - page * PAGE)
-            first, stop = max(0, low - page * PAGE), min(PAGE, high + 1 - page * PAGE)
-            add_values(record, scratch, v.i8p(record[VALUES] + number * value_floats * item), first, stop)
-        finish(record, scratch, first_row, pair, n, g)
+    def attend(record, scratch, positions, pages, first_row, unit, ahead):  # type: ignore[no-untyped-def]
+        begin(record, scratch, first_row, unit)
+        heads, size, n_kv_heads = record[HEADS_PER_KV], record[HEAD_DIM], record[N_KV_HEADS]
+        high = positions[first_row + (unit.pair + unit.n - 1) // heads]
+        low = first_of(record[WINDOW], positions[first_row + unit.pair // heads])
+        first, last = low // SEGMENT, high // SEGMENT
+        state_bytes = floats_of(size) * 4
+        whole, shared = v.advance(scratch, STATE), unit.partials != 0
+        clear(whole, size)
+        for segment in range(unit.segment if shared else first, (unit.segment if shared else last) + 1):
+            state = v.advance(scratch, SEGMENT_STATE)
+            if shared:
+                state = v.f32p(unit.partials + (segment - first) * state_bytes)
+            clear(state, size)
+            stop_page = min(high // PAGE, segment * SEGMENT_PAGES + SEGMENT_PAGES - 1) + 1
+            for page in range(max(low // PAGE, segment * SEGMENT_PAGES), stop_page):
+                follows = page + 1 < stop_page or (not shared and segment < last)
+                beyond = pages[page + 1] * n_kv_heads + unit.g if follows else ahead
+                here = pages[page] * n_kv_heads + unit.g
+                see_page(record, scratch, state, positions, first_row, unit, page, here, beyond, low, high)
+            if not shared:
+                merge(whole, state, size)
+        if shared:
+            arrived = v.i64p(unit.partials + ARRIVED * 4)
+            if v.atomic_add(arrived, 0, 1) < last - first:
+                return
+            arrived[0] = 0
+            for segment in range(last - first + 1):
+                merge(whole, v.f32p(unit.partials + segment * state_bytes), size)
+        finish(record, whole, first_row, unit)
 
     return attend
 
 
-def attention_kernel(v: Verbs, half: bool) -> Callable[..., None]:
-    """The kernel for one kind of cache. Units go from the last, which have the most to see, to the first."""
-    one, few = tile_attention(v, 1, half), tile_attention(v, 4, half)
-    many = tile_attention(v, v.rows, half) if v.rows > 4 else few
-    tile_rows = v.rows
+def unit_finder(v: Verbs) -> Callable[..., Any]:
+    """(record, step, n_threads, number, cursor) → (unit, cursor), for numbers that never fall; b is -1 after the last.
+
+    The cursor, (b, units before b, states used before b), starts as three zeros. A span's last tile, which has the most
+    to see, comes first; a tile that is its span's only one is shared if it sees more than a segment.
+    """
+    tile_rows, first_of, floats_of = v.rows, helper(first_seen), helper(state_floats)
 
     @njit(forceinline=True, **OPTIONS)
-    def tiles_of(record, starts, b):  # type: ignore[no-untyped-def]
-        return ((starts[b + 1] - starts[b]) * record[HEADS_PER_KV] + tile_rows - 1) // tile_rows * record[N_KV_HEADS]
+    def find(record, step, n_threads, number, cursor):  # type: ignore[no-untyped-def]
+        starts, positions = v.i32p(step[STEP_SPAN_STARTS]), v.i32p(step[STEP_POSITIONS])
+        heads, size, n_kv_heads = record[HEADS_PER_KV], record[HEAD_DIM], record[N_KV_HEADS]
+        state_bytes = floats_of(size) * 4
+        b, before, used = cursor
+        while b < step[STEP_SEQS]:
+            pairs = (starts[b + 1] - starts[b]) * heads
+            tiles = (pairs + tile_rows - 1) // tile_rows
+            first = first_of(record[WINDOW], positions[starts[b]]) // SEGMENT
+            segments = positions[starts[b + 1] - 1] // SEGMENT - first + 1
+            need = segments * n_kv_heads
+            shared = tiles == 1 and segments > 1 and n_threads > 1 and used + need <= record[N_PARTIALS]
+            count = need if shared else tiles * n_kv_heads
+            if number < before + count:
+                g, i = (number - before) % n_kv_heads, (number - before) // n_kv_heads
+                if shared:
+                    states = record[PARTIALS] + (used + g * segments) * state_bytes
+                    return Unit(b, 0, pairs, g, first + i, states), (b, before, used)
+                pair = (tiles - 1 - i) * tile_rows
+                return Unit(b, pair, min(tile_rows, pairs - pair), g, 0, 0), (b, before, used)
+            before += count
+            used += need if shared else 0
+            b += 1
+        return Unit(-1, 0, 0, 0, 0, 0), (b, before, used)
+
+    return find
+
+
+def attention_kernel(v: Verbs, half: bool) -> Callable[..., None]:
+    """The kernel for one kind of cache. A thread claims a unit ahead, to fetch its first page in time."""
+    one, few = tile_attention(v, 1, half), tile_attention(v, 4, half)
+    many = tile_attention(v, v.rows, half) if v.rows > 4 else few
+    find, first_of = unit_finder(v), helper(first_seen)
+
+    @njit(forceinline=True, **OPTIONS)
+    def first_page(record, step, unit):  # type: ignore[no-untyped-def]
+        """Where the cache has the first page that a unit sees."""
+        if unit.b < 0:
+            return 0
+        position = v.i32p(step[STEP_POSITIONS])[
+            v.i32p(step[STEP_SPAN_STARTS])[unit.b] + unit.pair // record[HEADS_PER_KV]
+        ]
+        page = max(first_of(record[WINDOW], position) // PAGE, unit.segment * SEGMENT_PAGES)
+        pages = v.i32p(step[STEP_PAGE_TABLE] + unit.b * step[STEP_PAGE_STRIDE] * 4)
+        return pages[page] * record[N_KV_HEADS] + unit.g
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         starts, positions = v.i32p(step[STEP_SPAN_STARTS]), v.i32p(step[STEP_POSITIONS])
         scratch = v.f32p(record[SCRATCH] + thread * SCRATCH_FLOATS * 4)
-        counter, n_kv_heads = v.i64p(record[COUNTER]), record[N_KV_HEADS]
-        units = 0
-        for b in range(step[STEP_SEQS]):
-            units += tiles_of(record, starts, b)
-        while True:
-            unit = units - 1 - v.atomic_add(counter, 0, 1)
-            if unit < 0:
-                break
-            b = 0
-            while unit >= tiles_of(record, starts, b):
-                unit -= tiles_of(record, starts, b)
-                b += 1
-            pair, g = unit // n_kv_heads * tile_rows, unit % n_kv_heads
-            n = min(tile_rows, (starts[b + 1] - starts[b]) * record[HEADS_PER_KV] - pair)
-            pages = v.i32p(step[STEP_PAGE_TABLE] + b * step[STEP_PAGE_STRIDE] * 4)
-            if n == 1:
-                one(record, scratch, positions, pages, starts[b], pair, n, g)
-            elif n <= 4:
-                few(record, scratch, positions, pages, starts[b], pair, n, g)
+        counter = v.i64p(record[COUNTER])
+        unit, cursor = find(record, step, n_threads, v.atomic_add(counter, 0, 1), (0, 0, 0))
+        while unit.b >= 0:
+            following, cursor = find(record, step, n_threads, v.atomic_add(counter, 0, 1), cursor)
+            ahead = first_page(record, step, following)
+            pages = v.i32p(step[STEP_PAGE_TABLE] + unit.b * step[STEP_PAGE_STRIDE] * 4)
+            if unit.n == 1:
+                one(record, scratch, positions, pages, starts[unit.b], unit, ahead)
+            elif unit.n <= 4:
+                few(record, scratch, positions, pages, starts[unit.b], unit, ahead)
             else:
-                many(record, scratch, positions, pages, starts[b], pair, n, g)
+                many(record, scratch, positions, pages, starts[unit.b], unit, ahead)
+            unit = following
 
     return kernel

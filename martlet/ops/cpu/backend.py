@@ -205,7 +205,7 @@ class CpuBackend:
         """Pages of one layer, zeroed."""
         if page_size != PAGE:
             raise UnsupportedError(f"the cpu backend's pages hold {PAGE} tokens, not {page_size}")
-        return CpuCache.zeros(n_pages, n_kv_heads, head_dim, dtype)
+        return CpuCache.zeros(self._arena, n_pages, n_kv_heads, head_dim, dtype)
 
     def page_bytes(self, cache: CpuCache) -> int:
         """Bytes of one page."""
@@ -235,8 +235,8 @@ class CpuBackend:
             self._scratch = aligned(self.threads * SCRATCH_FLOATS * 4, np.float32)
         shape = [spec.n_kv_heads, spec.n_heads // spec.n_kv_heads, spec.head_dim]
         options = [float_bits(spec.scale), float_bits(spec.softcap or 0.0), spec.window or 0]
-        args = [q.address, q.stride, out.address, out.stride, *cache.addresses, *shape, *options]
-        args.append(self._scratch.ctypes.data)
+        args = [q.address, q.stride, out.address, out.stride, *cache.addresses, *cache.page_bytes, *shape, *options]
+        args += [self._scratch.ctypes.data, *self._recording.attention_states(spec.n_kv_heads, spec.head_dim)]
         kernel = f"attention_{cache.dtype}"
         whole = spec.head_dim % BLOCK == 0
         self._recording.emit(kernel, q.rows, args, [q.region, cache.region], [out.region], makes_bytes=whole)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from functools import partial
 
 from martlet.errors import UnsupportedError
-from martlet.ops.cpu.attention import attention_kernel, kv_write_kernel
+from martlet.ops.cpu.attention import attention_kernel
 from martlet.ops.cpu.embed import embed_float, embed_quant
+from martlet.ops.cpu.kv_float import kv_write_kernel
 from martlet.ops.cpu.layout import LAYOUTS, QuantLayout
 from martlet.ops.cpu.linear import linear_float, linear_quant
 from martlet.ops.cpu.pack import pack_float, pack_quant

@@ -24,6 +24,7 @@ from martlet.ops.cpu.record import (
     RECORD_FIELDS,
     ROWS,
     ROWS_PER_TILE,
+    SEGMENT_PAGES,
     STEP_IDS,
     STEP_LOGIT_ROWS,
     STEP_LOGITS,
@@ -35,6 +36,7 @@ from martlet.ops.cpu.record import (
     STEP_SPAN_STARTS,
     STEP_TOKENS,
     SUMS_PER_BLOCK,
+    state_floats,
 )
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import Team, aligned
@@ -114,6 +116,7 @@ class Recorder:
         self._spare: list[ByteRows] = []
         self._held: list[Any] = []  # the buffers that records point to
         self._producer: Region | None = None  # what the last record writes, if it can write bytes as well
+        self._states: NDArray[np.float32] | None = None
         self.angles: dict[Rope, CpuArray] = {}  # the tables of `rope`
 
     def capacity(self, rows: Rows) -> int:
@@ -175,6 +178,18 @@ class Recorder:
             record[BYTES : BYTES + len(fields)] = fields
         self._bytes[x.region] = form
         return form
+
+    def attention_states(self, n_kv_heads: int, head_dim: int) -> list[int]:
+        """Address and number of the states that threads share a token's segments through, one set for all layers.
+
+        There are enough for the longest sequence of a step, or for shorter ones as long together.
+        """
+        n_states = -(-self.limits.max_pages_per_seq // SEGMENT_PAGES) * n_kv_heads
+        n_floats = n_states * state_floats(head_dim)
+        if self._states is None or self._states.size < n_floats:
+            self._states = aligned(n_floats * 4, np.float32)
+            self.keep(self._states)
+        return [int(self._states.ctypes.data), n_states]
 
     def _new_bytes(self, x: CpuArray) -> ByteRows:
         """A spare byte form that fits x, or a new one."""

@@ -15,6 +15,7 @@ __all__ = [
     "ALPHAS",
     "ARGS",
     "ARRIVALS",
+    "ARRIVED",
     "BARRIER",
     "BASE",
     "BYTES",
@@ -36,7 +37,10 @@ __all__ = [
     "ROWS_PER_TILE",
     "SCORES",
     "SCRATCH_FLOATS",
+    "SEGMENT_PAGES",
+    "SEGMENT_STATE",
     "SLEEPING",
+    "STATE",
     "STEP_ADDRESS",
     "STEP_FIELDS",
     "STEP_IDS",
@@ -55,6 +59,7 @@ __all__ = [
     "SUMS_PER_BLOCK",
     "TOTALS",
     "TO_WAKE",
+    "state_floats",
 ]
 
 RECORD_FIELDS = 32
@@ -88,11 +93,22 @@ TO_WAKE = SLEEPING + 1  # + LINE_WORDS * worker: 1 from `launch`, if Python has 
 CONTROL, LAST = 4, 5
 IDLE_SPINS = 40_000  # looks for a step before a worker sleeps: about a millisecond
 
-# Attention (`attention.py`): a page's positions, and a thread's scratch in floats: queries, scores and then p, the
-# outputs, and for each row the largest score, the sum of p and α.
+# Attention (`attention.py`): a page's positions, and a thread's scratch in floats: queries, scores and then p, α, and two
+# states of a tile's rows: that of a segment and that of all before it. A state holds of each row the largest score and
+# the sum of p, how many segments have arrived (where threads share a row), and the rows' sums of p times values.
 PAGE, MAX_HEAD_DIM = 32, 512
+SEGMENT_PAGES = 8
 Q_STRIDE_FLOATS = MAX_HEAD_DIM + 16  # rows a little apart from a power of two, where they would share cache sets
+LARGEST, TOTALS, ARRIVED, SUMS = 0, 16, 32, 48
 SCORES = ROWS_PER_TILE * Q_STRIDE_FLOATS
-SUMS = SCORES + ROWS_PER_TILE * PAGE
-LARGEST = SUMS + ROWS_PER_TILE * MAX_HEAD_DIM
-TOTALS, ALPHAS, SCRATCH_FLOATS = LARGEST + 16, LARGEST + 32, LARGEST + 64
+ALPHAS = SCORES + ROWS_PER_TILE * PAGE
+SEGMENT_STATE = ALPHAS + 16
+
+
+def state_floats(head_dim: int) -> int:
+    """Floats of a state."""
+    return SUMS + ROWS_PER_TILE * ((head_dim + 15) // 16 * 16)
+
+
+STATE = SEGMENT_STATE + state_floats(MAX_HEAD_DIM)
+SCRATCH_FLOATS = STATE + state_floats(MAX_HEAD_DIM)

@@ -80,6 +80,7 @@ class Verbs(ModuleType):
 
         self.f32p, self.f64p, self.i64p = cast(F32P, F32), cast(F64P, ir.DoubleType()), cast(I64P, I64)
         self.i32p, self.i16p, self.i8p = cast(I32P, I32), cast(I16P, I16), cast(I8P, I8)
+        self.advance = verb(2, lambda p, i: F32P, lambda b, t, p, i: at(b, p, i, F32))  # a float32 pointer, by floats
 
     def _loads_and_stores(self) -> None:
         """(pointer, index) → vector; (pointer, index, vector) → nothing."""

@@ -19,7 +19,6 @@ from martlet.errors import UnsupportedError
 from martlet.ops.cpu.layout import BLOCK, GROUP, LAYOUTS, FloatLayout, Layout, group_bytes
 from martlet.ops.cpu.program import Region
 from martlet.ops.cpu.record import MAX_HEAD_DIM, PAGE
-from martlet.ops.cpu.threads import aligned
 from martlet.ops.kv_pages import by_page
 from martlet.quant.table import BlockType, RawTensor
 
@@ -30,7 +29,7 @@ PackJob = tuple[str, list[int]]  # a kernel's name and its record's own fields
 
 
 class Arena:
-    """Memory for weights: large mappings on huge pages where the system has them, handed out front to back."""
+    """Memory for weights and KV pages: large mappings on huge pages where the system has them, handed out front to back."""
 
     def __init__(self) -> None:
         self._maps: list[mmap.mmap] = []
@@ -89,7 +88,7 @@ class CpuCache:
     n_pages: int
 
     @staticmethod
-    def zeros(n_pages: int, n_kv_heads: int, head_dim: int, dtype: str) -> CpuCache:
+    def zeros(arena: Arena, n_pages: int, n_kv_heads: int, head_dim: int, dtype: str) -> CpuCache:
         """Zeroed pages; memory is only taken when a page is written."""
         item = {"f16": 2, "f32": 4}.get(dtype)
         if item is None:
@@ -98,13 +97,19 @@ class CpuCache:
             raise UnsupportedError(f"heads of {head_dim} dimensions; the cpu backend takes up to {MAX_HEAD_DIM}")
         positions = n_pages * n_kv_heads * PAGE * item
         padded = (head_dim + 15) // 16 * 16
-        keys, values = aligned(positions * head_dim), aligned(positions * padded)
+        keys, values = arena.take(positions * head_dim), arena.take(positions * padded)
         return CpuCache(n_kv_heads, head_dim, dtype, keys, values, n_pages)
 
     @property
     def addresses(self) -> list[int]:
         """Where keys and values start."""
         return [int(self.keys.ctypes.data), int(self.values.ctypes.data)]
+
+    @property
+    def page_bytes(self) -> list[int]:
+        """Bytes of one head's keys and of its values in a page."""
+        pages = self.n_pages * self.n_kv_heads
+        return [self.keys.size // pages, self.values.size // pages]
 
     @property
     def parts(self) -> tuple[NDArray[np.uint8], ...]:

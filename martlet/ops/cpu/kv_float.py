@@ -1,0 +1,131 @@
+"""KV pages of float16 or float32: writing them, scores against their keys, sums of their values (read `attention.py` next).
+
+A page holds 32 positions of one layer, for each KV head its keys transposed, so that a register holds the same
+dimension of many positions and a score needs no horizontal sum, and its values in rows:
+
+    keys    [page][KV head][D][32]          values  [page][KV head][32][D, filled to 16]
+
+Each function also fetches the same place of the page that comes next: pages lie anywhere, so the processor's own
+prefetchers lose them at every end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+from martlet.ops.cpu.linear import OPTIONS
+from martlet.ops.cpu.record import (
+    ALPHAS,
+    ARGS,
+    COUNTER,
+    PAGE,
+    Q_STRIDE_FLOATS,
+    ROWS,
+    ROWS_PER_TILE,
+    SCORES,
+    STEP_SLOTS,
+    SUMS,
+)
+from martlet.ops.cpu.simd import Verbs
+
+__all__ = ["float_scores", "float_sums", "kv_write_kernel"]
+
+K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM = range(ARGS, ARGS + 8)
+
+
+def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
+    """Row t of k and v to slot t: page slot // 32, place slot % 32. Pages stay finite: each type saturates."""
+    put = v.put_f16 if half else v.put_f32
+    most = 65504.0 if half else 3.4028234663852886e38
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        slots, counter, size, heads = (
+            v.i32p(step[STEP_SLOTS]),
+            v.i64p(record[COUNTER]),
+            record[KV_DIM],
+            record[KV_HEADS],
+        )
+        keys, values = v.i8p(record[TO_KEYS]), v.i8p(record[TO_VALUES])
+        padded = (size + 15) // 16 * 16
+        while True:
+            t = v.atomic_add(counter, 0, 1)
+            if t >= step[record[ROWS]]:
+                break
+            page, place = slots[t] // PAGE, slots[t] % PAGE
+            k, x = v.f32p(record[K] + t * record[K_STRIDE] * 4), v.f32p(record[V] + t * record[V_STRIDE] * 4)
+            for head in range(heads):
+                key_start = (page * heads + head) * size * PAGE + place
+                value_start = ((page * heads + head) * PAGE + place) * padded
+                for d in range(size):
+                    put(keys, key_start + d * PAGE, v.bound(k[head * size + d], most))
+                    put(values, value_start + d, v.bound(x[head * size + d], most))
+
+    return kernel
+
+
+def two_at_once(v: Verbs, rows: int) -> bool:
+    """Whether a tile is so narrow that two are computed together, lest a sum wait for itself (wider: measured slower)."""
+    return rows * v.lanes <= 64
+
+
+def float_scores(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
+    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · key i of the page at `keys`."""
+    load, lanes, item = (v.load_f16 if half else v.load_f32), v.lanes, 2 if half else 4
+    zero, two = v.tile_zero(rows), two_at_once(v, rows)
+
+    @njit(forceinline=True, **OPTIONS)
+    def scores(size, scratch, keys, ahead):  # type: ignore[no-untyped-def]
+        place = 0
+        while two and place < PAGE:
+            low, high = zero(), zero()
+            for d in range(size):
+                v.prefetch(ahead, (d * PAGE + place) * item)
+                low = v.tile_fma(low, load(keys, d * PAGE + place), scratch, d, Q_STRIDE_FLOATS)
+                high = v.tile_fma(high, load(keys, d * PAGE + place + lanes), scratch, d, Q_STRIDE_FLOATS)
+            v.tile_store(low, scratch, SCORES + place, PAGE)
+            v.tile_store(high, scratch, SCORES + place + lanes, PAGE)
+            place += 2 * lanes
+        while place < PAGE:
+            acc = zero()
+            for d in range(size):
+                v.prefetch(ahead, (d * PAGE + place) * item)
+                acc = v.tile_fma(acc, load(keys, d * PAGE + place), scratch, d, Q_STRIDE_FLOATS)
+            v.tile_store(acc, scratch, SCORES + place, PAGE)
+            place += lanes
+
+    return scores
+
+
+def float_sums(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
+    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V over places first … stop - 1."""
+    load, lanes, item = (v.load_f16 if half else v.load_f32), v.lanes, 2 if half else 4
+    load_tile, two = v.tile_load(rows), two_at_once(v, rows)
+
+    @njit(forceinline=True, **OPTIONS)
+    def sums(size, scratch, state, values, ahead, first, stop):  # type: ignore[no-untyped-def]
+        padded = (size + 15) // 16 * 16
+        d = 0
+        while two and d + 2 * lanes <= padded:
+            at = SUMS + d * ROWS_PER_TILE
+            low = v.tile_scale(load_tile(state, at, lanes), scratch, ALPHAS)
+            high = v.tile_scale(load_tile(state, at + lanes * ROWS_PER_TILE, lanes), scratch, ALPHAS)
+            for i in range(first, stop):
+                v.prefetch(ahead, (i * padded + d) * item)
+                low = v.tile_fma(low, load(values, i * padded + d), scratch, SCORES + i, PAGE)
+                high = v.tile_fma(high, load(values, i * padded + d + lanes), scratch, SCORES + i, PAGE)
+            v.tile_store(low, state, at, lanes)
+            v.tile_store(high, state, at + lanes * ROWS_PER_TILE, lanes)
+            d += 2 * lanes
+        while d < padded:
+            at = SUMS + d * ROWS_PER_TILE
+            acc = v.tile_scale(load_tile(state, at, lanes), scratch, ALPHAS)
+            for i in range(first, stop):
+                v.prefetch(ahead, (i * padded + d) * item)
+                acc = v.tile_fma(acc, load(values, i * padded + d), scratch, SCORES + i, PAGE)
+            v.tile_store(acc, state, at, lanes)
+            d += lanes
+
+    return sums
