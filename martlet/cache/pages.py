@@ -1,8 +1,8 @@
 """The pool of KV pages: page numbers and reference counts, no memory (read `cache/radix.py` next).
 
 A page holds the keys and values of `page_size` consecutive positions, so that sequences of any length share the memory
-without gaps (arXiv:2309.06180). An owner is a sequence's page table or the prefix cache. A page with several owners is
-never written: whoever has to write in it copies it first. The bytes live in `runtime/kv.py`.
+without gaps (arXiv:2309.06180). An owner is a sequence's page table or the prefix cache. What one owner may read in a
+page no other one writes: whoever has to, copies the page first. The bytes live in `runtime/kv.py`.
 """
 
 from __future__ import annotations

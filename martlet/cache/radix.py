@@ -98,7 +98,7 @@ class RadixCache:
             del path[len(path) // (self._share_tokens // size) * (self._share_tokens // size) :]
         pages = tuple([child.page for child in path if child.page is not None])
         slots = tuple([(child.slot, child.key) for child in path[len(pages) :] if child.slot is not None])
-        tail = self._tail(near, limit - position) if self._share_tokens == 1 and not slots else None
+        tail = self._tail(near, limit - position) if self._share_tokens == 1 else None
         n_tokens = len(path) * size + (0 if tail is None else tail[1])
         return Match(pages, slots, tail, n_tokens, CacheUse(n_tokens, len(slots) * size, reason, cached_id, differs_at))
 
@@ -173,7 +173,9 @@ class RadixCache:
             chunk = tuple(ids[index * size : min((index + 1) * size, n_tokens)])
             node = self._keep(node, chunk, pages[index])
         node.used = self._now
-        self._want(node if len(node.ids) == size else node.parent)
+        full = node if len(node.ids) == size else node.parent
+        if self._tier is not None and full is not None:
+            self._tier.want(full)
 
     def _deepest(self, salt: str, ids: Sequence[int], pages: Sequence[PageId], n_full: int) -> tuple[Node, int]:
         """Where to begin: below the caller's deepest full page that the tree holds, else at the root.
@@ -309,10 +311,6 @@ class RadixCache:
                 self._firsts.add(ids)
         self._now = self._tier.n_used
         return self._tier.n_used
-
-    def _want(self, node: Node | None) -> None:
-        if self._tier is not None and node is not None and node.parent is not None:
-            self._tier.want(node)
 
     # -- whose is which page --------------------------------------------------------------------------------------
     def _attach(self, node: Node, page: PageId) -> None:

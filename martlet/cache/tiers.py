@@ -80,8 +80,8 @@ class TierSlots:
 
     # -- saving ---------------------------------------------------------------------------------------------------
     def want(self, node: Node) -> None:
-        """Queue a full page for write-behind."""
-        if node.slot is None:
+        """Queue a full page, and with it those above, for write-behind; a root is none."""
+        if node.slot is None and node.parent is not None:
             self._wanted[node] = None
 
     def save(self, node: Node, most: int | None = None) -> bool:
@@ -208,7 +208,9 @@ class TierSlots:
     def check(self, slotted: dict[SlotId, Node]) -> None:
         """Assert that the owners are exactly `slotted`, the nodes of the tree that have a slot, and the rest is free."""
         assert self._owners == slotted, "slots differ from the tree's"
-        assert sorted([*self._free, *self._owners, *self._retired]) == list(range(self.n_slots)), "a slot is lost or used twice"
+        assert sorted([*self._free, *self._owners, *self._retired]) == list(range(self.n_slots)), (
+            "a slot is lost or used twice"
+        )
         assert self._pinned <= self._owners.keys()
         for slot, node in slotted.items():
             assert node.slot == slot

@@ -43,6 +43,23 @@ def test_a_shared_page_is_free_when_its_last_owner_goes() -> None:
     assert pool.n_free == 2
 
 
+def test_whoever_watches_learns_when_a_page_is_shared_and_when_no_longer() -> None:
+    pool = PagePool(2, 4)
+    seen: list[tuple[PageId, bool]] = []
+    pool.watch = lambda page, shared: seen.append((page, shared))
+    first, second = pool.alloc(2)
+    pool.share([first, first])  # three owners: one call
+    assert seen == [(first, True)]
+    assert [pool.refs(first), pool.refs(second)] == [3, 1]
+    pool.free([first])
+    assert seen == [(first, True)]
+    pool.free([first])
+    assert seen == [(first, True), (first, False)]
+    pool.free([first, second])
+    assert len(seen) == 2
+    assert [pool.refs(first), pool.refs(second)] == [0, 0]
+
+
 def test_faults_of_our_own_are_assertions() -> None:
     pool = PagePool(2, 4)
     with pytest.raises(AssertionError, match="free already"):
@@ -60,6 +77,8 @@ def test_faults_of_our_own_are_assertions() -> None:
 def test_invariants_hold_after_every_operation(operations: list[tuple[str, int]]) -> None:
     pool = PagePool(8, 4)
     owned: list[tuple[PageId, ...]] = []
+    shared: set[PageId] = set()
+    pool.watch = lambda page, more: shared.add(page) if more else shared.remove(page)
     for name, number in operations:
         if name == "alloc" and number <= pool.n_free:
             owned.append(pool.alloc(number))
@@ -70,4 +89,5 @@ def test_invariants_hold_after_every_operation(operations: list[tuple[str, int]]
         elif name == "free" and owned:
             pool.free(owned.pop(number % len(owned)))
         pool.check(owned)
+        assert shared == {page for page in range(8) if pool.refs(PageId(page)) > 1}
     assert pool.n_free == 8 - len({page for pages in owned for page in pages})

@@ -132,6 +132,15 @@ def test_a_page_never_takes_the_slot_of_the_page_above_it() -> None:
     assert cache.found(ABC) == (0, 2, 0)
 
 
+def test_the_page_above_a_new_one_was_used_as_late_as_that() -> None:
+    cache = Cache(n_slots=2)
+    cache.put(A)
+    cache.put(C)
+    cache.drain()
+    cache.put([*A, *B])
+    assert [(save.slot, save.ids) for save in cache.drain()] == [(1, B)]
+
+
 def test_an_old_page_does_not_take_the_slot_of_a_newer_one() -> None:
     cache = Cache(n_slots=1)
     pages = cache.pool.alloc(1)
@@ -318,7 +327,7 @@ def test_the_least_recently_written_page_of_a_file_goes_first() -> None:
 )
 def test_random_sequences(seed: int, n_pages: int, n_slots: int, share_tokens: int) -> None:
     model = Model(seed, n_pages, share_tokens, n_slots)
-    for _ in range(800):
+    for _ in range(1000):
         model.step()
         if model.random.random() < 0.01:
             model.kill()
@@ -329,7 +338,7 @@ def test_random_sequences(seed: int, n_pages: int, n_slots: int, share_tokens: i
 def test_nothing_is_lost_while_there_are_slots() -> None:
     """All full pages that were ever computed come back, though the pool is far too small for them."""
     model = Model(7, 12, n_slots=4000, failures=0.0)
-    for _ in range(800):
+    for _ in range(1000):
         model.step()
         assert model.lossless
     assert model.lost
