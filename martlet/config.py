@@ -39,6 +39,7 @@ class Origin(StrEnum):
     ENVIRONMENT = "environment"
     MODEL_FILE = "model file"
     MACHINE = "machine"
+    DRAWN = "drawn"
     DEFAULT = "default"
 
 

@@ -30,6 +30,7 @@ from martlet.quant.table import RawTensor
 from martlet.runtime.executors import LocalExecutor
 from martlet.runtime.kv import allocate_caches
 from martlet.runtime.runner import Runner
+from martlet.sample.random import SeedSource
 from martlet.sample.sampler import Sampler
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.spec import ModelSpec
@@ -62,6 +63,7 @@ class Built:
     start: tuple[StartPhase, ...] = ()
     suggested: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters that the model's file suggests
     warnings: tuple[str, ...] = ()
+    seeds: SeedSource = field(default_factory=SeedSource)  # for requests without one
     resources: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
@@ -165,6 +167,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             tuple(timeline.phases),
             suggested,
             (*warnings, *tokenizer.warnings, *template.warnings),
+            sampler.seeds,
             resources.pop_all(),
         )
 
