@@ -39,7 +39,6 @@ class Origin(StrEnum):
     ENVIRONMENT = "environment"
     MODEL_FILE = "model file"
     MACHINE = "machine"
-    DRAWN = "drawn"
     DEFAULT = "default"
 
 
@@ -71,6 +70,7 @@ class EngineConfig:
     seed: int | None = None  # what requests without a seed draw theirs from; None: the operating system
     offline: bool = False
     oracle: bool = False
+    prefix_cache: bool = True  # what is computed for a prompt is kept for others that begin like it
     exact_turns: bool = True  # a chat's next prompt repeats the tokens of its answers, however the text would be cut
     chat_template: str | None = None
     tokenizer_pre: str | None = None
@@ -186,7 +186,7 @@ def _validate(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and (not isinstance(value, str) or not value):
             raise RequestError(f"{name} is {value!r}; expected a text, or None for the model's own.", param=name)
-    for name in ("offline", "oracle", "exact_turns"):
+    for name in ("offline", "oracle", "prefix_cache", "exact_turns"):
         if not isinstance(getattr(config, name), bool):
             raise RequestError(f"{name} is {getattr(config, name)!r}; expected True or False.", param=name)
     if config.max_step_tokens < config.max_seqs:

@@ -60,7 +60,14 @@ class RequestError(MartletError):
 
 
 class CapacityError(MartletError):
-    """There is not enough of something (memory, pages, queue) for what was asked (HTTP 503)."""
+    """There is not enough of something (memory, pages, queue) for what was asked (HTTP 503).
+
+    `retry_after_s` is when to ask again, None where waiting does not help.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 class OracleError(MartletError):

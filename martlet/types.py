@@ -115,7 +115,13 @@ class Sequence:
     n_cached: int = 0  # positions whose keys and values are in the cache
     n_scored: int = 0  # prompt positions whose log-probabilities have been reported
     pages: list[PageId] = field(default_factory=list)
+    n_sent: int = 0  # of its pages, those that a span has handed out
     cache_use: CacheUse = CacheUse()  # of its first admission
+    arrival_s: float = 0.0
+    key: float = 0.0  # its place in the policy's order; lower is sooner
+    n_preempted: int = 0
+    parent: SeqId | None = None  # the sequence that it was forked from
+    n_common: int = 0  # ids that it shares with its parent
 
     @property
     def n_prompt(self) -> int:
@@ -185,7 +191,7 @@ class StepPlan:
     spans: tuple[Span, ...]
     added: tuple[Sequence, ...] = ()
     dropped: tuple[SeqId, ...] = ()
-    preempted: tuple[SeqId, ...] = ()  # lost their pages; a later span starts them over
+    preempted: tuple[SeqId, ...] = ()  # lost their pages; a later span hands out a new table
     saves: tuple[Save, ...] = ()
     loads: tuple[Load, ...] = ()  # for sequences that have no span yet
     copies: tuple[Copy, ...] = ()

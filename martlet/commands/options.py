@@ -127,6 +127,12 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
     )
     group.add_argument("--tokenizer-pre", metavar="NAME", help="override the model file's pre-tokenizer")
     group.add_argument("--chat-template", metavar="FILE", help="override the model file's chat template")
+    group.add_argument(
+        "--prefix-cache",
+        action=BooleanOptionalAction,
+        default=None,
+        help="keep what was computed for prompts that begin alike (default: yes)",
+    )
     group.add_argument("--offline", action="store_true", default=None, help="forbid every network connection")
     group.add_argument(
         "--oracle", action="store_true", default=None, help="check every operation against the reference (slow)"
@@ -217,6 +223,7 @@ def engine_options(args: Namespace) -> LLMOptions:
         "backend": args.backend,
         "offline": args.offline,
         "oracle": args.oracle,
+        "prefix_cache": args.prefix_cache,
         "exact_turns": getattr(args, "exact_turns", None),
         "chat_template": None if template is None else _read_template(Path(template)),
         "tokenizer_pre": args.tokenizer_pre,

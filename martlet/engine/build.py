@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from martlet.cache.pages import PagePool
+from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.engine import Engine
 from martlet.engine.params import suggested_params
@@ -30,7 +31,6 @@ from martlet.quant.table import RawTensor
 from martlet.runtime.executors import LocalExecutor
 from martlet.runtime.kv import allocate_caches
 from martlet.runtime.runner import Runner
-from martlet.sample.random import SeedSource
 from martlet.sample.sampler import Sampler
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.spec import ModelSpec
@@ -63,7 +63,6 @@ class Built:
     start: tuple[StartPhase, ...] = ()
     suggested: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters that the model's file suggests
     warnings: tuple[str, ...] = ()
-    seeds: SeedSource = field(default_factory=SeedSource)  # for requests without one
     resources: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
@@ -154,6 +153,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             pages,
             SchedulerLimits(plan.context, limits.max_tokens, limits.max_seqs, limits.max_logits),
             tokenizer.eog_ids,
+            cache=RadixCache(pages) if config.prefix_cache else None,
         )
         return Built(
             config,
@@ -167,7 +167,6 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             tuple(timeline.phases),
             suggested,
             (*warnings, *tokenizer.warnings, *template.warnings),
-            sampler.seeds,
             resources.pop_all(),
         )
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from martlet.cache.pages import PagePool
 from martlet.engine.record import Recorder
-from martlet.errors import CapacityError
 from martlet.metrics import EngineTotals, Observer, RequestMetrics
 from martlet.runtime.executors import Executor
 from martlet.sampling_params import SamplingParams
@@ -41,24 +40,26 @@ class Engine:
         self.clock = clock
         self._check = check
         self._pages = pages
-        self._recorder = Recorder(clock, lambda: (scheduler.n_running, scheduler.n_waiting, pages.n_free), observers)
+        self._recorder = Recorder(
+            clock, lambda: (scheduler.n_running, scheduler.n_waiting, scheduler.n_free), observers
+        )
 
     def add(self, request: Request) -> RequestMetrics:
         """Accept a request and return its metrics, which fill in as it runs; RequestError if it can never run."""
         if self._check is not None:
             self._check(request.params)
-        self.scheduler.add(request)
+        self.scheduler.add(request, self.clock())
         return self._recorder.accepted(request)
 
     def step(self) -> list[Event]:
         """Plan, run and commit one step. If it raises, call `clear` before anything else."""
         start = self.clock()
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(start)
         planned = self.clock()
         self._recorder.planned(plan, planned)
         result = self.executor.run(plan)
         ran = self.clock()
-        events = self.scheduler.commit(plan, result)
+        events = self.scheduler.commit(plan, result, ran)
         self._recorder.committed(plan, result, events, (start, planned, ran))
         return events
 
@@ -86,13 +87,7 @@ class Engine:
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the mean hidden state of a prompt, [C], computed at once between two steps."""
-        need = self._pages.pages_for(len(ids))
-        if need > self._pages.n_free:
-            raise CapacityError(
-                f"The prompt of {len(ids):,} tokens needs {need:,} pages of KV memory and {self._pages.n_free:,} of"
-                f" {self._pages.n_pages:,} are free: shorten it, wait for running requests, or raise max_context."
-            )
-        pages = self._pages.alloc(need)
+        pages = self.scheduler.borrow(len(ids))
         try:
             return self.executor.embed(ids, pages)
         finally:

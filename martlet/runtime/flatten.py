@@ -38,13 +38,10 @@ class SequenceRows:
         self.ids[self.n_ids] = token_id
         self.n_ids += 1
 
-    def take_pages(self, start: int, pages: tuple[PageId, ...]) -> None:
-        """Note the pages that a span brings; a span from position 0 starts over with pages of its own."""
-        if start == 0:
-            self.n_pages = 0
-        if pages:
-            self.pages[self.n_pages : self.n_pages + len(pages)] = pages
-            self.n_pages += len(pages)
+    def take_pages(self, first: int, pages: tuple[PageId, ...]) -> None:
+        """Note the pages that a span brings: they take the places from `first` on, and the table ends after them."""
+        self.n_pages = first + len(pages)
+        self.pages[first : self.n_pages] = pages
 
 
 class StepBuffers:
@@ -65,8 +62,8 @@ class StepBuffers:
         row = n_seqs = n_logits = 0
         for span in spans:
             sequence = sequences[span.seq]
-            if span.start == 0 or span.new_pages:
-                sequence.take_pages(span.start, span.new_pages)
+            if span.new_pages:
+                sequence.take_pages(span.first_page, span.new_pages)
             self._rows(sequence, span.start, span.count, row)
             self._table[n_seqs, : sequence.n_pages] = sequence.pages[: sequence.n_pages]
             row += span.count

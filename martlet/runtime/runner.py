@@ -16,6 +16,8 @@ from martlet.models.decoder import forward, hidden_states
 from martlet.models.load import Model
 from martlet.ops.interface import Array, Backend, Program, StepLimits
 from martlet.runtime.flatten import SequenceRows, StepBuffers
+from martlet.runtime.page_moves import PageMoves
+from martlet.runtime.tier_file import TierFile
 from martlet.sample.sampler import Sampler, SequenceSampler, token_logprobs
 from martlet.types import PageId, Sampled, SeqId, Sequence, Span, StepPlan, StepResult, TokenLogprobs
 
@@ -44,7 +46,14 @@ class Runner:
     """Runs plans on one backend. `limits` bounds every step."""
 
     def __init__(
-        self, ops: Backend, model: Model, caches: Seq[Array], limits: StepLimits, page_size: int, sampler: Sampler
+        self,
+        ops: Backend,
+        model: Model,
+        caches: Seq[Array],
+        limits: StepLimits,
+        page_size: int,
+        sampler: Sampler,
+        tier: TierFile | None = None,
     ) -> None:
         self._ops = ops
         self._model = model
@@ -57,9 +66,10 @@ class Runner:
         self._rows: dict[SeqId, SequenceRows] = {}
         self._program = ops.capture(lambda: forward(ops, model, caches), limits)
         self._hidden: Program | None = None
+        self._moves = PageMoves(ops, caches, tier)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a step's spans together and sample for those that ask for it."""
+        """Move a plan's pages, compute its spans together and sample for those that ask for it."""
         for seq_id in plan.dropped:
             self._sequences.pop(seq_id, None)
             self._rows.pop(seq_id, None)
@@ -67,20 +77,23 @@ class Runner:
             running = _Running(seq, self._page_size, self._sampler)
             self._sequences[seq.seq_id] = running
             self._rows[seq.seq_id] = running.rows
-        if not plan.spans:
-            return StepResult(plan.step, ())
-        inputs = self._buffers.fill(plan.spans, self._rows)
+        moved = self._moves.run(plan)
+        sampled = self._compute(plan.spans) if plan.spans else ()
+        return StepResult(plan.step, sampled, moved.failed_saves, moved.failed_loads, moved.load_s)
+
+    def _compute(self, spans: tuple[Span, ...]) -> tuple[Sampled, ...]:
+        inputs = self._buffers.fill(spans, self._rows)
         output = self._program.run(inputs)
         if len(inputs.logit_rows) == 0:
-            return StepResult(plan.step, ())
+            return ()
         logits = self._ops.download(output)  # [L, V]
         sampled: list[Sampled] = []
         row = 0
-        for span in plan.spans:
+        for span in spans:
             if span.n_logits:
                 sampled.append(self._sample(span, logits[row : row + span.n_logits]))
                 row += span.n_logits
-        return StepResult(plan.step, tuple(sampled))
+        return tuple(sampled)
 
     def embed(self, ids: Seq[int], pages: tuple[PageId, ...]) -> F32:
         """Return the mean over the prompt of what the final norm gives, [C], summed in float64."""

@@ -1,22 +1,24 @@
-"""The scheduler: which positions of which sequences the next step computes (read `runtime/runner.py` next).
+"""The scheduler: requests in, plans out, results in, events out (read `planner.py` next).
 
-First come, first served, with a budget of tokens a step. Running sequences that decode come first, one token each; what
-is left of the budget goes to prompts, in chunks, oldest first, so that a long prompt never stops a running answer
-(arXiv:2308.16369). A sequence is admitted when all pages of its known ids are free; while it decodes it takes a page
-when it needs one. When none is free the newest sequence gives all its pages back and waits to be computed again: the
-oldest always makes progress.
+It owns every sequence from `add` to exactly one terminal event. `plan` says what the next step computes, `commit` takes
+in what the step found.
 
-It knows integers only: no arrays, no clock, no text.
+It knows integers only: no arrays, no text, and of the clock what it is told.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from martlet.cache.pages import PagePool
-from martlet.errors import RequestError
+from martlet.cache.radix import RadixCache
+from martlet.errors import CapacityError, RequestError
+from martlet.sched.admission import PageKeeper, common_ids
+from martlet.sched.cost import CostModel, Work
+from martlet.sched.limits import SchedulerLimits
+from martlet.sched.planner import Planner
+from martlet.sched.policy import DECODE_WEIGHT, POLICIES, Policy
+from martlet.sched.queue import rank
 from martlet.types import (
     Event,
     FinishReason,
@@ -25,51 +27,50 @@ from martlet.types import (
     Sampled,
     SeqId,
     Sequence,
-    Span,
     StepPlan,
     StepResult,
 )
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Bounds of a step and of a sequence."""
-
-    context: int  # ids of one sequence, prompt and generated
-    max_step_tokens: int
-    max_seqs: int  # sequences that run at a time
-    max_logits: int  # rows of a step that may ask for logits
-
-    def __post_init__(self) -> None:
-        assert self.context >= 1
-        assert self.max_step_tokens >= self.max_seqs >= 1
-        assert self.max_logits >= self.max_seqs
+MOST_TENANTS = 4096  # whose service is remembered while they are away
 
 
 class Scheduler:
-    """Owns the sequences and their pages, from `add` to exactly one terminal event each."""
+    """Requests and their sequences. Times are in seconds, of a clock that only goes forward."""
 
-    def __init__(self, pages: PagePool, limits: SchedulerLimits, eos_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        pages: PagePool,
+        limits: SchedulerLimits,
+        eos_ids: frozenset[int] = frozenset(),
+        *,
+        cache: RadixCache | None = None,
+        policy: Policy = POLICIES["fcfs"],
+        share_tokens: int = 1,
+    ) -> None:
         self._pages = pages
         self._limits = limits
         self._eos_ids = eos_ids
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # in order of arrival
+        self._policy = policy
         self._live: dict[SeqId, Sequence] = {}
         self._requests: dict[str, list[Sequence]] = {}
-        self._known: set[SeqId] = set()  # sequences that a plan has added and none has dropped
+        self.cache = cache
+        self.cost = CostModel()
+        self._keeper = PageKeeper(pages, cache, self.cost, share_tokens)
+        self._planner = Planner(limits, self._keeper, policy, self.cost, self, self._live)
         self._dropped: list[SeqId] = []
+        self._service: dict[str, float] = {}  # tokens computed for each tenant, weighted
+        self._pending: list[Event] = []  # ends that a plan has brought
+        self._planned: tuple[float, Work] = (0.0, Work())
         self._next_seq = 0
         self._step = 0
-        self.n_preempted = 0
 
     # -- requests -------------------------------------------------------------------------------------------------
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, now: float = 0.0) -> None:
         """Accept a request: its n sequences wait for their turn.
 
-        Raises RequestError for one that can never run; nothing is kept of it then.
+        Raises RequestError for one that can never run and CapacityError where the queue is full; nothing is kept then.
         """
         if request.request_id in self._requests:
             raise RequestError(
@@ -77,18 +78,36 @@ class Scheduler:
             )
         limit = self._limit(request)
         params = request.params
+        self._planner.waiting.check_room(params.n, params.n * len(request.prompt_ids))
         stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_ids)
-        sequences = []
+        self._join(request.scheduling.tenant)
+        sequences: list[Sequence] = []
         for index in range(params.n):
             seq = Sequence(SeqId(self._next_seq), request, index, list(request.prompt_ids), limit, stop_ids)
             if params.prompt_logprobs is None or index > 0:
                 seq.n_scored = seq.n_prompt  # the n sequences share their prompt: the first one reports it
+            seq.arrival_s = request.arrival_s or now
+            if index > 0:  # they wait until the first one has computed the prompt
+                seq.parent, seq.n_common = sequences[0].seq_id, seq.n_prompt
             self._next_seq += 1
             sequences.append(seq)
         for seq in sequences:
             self._live[seq.seq_id] = seq
-            self._waiting.append(seq)
+            self._planner.waiting.add(seq)
+        self._planner.waiting.watch(sequences[0])
         self._requests[request.request_id] = sequences
+
+    def fork(self, request: Request, parent: tuple[str, int], now: float = 0.0) -> None:
+        """Accept a request that goes on from a sequence that lives: (request id, index).
+
+        It shares the parent's full pages, as far as the ids are the same and computed, and gets a copy of the page that
+        is so in part; if the parent has ended by the time that it is admitted, what the prefix cache has kept of it.
+        """
+        source = next((seq for seq in self._requests.get(parent[0], ()) if seq.index == parent[1]), None)
+        self.add(request, now)
+        if source is not None and source.request.scheduling.cache_salt == request.scheduling.cache_salt:
+            for seq in self._requests[request.request_id]:
+                seq.parent, seq.n_common = source.seq_id, common_ids(source.ids, seq.ids)
 
     def _limit(self, request: Request) -> int:
         """The number of ids at which the request's sequences end; raise RequestError if it can never run."""
@@ -130,17 +149,17 @@ class Scheduler:
     def clear(self, error: str | None = None) -> list[Event]:
         """End every request, with `error` if that is why, whatever a step that failed midway has left behind."""
         ended = list(self._live.values())
-        self._dropped += self._known
-        self._known.clear()
-        for places in (self._waiting, self._running, self._live, self._requests):
-            places.clear()
-        self._pages.reset()
+        self._dropped += self._planner.known
+        self._live.clear()
+        self._requests.clear()
+        self._planner.clear()
         finish = FinishReason.ABORT if error is None else FinishReason.ERROR
-        return [Event(seq.request.request_id, seq.index, finish=finish, error=error) for seq in ended]
+        pending, self._pending = self._pending, []
+        return pending + [Event(seq.request.request_id, seq.index, finish=finish, error=error) for seq in ended]
 
     def decoding(self) -> Iterator[Sequence]:
         """The running sequences whose next span is one token."""
-        return (seq for seq in self._running if len(seq.ids) - seq.n_cached == 1)
+        return (seq for seq in self._planner.running if len(seq.ids) - seq.n_cached == 1)
 
     @property
     def has_work(self) -> bool:
@@ -150,124 +169,150 @@ class Scheduler:
     @property
     def n_running(self) -> int:
         """Sequences that hold pages."""
-        return len(self._running)
+        return len(self._planner.running)
 
     @property
     def n_waiting(self) -> int:
         """Sequences that wait for their turn."""
-        return len(self._waiting)
+        return len(self._planner.waiting)
+
+    @property
+    def n_preempted(self) -> int:
+        """How often a sequence lost its pages."""
+        return self._planner.n_preempted
+
+    def borrow(self, n_tokens: int) -> tuple[PageId, ...]:
+        """Pages for so many positions, for use between two steps; to be given to the pool's `free`. CapacityError."""
+        need = self._pages.pages_for(n_tokens)
+        pages = self._keeper.take(need, save=False)
+        if pages is None:
+            raise CapacityError(
+                f"The prompt of {n_tokens:,} tokens needs {need:,} pages of KV memory and {self._keeper.n_available:,} of"
+                f" {self._pages.n_pages:,} are free: shorten it, wait for running requests, or raise max_context."
+            )
+        return pages
+
+    @property
+    def n_free(self) -> int:
+        """Pages that no sequence uses: free, or kept by the prefix cache for as long as nobody needs them."""
+        return self._keeper.n_available
 
     # -- a step ---------------------------------------------------------------------------------------------------
-    def plan(self) -> StepPlan:
-        """Choose the spans of the next step and allocate their pages."""
-        tokens = self._limits.max_step_tokens - sum(1 for _ in self.decoding())
-        scores = self._limits.max_logits - self._limits.max_seqs  # one row is kept for the token of each sequence
-        spans: list[Span] = []
-        added: list[Sequence] = []
-        position = 0
-        while position < len(self._running):  # the list may lose its tail to `_grow`
-            seq = self._running[position]
-            position += 1
-            remaining = len(seq.ids) - seq.n_cached
-            if remaining == 1:
-                pages = self._grow(seq)
-                if pages is not None:
-                    spans.append(Span(seq.seq_id, seq.n_cached, 1, pages, 1))
-            elif tokens > 0:
-                span = self._chunk(seq, (), tokens, scores)
-                tokens, scores = tokens - span.count, scores - max(0, span.n_logits - 1)
-                spans.append(span)
-        while self._waiting and tokens > 0 and len(self._running) < self._limits.max_seqs:
-            seq = self._waiting[0]
-            if not self._fits(seq):
-                break
-            self._running.append(self._waiting.popleft())
-            pages = self._pages.alloc(self._pages.pages_for(len(seq.ids)))
-            seq.pages.extend(pages)
-            span = self._chunk(seq, pages, tokens, scores)
-            tokens, scores = tokens - span.count, scores - max(0, span.n_logits - 1)
-            spans.append(span)
-            if seq.seq_id not in self._known:
-                self._known.add(seq.seq_id)
-                added.append(seq)
+    def plan(self, now: float = 0.0) -> StepPlan:
+        """Choose the spans of the next step and allocate their pages; `now` is the time, which only ever grows."""
+        self._expire(now)
+        draft = self._planner.plan(now)
+        self._planned = now, draft.work
         self._step += 1
-        return StepPlan(self._step, tuple(spans), tuple(added), tuple(self._dropped))
+        return StepPlan(
+            self._step,
+            tuple(draft.spans),
+            tuple(draft.added),
+            tuple(self._dropped),
+            tuple(draft.preempted),
+            self._keeper.saves(),
+            tuple(draft.loads),
+            tuple(draft.copies),
+        )
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[Event]:
+    def commit(self, plan: StepPlan, result: StepResult, now: float = 0.0) -> list[Event]:
         """Take in what a step computed: advance its sequences, end those that are done."""
         del self._dropped[: len(plan.dropped)]  # only now: of a step that failed nobody knows what it still did
+        if plan.loads or result.failed_saves:
+            self._planner.take_loads(plan, result)
+        live, publish = self._live, self.cache is not None
         for span in plan.spans:
-            seq = self._live.get(span.seq)
+            seq = live.get(span.seq)
             if seq is not None:  # None: aborted while the step ran
                 seq.n_cached = span.start + span.count
-        events: list[Event] = []
+                if publish and (span.count > 1 or seq.n_cached == seq.n_prompt):
+                    self._keeper.publish(seq)
+        if self._policy.serves:
+            self._serve(plan)
+        self._measure(plan, now - result.load_s)
+        events, self._pending = self._pending, []
         for sampled in result.sampled:
-            seq = self._live.get(sampled.seq)
+            seq = live.get(sampled.seq)
             if seq is not None:
                 events.append(self._accept(seq, sampled))
         return events
 
     def check(self) -> None:
         """Assert the invariants: every page's owners, each sequence in one place, pages for what is cached."""
-        self._pages.check(seq.pages for seq in self._live.values())
-        places = [*self._waiting, *self._running]
+        owners = [seq.pages for seq in self._live.values()]
+        if self.cache is not None:
+            self.cache.check()
+            owners.append(self.cache.pages())
+        self._pages.check(owners)
+        waiting, running = self._planner.waiting, self._planner.running
+        places = [*waiting, *running]
         assert sorted(seq.seq_id for seq in places) == sorted(self._live), "a sequence is lost or in two places"
         assert sorted(seq.seq_id for seqs in self._requests.values() for seq in seqs) == sorted(self._live)
-        assert len(self._running) <= self._limits.max_seqs
-        assert all(not seq.pages and seq.n_cached == 0 for seq in self._waiting), "a waiting sequence holds pages"
-        for seq in self._running:
+        assert len(running) <= self._limits.max_seqs
+        assert all(not seq.pages and seq.n_cached == 0 for seq in waiting), "a waiting sequence holds pages"
+        assert sum(seq.n_prompt for seq in waiting) == waiting.n_tokens
+        for seq in running:
             assert seq.n_cached < len(seq.ids) <= seq.limit or seq.n_cached == len(seq.ids) == seq.limit
             assert len(seq.pages) * self._pages.page_size >= seq.n_cached
-        order = [seq.seq_id for seq in places if seq in self._running]
-        assert order == sorted(order), "running sequences are out of order"
+        for seqs in (waiting, running):
+            order = [rank(seq) for seq in seqs]
+            assert order == sorted(order), "sequences are out of order"
+
+    # -- what policies ask ------------------------------------------------------------------------------------------
+    def n_matched(self, seq: Sequence) -> int:
+        """Tokens of a waiting sequence that the prefix cache holds."""
+        return self._keeper.match(seq).n_tokens
+
+    def service(self, tenant: str) -> float:
+        """Tokens computed for a tenant, weighted."""
+        return self._service.get(tenant, 0.0)
+
+    def _join(self, tenant: str) -> None:
+        """A tenant that comes back starts level with the least served of those that are there: absence saves nothing."""
+        if self._policy.serves:
+            there = {seq.request.scheduling.tenant for seq in self._live.values()}
+            if tenant not in there:
+                least = min((self.service(other) for other in there), default=0.0)
+                if len(self._service) >= MOST_TENANTS:
+                    self._service = {other: had for other, had in self._service.items() if other in there}
+                self._service[tenant] = max(self.service(tenant), least)
+
+    def _serve(self, plan: StepPlan) -> None:
+        """Count what a step has computed for each tenant."""
+        for span in plan.spans:
+            seq = self._live.get(span.seq)
+            if seq is not None:
+                weight = DECODE_WEIGHT if span.start >= seq.n_prompt else span.count
+                self._service[seq.request.scheduling.tenant] += weight
 
     # -- parts ----------------------------------------------------------------------------------------------------
-    def _fits(self, seq: Sequence) -> bool:
-        """Whether `seq` may start: room for its ids and the next, and a page of growth for each that runs already."""
-        need = self._pages.pages_for(min(len(seq.ids) + 1, seq.limit))
-        return need + len(self._running) <= self._pages.n_free
+    def _expire(self, now: float) -> None:
+        """End the requests whose time in the queue is over."""
+        for seq in self._planner.waiting.expired(now):
+            siblings = self._requests.get(seq.request.request_id, [])
+            if (
+                siblings
+                and siblings[0].request is seq.request
+                and not any(other.pages or other.seq_id in self._planner.known for other in siblings)
+            ):
+                error = (
+                    f"The request waited {now - seq.arrival_s:.1f} s and had not started: its queue_timeout_s,"
+                    f" {seq.request.scheduling.queue_timeout_s:g}, is over. Try again later, or give it more time."
+                )
+                self._pending += [self._finish(other, FinishReason.ERROR, error=error) for other in list(siblings)]
 
-    def _chunk(self, seq: Sequence, pages: tuple[PageId, ...], tokens: int, scores: int) -> Span:
-        """The next span of a prompt, of at most `tokens` rows of which at most `scores` are read for the prompt alone.
-
-        Logits are needed for the rows from n_scored on, which are a span's last ones, and for the row of the last id.
-        """
-        count = min(len(seq.ids) - seq.n_cached, tokens)
-        first_scored = max(seq.n_cached, seq.n_scored)
-        if seq.n_scored < seq.n_prompt:
-            # One row more than `scores`: it is the one kept for the token of this sequence.
-            count = min(count, first_scored + scores + 1 - seq.n_cached)
-            n_logits = max(0, seq.n_cached + count - first_scored)
-        else:
-            n_logits = 1 if seq.n_cached + count == len(seq.ids) else 0
-        return Span(seq.seq_id, seq.n_cached, count, pages, n_logits)
-
-    def _grow(self, seq: Sequence) -> tuple[PageId, ...] | None:
-        """The pages for the next token of a running sequence; None if it is the newest and has to wait itself."""
-        if len(seq.pages) * self._pages.page_size > seq.n_cached:
-            return ()
-        while self._pages.n_free == 0:
-            newest = self._running[-1]
-            self._preempt(newest)
-            if newest is seq:
-                return None
-        pages = self._pages.alloc(1)
-        seq.pages.extend(pages)
-        return pages
-
-    def _preempt(self, seq: Sequence) -> None:
-        """Give the pages back; the ids stay, and their keys and values are computed again later."""
-        self._running.remove(seq)
-        self._pages.free(seq.pages)
-        seq.pages = []
-        seq.n_cached = 0
-        self._waiting.appendleft(seq)
-        self.n_preempted += 1
+    def _measure(self, plan: StepPlan, now: float) -> None:
+        """Learn from the time that a step took."""
+        started, work = self._planned
+        if plan.spans and now > started:
+            self.cost.observe(work, now - started)
+            self._planner.waiting.measure(work.n_decode + work.n_prefill, now - started)
 
     def _accept(self, seq: Sequence, sampled: Sampled) -> Event:
         """Take in one sequence's result."""
         request = seq.request
-        seq.n_scored = max(seq.n_scored, min(seq.n_cached, seq.n_prompt))
+        if seq.n_scored < seq.n_prompt:
+            seq.n_scored = min(seq.n_cached, seq.n_prompt)
         if sampled.error is not None:
             return self._finish(seq, FinishReason.ERROR, error=sampled.error)
         if sampled.token_id is None:
@@ -302,18 +347,13 @@ class Scheduler:
         return Event(seq.request.request_id, seq.index, finish=reason, stop_reason=stop_reason, error=error)
 
     def _release(self, seq: Sequence) -> None:
-        """Forget a sequence and free its pages."""
-        self._pages.free(seq.pages)
-        seq.pages = []
-        if seq in self._running:
-            self._running.remove(seq)
-        else:
-            self._waiting.remove(seq)
+        """Forget a sequence; its pages stay in the cache while there is room."""
+        self._planner.leave(seq)
         del self._live[seq.seq_id]
         siblings = self._requests[seq.request.request_id]
         siblings.remove(seq)
         if not siblings:
             del self._requests[seq.request.request_id]
-        if seq.seq_id in self._known:
-            self._known.remove(seq.seq_id)
+        if seq.seq_id in self._planner.known:
+            self._planner.known.remove(seq.seq_id)
             self._dropped.append(seq.seq_id)

@@ -67,7 +67,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "chunks of 7": {"max_step_tokens": 7, "max_seqs": 3},
     "two at a time": {"max_seqs": 2},
     "preemption": {"kv_memory": 5 * PAGE_BYTES},
-    "preemption in chunks of 7": {"kv_memory": 5 * PAGE_BYTES, "max_step_tokens": 7, "max_seqs": 6},
+    "preemption in chunks of 16": {"kv_memory": 5 * PAGE_BYTES, "max_step_tokens": 16, "max_seqs": 8},
     "preemption on two threads": {"kv_memory": 5 * PAGE_BYTES, "threads": 2},
 }
 
@@ -80,6 +80,39 @@ def test_the_same_bits(row: str, model: Path, plain: list[tuple[Any, ...]]) -> N
         preempted = llm._parts.engine.scheduler.n_preempted
     assert [essence(output) for output in outputs] == plain
     assert (preempted > 0) == ("preemption" in row)
+
+
+def test_what_the_prefix_cache_gives_is_exact(model: Path, plain: list[tuple[Any, ...]]) -> None:
+    """ask 11; faults KVC-01, KVC-07: again, all at once, with other ends, and with what was generated going on."""
+    with LLM(str(model), threads=1, max_seqs=8, kv_memory=64 * PAGE_BYTES) as llm:
+        for round_number in range(3):
+            outputs = llm.generate(PROMPTS, PARAMS)
+            assert [essence(output) for output in outputs] == plain, f"round {round_number}"
+        used = [output.metrics.cache for output in outputs if output.metrics is not None]
+        lengths = [len(output.prompt_token_ids) for output in outputs]
+        # Two ask for the log-probabilities of their prompts, which are computed.
+        assert [use.n_tokens for use in used if use] == [0, 0, lengths[2] - 1, lengths[3] - 1, 0]
+        longest = outputs[3]
+        ids = [*longest.prompt_token_ids, *longest.outputs[0].token_ids]
+        params = SamplingParams(max_tokens=9, temperature=0, logprobs=2)
+        for cut in (1, 31, 32, 33, 34, 40, 63, 64, 65, 70, 80):
+            again = [llm.generate([ids[:cut]], params)[0] for _ in range(2)]
+            with_other_end = llm.generate([[*ids[: cut - 1], 7, 8]], params)[0]
+            with LLM(str(model), threads=1, prefix_cache=False) as alone:
+                expected = alone.generate([ids[:cut]], params)[0]
+                assert [essence(output) for output in again] == [essence(expected)] * 2, cut
+                assert essence(with_other_end) == essence(alone.generate([[*ids[: cut - 1], 7, 8]], params)[0]), cut
+        llm._parts.engine.scheduler.check()
+
+
+@pytest.mark.parametrize("tokens", [512, 16])
+def test_what_is_left_after_eviction_is_exact(tokens: int, model: Path, plain: list[tuple[Any, ...]]) -> None:
+    """The pool holds one request and a little: each finds what the one before it has left of the prefixes."""
+    with LLM(str(model), threads=1, kv_memory=6 * PAGE_BYTES, max_step_tokens=tokens) as llm:
+        for _ in range(3):
+            for number in (0, 4, 2, 3, 1, 4, 3):
+                assert essence(llm.generate(PROMPTS[number], PARAMS[number])[0]) == plain[number]
+                llm._parts.engine.scheduler.check()
 
 
 def test_a_stream_is_the_whole(model: Path, plain: list[tuple[Any, ...]]) -> None:

@@ -7,71 +7,109 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.types import PageId, Sampled, SeqId, Span, StepPlan, StepResult, TokenLogprobs
+from martlet.types import Load, PageId, Sampled, SeqId, SlotId, Span, StepPlan, StepResult, TokenLogprobs
 from martlet.types import Sequence as EngineSequence
 
 Script = Callable[[EngineSequence, int], int | str]  # sequence, number of the token → its id, or an error
 
 
+class _Rows:
+    """What a worker keeps of a sequence: its ids and its page table."""
+
+    def __init__(self, seq: EngineSequence) -> None:
+        self.seq = seq
+        self.ids = list(seq.ids)
+        self.pages: list[PageId] = []
+        self.histories: list[int] = []  # of each position: the number of the prefix that ends there
+
+
 class ScriptedExecutor:
     """Runs no model: token number i of a sequence is `script(sequence, i)`.
 
-    It keeps its own record of which positions are in the cache, as a worker in another process would, and asserts that
-    plans are consistent with it.
+    It keeps its own record, as a worker in another process would, and of every position of every page the prefix that was
+    computed there. A span may only be computed where all positions before it hold the sequence's own prefix: so
+    whatever is shared, copied, loaded or evicted wrongly is seen at once.
     """
 
-    def __init__(self, script: Script, page_size: int) -> None:
+    def __init__(self, script: Script, page_size: int, fails: Callable[[Load], bool] | None = None) -> None:
         self._script = script
         self._page_size = page_size
-        self._sequences: dict[SeqId, EngineSequence] = {}
-        self._n_ids: dict[SeqId, int] = {}
-        self._cached: dict[SeqId, int] = {}
-        self._pages: dict[SeqId, list[PageId]] = {}
+        self._fails = fails
+        self._sequences: dict[SeqId, _Rows] = {}
+        self._prefixes: dict[tuple[int, int], int] = {}  # number of a prefix and the next id → number of both together
+        self._contents: dict[PageId, list[int]] = {}
+        self._tier: dict[SlotId, tuple[bytes, list[int]]] = {}
         self.plans: list[StepPlan] = []
+        self.keep_plans = True
 
     def run(self, plan: StepPlan) -> StepResult:
-        self.plans.append(plan)
+        if self.keep_plans:
+            self.plans.append(plan)
         for seq_id in plan.dropped:
-            del self._sequences[seq_id], self._n_ids[seq_id], self._cached[seq_id], self._pages[seq_id]
+            del self._sequences[seq_id]
         for seq in plan.added:
             assert seq.seq_id not in self._sequences
-            self._sequences[seq.seq_id] = seq
-            self._n_ids[seq.seq_id] = len(seq.ids)
-            self._cached[seq.seq_id] = 0
-            self._pages[seq.seq_id] = []
+            self._sequences[seq.seq_id] = _Rows(seq)
+        for save in plan.saves:
+            self._tier[save.slot] = save.key, list(self._page(save.page))
+        failed = []
+        for load in plan.loads:
+            key, contents = self._tier.get(load.slot, (b"", []))
+            if key != load.key or (self._fails is not None and self._fails(load)):
+                failed.append(load.slot)
+                self._contents[load.page] = [-2] * self._page_size  # whatever was read
+            else:
+                self._contents[load.page] = list(contents)
+        for copy in plan.copies:
+            self._contents[copy.target] = list(self._page(copy.source))
         sampled = [self._span(span) for span in plan.spans]
-        return StepResult(plan.step, tuple(entry for entry in sampled if entry is not None))
+        found = tuple(entry for entry in sampled if entry is not None)
+        return StepResult(plan.step, found, failed_loads=tuple(failed), load_s=1e-4 * len(plan.loads))
+
+    def _page(self, page: PageId) -> list[int]:
+        return self._contents.setdefault(page, [-1] * self._page_size)
 
     def _span(self, span: Span) -> Sampled | None:
-        if span.start == 0:
-            self._cached[span.seq], self._pages[span.seq] = 0, []
-        self._pages[span.seq] += span.new_pages
+        rows, size = self._sequences[span.seq], self._page_size
+        if span.new_pages:
+            assert span.first_page <= len(rows.pages)
+            rows.pages[span.first_page :] = span.new_pages
         end = span.start + span.count
-        assert span.start == self._cached[span.seq], "a position is computed twice or left out"
         assert span.count >= 1
-        assert end <= self._n_ids[span.seq]
-        assert len(self._pages[span.seq]) * self._page_size >= end, "a position has no page"
+        assert end <= len(rows.ids)
+        assert len(rows.pages) * size >= end, "a position has no page"
         assert 0 <= span.n_logits <= span.count
-        self._cached[span.seq] = end
+        for position in range(len(rows.histories), end):
+            before = rows.histories[-1] if rows.histories else 0
+            prefix = before, rows.ids[position]
+            rows.histories.append(self._prefixes.setdefault(prefix, len(self._prefixes) + 1))
+        for first in range(0, span.start, size):
+            count = min(size, span.start - first)
+            found = self._page(rows.pages[first // size])[:count]
+            assert found == rows.histories[first : first + count], "a page does not hold the sequence's prefix"
+        for position in range(span.start, end):
+            self._page(rows.pages[position // size])[position % size] = rows.histories[position]
         if span.n_logits == 0:
-            assert end < self._n_ids[span.seq], "a finished prompt asks for no token"
+            assert end < len(rows.ids), "a finished prompt asks for no token"
             return None
-        seq = self._sequences[span.seq]
+        seq = rows.seq
         scored = tuple(
             TokenLogprobs(seq.ids[position + 1], -1.0, 1)
             for position in range(end - span.n_logits, end)
             if seq.request.params.prompt_logprobs is not None and seq.index == 0 and position + 1 < seq.n_prompt
         )
-        if end < self._n_ids[span.seq] or seq.request.params.max_tokens == 0:
+        if end < len(rows.ids) or seq.request.params.max_tokens == 0:
             return Sampled(span.seq, None, prompt_logprobs=scored)
-        token = self._script(seq, self._n_ids[span.seq] - seq.n_prompt)
+        token = self._script(seq, len(rows.ids) - seq.n_prompt)
         if isinstance(token, str):
             return Sampled(span.seq, None, error=token)
-        self._n_ids[span.seq] += 1
+        rows.ids.append(token)
         return Sampled(span.seq, token, prompt_logprobs=scored)
 
     def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:
         assert len(pages) * self._page_size >= len(ids)
+        for page in pages:
+            self._contents[page] = [-3] * self._page_size
         return np.array([len(ids), 0.0], dtype=np.float32)
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ def test_gaps_are_those_of_each_sequence() -> None:
     metrics = engine.add(request("a", 1, 3, n=2))
     drain(engine)
     assert metrics.n_generated == 6
-    assert list(metrics.gaps_s) == [1.5] * 4  # steps of two rows
+    assert list(metrics.gaps_s) == [1.5, 1.5, 1.5, 1.25]  # steps of two rows; the second one is a step later
 
 
 def test_a_prompt_that_arrives_makes_the_gap_longer() -> None:

@@ -1,0 +1,185 @@
+"""Admission: where a sequence's pages come from (read `cache/radix.py` next).
+
+A sequence starts after the longest prefix that is there already: in the prefix cache, or in the pages of the sequence that
+it was forked from. Full pages are shared, the page that is good in part is copied, pages that are in the second tier
+only are loaded, and the rest is new. At least the last position is always computed: its logits are wanted.
+
+    ids      | full page | full page | full page | 17 of 32 | to be computed …
+    pages    | shared    | shared    | loaded    | copied   | new
+
+New pages come from the pool, and when that is empty from the cache, which forgets what was used longest ago.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from martlet.cache.pages import PagePool
+from martlet.cache.radix import Match, RadixCache
+from martlet.sched.cost import CostModel
+from martlet.types import CacheUse, Copy, Load, MissReason, PageId, Save, Sequence, SlotId
+
+__all__ = ["Admission", "PageKeeper", "common_ids"]
+
+SAVES = 4  # pages that a step writes to the second tier ahead of their eviction
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What has to be done before an admitted sequence's first span."""
+
+    copies: tuple[Copy, ...]
+    loads: tuple[Load, ...]
+
+
+_NOTHING = Match((), (), None, 0, CacheUse(reason=MissReason.OFF))
+
+
+class PageKeeper:
+    """Gives sequences their pages and takes them back, so that whoever begins alike later can share them."""
+
+    def __init__(self, pool: PagePool, cache: RadixCache | None, cost: CostModel, share_tokens: int) -> None:
+        self.pool = pool
+        self.cache = cache
+        self._cost = cost
+        self._share_tokens = share_tokens
+        self._pinned: list[PageId] = []  # sources of the copies of the plan that is being made
+
+    @property
+    def n_available(self) -> int:
+        """Pages that are free or can be made free without taking them from a sequence."""
+        return self.pool.n_free + (0 if self.cache is None else self.cache.n_evictable)
+
+    def take(self, count: int, *, save: bool = True) -> tuple[PageId, ...] | None:
+        """New pages for one owner; None if there are not as many. `save`: a plan follows, which saves what is evicted."""
+        missing = count - self.pool.n_free
+        if missing > 0 and (self.cache is None or self.cache.evict(missing, save=save) < missing):
+            return None
+        return self.pool.alloc(count)
+
+    def match(self, seq: Sequence) -> Match:
+        """The longest cached prefix of a waiting sequence, of which nothing is taken yet."""
+        if self.cache is None:
+            return _NOTHING
+        limit = len(seq.ids) - 1
+        scored = seq.n_scored < seq.n_prompt  # the logits of all rows from n_scored on are wanted
+        if scored:
+            limit = min(limit, seq.n_scored)
+        match = self.cache.match(seq.request.scheduling.cache_salt, seq.ids, limit)
+        if scored and match.n_tokens == limit // self._share_tokens * self._share_tokens:
+            return replace(match, use=replace(match.use, reason=MissReason.SCORED))
+        return match
+
+    def admit(self, seq: Sequence, parent: Sequence | None, reserve: int) -> Admission | None:
+        """Give a waiting sequence all pages of its ids, leaving `reserve` available; None if they are not there."""
+        match = self._cheaper(seq, self.match(seq))
+        forked = None if parent is None else self._fork(seq, parent, match)
+        match = forked or match
+        if not self._fits(seq, match, reserve):
+            if match.tail is None:
+                return None
+            n_whole = len(match.pages) * self.pool.page_size  # the page to be copied takes a place too
+            match = replace(match, tail=None, n_tokens=n_whole, use=replace(match.use, n_tokens=n_whole))
+            if not self._fits(seq, match, reserve):
+                return None
+        tail = [] if match.tail is None else [match.tail[0]]
+        need = self.pool.pages_for(len(seq.ids)) - len(match.pages)
+        if self.cache is not None and forked is None:
+            self.cache.acquire(match)
+        else:
+            self.pool.share((*match.pages, *tail))
+        new = self.take(need)
+        if new is None:
+            self.pool.free((*match.pages, *tail))
+            return None
+        self._pinned += tail  # owned until the plan is made, so that nobody takes its place before it is copied
+        seq.pages = [*match.pages, *new]
+        seq.n_sent = 0
+        seq.n_cached = match.n_tokens - len(match.slots) * self.pool.page_size
+        loads = tuple(Load(slot, page, key) for (slot, key), page in zip(match.slots, new, strict=False))
+        copies = (Copy(tail[0], new[0]),) if tail else ()
+        if seq.n_generated == 0 and seq.n_preempted == 0:
+            seq.cache_use = match.use
+        return Admission(copies, loads)
+
+    def _fits(self, seq: Sequence, match: Match, reserve: int) -> bool:
+        """Whether the pages that `match` does not give are there, with `reserve` left."""
+        shared = match.pages if match.tail is None else (*match.pages, match.tail[0])
+        kept = sum(self.pool.refs(page) == 1 for page in shared)  # only cached so far, and soon in use
+        need = self.pool.pages_for(len(seq.ids)) - len(match.pages)
+        return need + reserve <= self.n_available - kept
+
+    def unpin(self) -> None:
+        """The plan is made: its copies come before whatever a later one does to their sources."""
+        self.pool.free(self._pinned)
+        self._pinned.clear()
+
+    def publish(self, seq: Sequence) -> None:
+        """Let others share the full pages of what a sequence has computed so far."""
+        if self.cache is not None:
+            n_full = seq.n_cached // self.pool.page_size
+            if n_full:
+                n_tokens = n_full * self.pool.page_size
+                self.cache.insert(seq.request.scheduling.cache_salt, seq.ids[:n_tokens], seq.pages[:n_full])
+
+    def give_back(self, seq: Sequence) -> None:
+        """Take a sequence's pages; the cache keeps what was computed."""
+        if self.cache is not None and seq.n_cached:
+            n_pages = self.pool.pages_for(seq.n_cached)
+            self.cache.insert(seq.request.scheduling.cache_salt, seq.ids[: seq.n_cached], seq.pages[:n_pages])
+        self.pool.free(seq.pages)
+        seq.pages = []
+        seq.n_cached = seq.n_sent = 0
+
+    def saves(self) -> tuple[Save, ...]:
+        """What the plan that is being made writes to the second tier."""
+        return () if self.cache is None else self.cache.drain_saves(SAVES)
+
+    def failed(self, loads: tuple[SlotId, ...], saves: tuple[SlotId, ...]) -> None:
+        """These slots of the second tier could not be read, or written."""
+        if self.cache is not None:
+            self.cache.forget(loads)
+            self.cache.retire(saves)
+
+    def clear(self) -> None:
+        """Nothing is known of any page any more."""
+        self._pinned.clear()
+        if self.cache is not None:
+            self.cache.clear()
+        self.pool.reset()
+
+    def _cheaper(self, seq: Sequence, match: Match) -> Match:
+        """Drop the loads where computing takes less time."""
+        if not match.slots:
+            return match
+        start = len(match.pages) * self.pool.page_size
+        n_tokens = len(match.slots) * self.pool.page_size
+        if self._cost.load_s(len(match.slots)) <= self._cost.prefill_s(start, n_tokens):
+            return match
+        return replace(match, slots=(), tail=None, n_tokens=start, use=replace(match.use, n_tokens=start, n_loaded=0))
+
+    def _fork(self, seq: Sequence, parent: Sequence, match: Match) -> Match | None:
+        """What the parent's pages hold, if it is more than the cache does."""
+        size = self.pool.page_size
+        n_tokens = min(seq.n_common, parent.n_cached, len(seq.ids) - 1)
+        if seq.n_scored < seq.n_prompt:
+            n_tokens = min(n_tokens, seq.n_scored)
+        n_tokens -= n_tokens % self._share_tokens
+        if n_tokens <= match.n_tokens - len(match.slots) * size:
+            return None
+        n_full, rest = divmod(n_tokens, size)
+        tail = (parent.pages[n_full], rest) if rest else None
+        use = CacheUse(n_tokens, reason=MissReason.END if n_tokens == len(seq.ids) - 1 else match.use.reason)
+        return Match(tuple(parent.pages[:n_full]), (), tail, n_tokens, use)
+
+
+def common_ids(one: list[int], other: list[int]) -> int:
+    """How many ids two sequences begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # equal up to low; slices are compared faster than their elements one by one
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,73 @@
+"""What is left of a step for prompts, in tokens and in seconds (read `cost.py` next).
+
+Sequences that decode come first; prompts get what is left of max_step_tokens and of the longest time that a step may take
+while anybody decodes, so that a long prompt never stops a running answer (arXiv:2308.16369). A page's worth is
+always left, so that prompts never stop either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.sched.cost import CostModel
+
+__all__ = ["MORE", "StepBudget", "stall_limit"]
+
+MORE = 3.0  # a step with prompts may take so many times as long as one that only decodes
+MOST = 12.0  # the same where a prompt's time to first token is in danger
+ITL_SHARE = 0.9  # of an inter-token target, for a step: the rest is for what the model does not know
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """Counts down while a step is planned. `seconds` is None where nobody waits for the step."""
+
+    cost: CostModel
+    page_size: int
+    tokens: int
+    scores: int  # rows of logits that prompts may ask for, beyond the one kept for each sequence
+    seconds: float | None = None
+
+    def chunk(self, start: int, remaining: int) -> int:
+        """How many of a prompt's remaining positions to compute; 0 if nothing is left for it."""
+        count = min(remaining, self.tokens)
+        if self.seconds is not None:
+            within = self.cost.prefill_within(max(0.0, self.seconds), start, count)
+            if within < count:
+                end = (start + within) // self.page_size * self.page_size  # whole pages: kernels work in tiles of them
+                count = end - start if end > start else within if within >= self.page_size // 2 else 0
+        return count
+
+    def least(self, remaining: int) -> int:
+        """What the first prompt of a step gets in any case."""
+        return min(remaining, self.tokens, self.page_size)
+
+    def spend(self, start: int, count: int, n_logits: int) -> None:
+        """Take off what a span takes."""
+        self.tokens -= count
+        self.scores -= max(0, n_logits - 1)
+        if self.seconds is not None:
+            self.seconds -= self.cost.prefill_s(start, count)
+
+
+def stall_limit(
+    decode_s: float, stall_s: float | None, itl_target_s: float | None, urgent: tuple[float, float] | None
+) -> float:
+    """Seconds that prompts may add to a step whose decoding part takes `decode_s`.
+
+    `stall_s` and `itl_target_s`, the smallest of those that decode, bound the step. Without `stall_s` it is MORE times
+    the decoding part. `urgent` is what a prompt still takes to compute and the time to its deadline: their ratio is the
+    share of all time that it needs, and the step is as long as that makes it, up to MOST times the decoding part.
+    """
+    if stall_s is not None:
+        limit = stall_s
+    else:
+        factor = MORE
+        if urgent is not None:
+            left_s, to_deadline_s = urgent
+            share = min(1.0, left_s / to_deadline_s) if to_deadline_s > 0.0 else 1.0
+            factor = min(MOST, max(MORE, 1.0 / max(1.0 - share, 1.0 / MOST)))
+        limit = factor * decode_s
+    if itl_target_s is not None:
+        limit = min(limit, ITL_SHARE * itl_target_s)
+    return limit - decode_s

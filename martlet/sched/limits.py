@@ -1,0 +1,25 @@
+"""Bounds of a step, of a sequence and of the queue (read `scheduler.py` next)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SchedulerLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What a scheduler may do. None is "no bound", but for `stall_s`."""
+
+    context: int  # ids of one sequence, prompt and generated
+    max_step_tokens: int
+    max_seqs: int  # sequences that run at a time
+    max_logits: int  # rows of a step that may ask for logits
+    max_waiting: int | None = None  # sequences that wait
+    max_waiting_tokens: int | None = None  # prompt tokens of those that wait
+    stall_s: float | None = None  # longest step while a sequence decodes; None: a multiple of a step that only decodes
+
+    def __post_init__(self) -> None:
+        assert self.context >= 1
+        assert self.max_step_tokens >= self.max_seqs >= 1
+        assert self.max_logits >= self.max_seqs

@@ -1,0 +1,289 @@
+"""Who runs, and what of it in the next step (read `admission.py` next).
+
+A step is planned in three parts. Running sequences that decode come first, one token each. What the step may take
+beyond that, in tokens and in time (`budget.py`), goes to prompts, in chunks. What is left admits waiting sequences in
+the policy's order (`policy.py`), none overtaking another.
+
+A sequence takes a page when it needs one. When none can be made free, the running one that the policy puts last gives
+all its pages back and waits; the cache keeps what is in them while there is room, so that little is computed again.
+Three rules keep this from becoming all that is done. Nobody is admitted unless a share of what running sequences are expected
+to grow by is free, a share that rises with every preemption (`growth.py`). After a preemption nobody is admitted until
+a sequence has ended. And who was preempted MAX_PREEMPTED times is not again: it is admitted only when all that it can
+ever need fits beside others of its kind.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from martlet.sched.admission import PageKeeper, common_ids
+from martlet.sched.budget import StepBudget, stall_limit
+from martlet.sched.cost import CostModel, Work
+from martlet.sched.growth import MAX_PREEMPTED, Growth
+from martlet.sched.limits import SchedulerLimits
+from martlet.sched.policy import Facts, Policy
+from martlet.sched.queue import WaitingQueue, rank
+from martlet.types import Copy, Load, SeqId, Sequence, Span, StepPlan, StepResult
+
+__all__ = ["Draft", "Planner"]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan that is being made."""
+
+    spans: list[Span] = field(default_factory=list)
+    added: list[Sequence] = field(default_factory=list)
+    preempted: list[SeqId] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    work: Work = field(default_factory=Work)
+
+
+class Planner:
+    """The waiting and the running sequences. `live` is the scheduler's: every sequence that has not ended."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        keeper: PageKeeper,
+        policy: Policy,
+        cost: CostModel,
+        facts: Facts,
+        live: Mapping[SeqId, Sequence],
+    ) -> None:
+        self._limits = limits
+        self._keeper = keeper
+        self._policy = policy
+        self._cost = cost
+        self._facts = facts
+        self._live = live
+        self._growth = Growth(keeper.pool)
+        self._page_size = keeper.pool.page_size
+        self._loading: dict[SeqId, tuple[Load, ...]] = {}  # of the plan that runs
+        self._until: dict[SeqId, tuple[SeqId, int]] = {}  # held: waits until the other has computed so many ids
+        self._backing_off = False  # somebody was preempted and nobody has ended since
+        self.waiting = WaitingQueue(policy, facts, limits)
+        self.running: list[Sequence] = []  # in the policy's order
+        self.known: set[SeqId] = set()  # sequences that a plan has added and none has dropped
+        self.n_preempted = 0
+
+    def plan(self, now: float) -> Draft:
+        """Choose the spans of the next step and allocate their pages."""
+        draft = Draft()
+        self._make_room(draft)
+        prompts = self._decodes(draft)
+        if prompts or self.waiting:
+            budget = self._budget(draft.work, prompts, now)
+            for seq in prompts:
+                self._add_chunk(seq, budget, draft)
+            if self.waiting and not draft.preempted:
+                self._admit(budget, draft)
+            self._keeper.unpin()
+        return draft
+
+    def leave(self, seq: Sequence) -> None:
+        """Take a sequence that ends out of where it is, and its pages from it."""
+        if seq.pages:
+            self.running.remove(seq)
+            self._keeper.give_back(seq)
+            self._growth.ended(seq)
+            self._backing_off = False
+        else:
+            self.waiting.remove(seq)
+            self._until.pop(seq.seq_id, None)
+
+    def take_loads(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in what came from the second tier; a sequence goes on after the last page that did."""
+        failed = set(result.failed_loads)
+        self._keeper.failed(result.failed_loads, result.failed_saves)
+        self._cost.observe_load(len(plan.loads) - len(failed), result.load_s)
+        for seq_id, loads in self._loading.items():
+            seq = self._live.get(seq_id)
+            if seq is None:  # aborted meanwhile
+                continue
+            good = next((i for i, load in enumerate(loads) if load.slot in failed), len(loads))
+            seq.n_cached += good * self._page_size
+            if seq.n_preempted == 0:
+                lost = (len(loads) - good) * self._page_size
+                use = seq.cache_use
+                seq.cache_use = replace(use, n_tokens=use.n_tokens - lost, n_loaded=use.n_loaded - lost)
+            self._keeper.publish(seq)
+        self._loading.clear()
+
+    def clear(self) -> None:
+        """Forget every sequence and all pages."""
+        for places in (self.waiting, self.running, self.known, self._loading, self._until):
+            places.clear()
+        self._backing_off = False
+        self._keeper.clear()
+
+    # -- those that run ---------------------------------------------------------------------------------------------
+    def _make_room(self, draft: Draft) -> None:
+        """Give a page to each sequence whose next position needs one, taking them from the last if need be."""
+        size = self._page_size
+        for seq in [seq for seq in self.running if seq.n_cached == len(seq.pages) * size]:
+            while seq.pages:  # none: preempted meanwhile, perhaps for its own sake
+                pages = self._keeper.take(1)
+                if pages is not None:
+                    seq.pages += pages
+                    break
+                self._preempt(self._victim(), draft)
+
+    def _victim(self) -> Sequence:
+        """The last by the policy, among those that were not preempted too often."""
+        if not self._policy.serves:
+            return max(self.running, key=lambda seq: (seq.n_preempted < MAX_PREEMPTED, rank(seq)))
+        key = self._policy.key
+        return max(self.running, key=lambda seq: (seq.n_preempted < MAX_PREEMPTED, key(seq, self._facts), seq.seq_id))
+
+    def _preempt(self, seq: Sequence, draft: Draft) -> None:
+        """Take the pages; the ids stay, and what the cache does not keep is computed again later."""
+        self.running.remove(seq)
+        self._keeper.give_back(seq)
+        seq.n_preempted += 1
+        self.waiting.add(seq)
+        self._growth.preempted()
+        self._backing_off = True
+        self.n_preempted += 1
+        draft.preempted.append(seq.seq_id)
+
+    def _decodes(self, draft: Draft) -> list[Sequence]:
+        """Add the spans of one token; return the running sequences that have more to compute."""
+        prompts: list[Sequence] = []
+        spans, reads = draft.spans, 0
+        for seq in self.running:
+            start = seq.n_cached
+            if len(seq.ids) - start != 1:
+                prompts.append(seq)
+            elif seq.n_sent == len(seq.pages):
+                spans.append(Span(seq.seq_id, start, 1, (), 1))
+                reads += start
+            else:
+                self._add_span(seq, 1, 1, draft)
+                reads += start
+        draft.work.n_decode = len(spans)
+        draft.work.decode_reads = reads + len(spans)
+        return prompts
+
+    # -- prompts ----------------------------------------------------------------------------------------------------
+    def _budget(self, work: Work, prompts: list[Sequence], now: float) -> StepBudget:
+        """What prompts may take of this step."""
+        limits = self._limits
+        budget = StepBudget(
+            self._cost, self._page_size, limits.max_step_tokens - work.n_decode, limits.max_logits - limits.max_seqs
+        )
+        if work.n_decode == 0:
+            return budget
+        targets = (seq.request.scheduling.itl_target_s for seq in self.running if len(seq.ids) - seq.n_cached == 1)
+        itl = min((target for target in targets if target is not None), default=None)
+        urgent = None
+        for seq in prompts[:1]:
+            target = seq.request.scheduling.ttft_target_s
+            if target is not None and seq.n_generated == 0:
+                left = self._cost.prefill_s(seq.n_cached, len(seq.ids) - seq.n_cached)
+                urgent = left, seq.arrival_s + target - now
+        budget.seconds = stall_limit(self._cost.predict(work), limits.stall_s, itl, urgent)
+        return budget
+
+    def _add_chunk(self, seq: Sequence, budget: StepBudget, draft: Draft) -> None:
+        """Add the next span of a prompt, if anything is left for it.
+
+        Logits are needed for the rows from n_scored on, which are a span's last ones, and for the row of the last id.
+        """
+        start, remaining = seq.n_cached, len(seq.ids) - seq.n_cached
+        count = budget.chunk(start, remaining)
+        if draft.work.n_prefill == 0:
+            count = max(count, budget.least(remaining))
+        if count == 0:
+            return
+        if seq.n_scored < seq.n_prompt:
+            first_scored = max(start, seq.n_scored)
+            # One row more than `scores`: it is the one kept for the token of this sequence.
+            count = min(count, first_scored + budget.scores + 1 - start)
+            n_logits = max(0, start + count - first_scored)
+        else:
+            n_logits = 1 if count == remaining else 0
+        budget.spend(start, count, n_logits)
+        draft.work.n_prefill += count
+        draft.work.prefill_reads += count * start + count * (count + 1) // 2
+        self._add_span(seq, count, n_logits, draft)
+
+    def _add_span(self, seq: Sequence, count: int, n_logits: int, draft: Draft) -> None:
+        """Add a span, with the pages that no span has handed out."""
+        draft.spans.append(Span(seq.seq_id, seq.n_cached, count, tuple(seq.pages[seq.n_sent :]), n_logits, seq.n_sent))
+        seq.n_sent = len(seq.pages)
+        if seq.seq_id not in self.known:
+            self.known.add(seq.seq_id)
+            draft.added.append(seq)
+
+    # -- those that wait --------------------------------------------------------------------------------------------
+    def _admit(self, budget: StepBudget, draft: Draft) -> None:
+        """Admit waiting sequences in the policy's order while there is room."""
+        if self._backing_off and self.running:
+            return
+        held: set[Sequence] = set()
+        while len(self.running) < self._limits.max_seqs and budget.tokens > 0:
+            if draft.work.n_prefill and budget.seconds is not None and budget.seconds <= 0.0:
+                return
+            seq = self.waiting.first(held)
+            if seq is None:
+                return
+            parent = None if seq.parent is None else self._live.get(seq.parent)
+            if self._is_held(seq, parent):
+                held.add(seq)
+                continue
+            reserve = self._growth.reserve(self.running, seq) if self.running else 0
+            admission = self._keeper.admit(seq, parent if parent is not None and parent.pages else None, reserve)
+            if admission is None:
+                return
+            self._start(seq)
+            draft.copies += admission.copies
+            if admission.loads:
+                draft.loads += admission.loads
+                self._loading[seq.seq_id] = admission.loads
+            else:
+                self._add_chunk(seq, budget, draft)
+
+    def _start(self, seq: Sequence) -> None:
+        self.waiting.remove(seq)
+        self._until.pop(seq.seq_id, None)
+        if self._policy.changes:
+            seq.key = self._policy.key(seq, self._facts)
+        insort(self.running, seq, key=rank)
+
+    def _is_held(self, seq: Sequence, parent: Sequence | None) -> bool:
+        """Whether another sequence is about to compute what this one could share: it waits for that."""
+        if parent is not None and parent.n_generated == 0 and parent.n_cached < parent.n_prompt:
+            return True
+        other_id, until = self._until.get(seq.seq_id, (None, 0))
+        if other_id is None:
+            found = self._shared_work(seq)
+            if found is None:
+                return False
+            self._until[seq.seq_id] = found
+            return True
+        other = self._live.get(other_id)
+        if other is not None and other.pages and other.n_cached < until:
+            return True
+        del self._until[seq.seq_id]
+        return self._is_held(seq, parent)
+
+    def _shared_work(self, seq: Sequence) -> tuple[SeqId, int] | None:
+        """The running sequence ahead of this one that will compute the most pages of its prefix, and up to where."""
+        if self._keeper.cache is None or seq.n_scored < seq.n_prompt:
+            return None
+        size, best = self._page_size, None
+        most = len(seq.ids) - 1
+        for other in self.running:
+            same = other.request.scheduling.cache_salt == seq.request.scheduling.cache_salt
+            if not same or other.n_cached >= other.n_prompt or (rank(other) > rank(seq) and not self._policy.changes):
+                continue
+            common = min(common_ids(seq.ids, other.ids), most) // size * size
+            if common > other.n_cached and (best is None or common > best[1]):
+                best = other.seq_id, common
+        if best is None or best[1] < self._keeper.match(seq).n_tokens + size:
+            return None
+        return best
