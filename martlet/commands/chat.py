@@ -40,7 +40,9 @@ HELP = """\
 /exit            leave (also Ctrl-D)
 A line that ends in \\ goes on in the next one.
 A line with \"\"\" alone starts a message of several lines; another one ends it.
-Ctrl-C stops an answer; what was said of it stays in the conversation."""
+Ctrl-C stops an answer; what was said of it stays in the conversation.
+An answer leaves an eighth of the context for the next message, unless -n sets its limit. Once a conversation fills three
+quarters of the context, the model is not shown its oldest messages; the system message stays."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,7 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="give the model its answers back in its own tokens, not as the text would be cut anew (default: yes)",
     )
     unseen = ("logprobs", "prompt_logprobs", "logprobs_mode")  # of no use where no numbers are shown
-    add_sampling_options(parser, max_tokens="what the context holds", without=unseen)
+    add_sampling_options(parser, max_tokens="7/8 of the context with the prompt", without=unseen)
 
 
 def execute(args: Namespace) -> int:
@@ -95,6 +97,7 @@ class Conversation:
         self.system = system
         self.params = params
         self.messages: list[dict[str, str]] = []  # user and assistant in turn
+        self.left_out = 0  # the oldest messages, which the model is not shown any more
         self.generated = 0
         self.explain = explain  # the cache, after every answer
         self.last: RequestOutput | None = None
@@ -124,16 +127,34 @@ class Conversation:
             self._answer(message)
         return True
 
-    def _prompt_messages(self) -> list[dict[str, str]]:
+    def _prompt_messages(self, first: int = 0) -> list[dict[str, str]]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, *self.messages]
+        return [*system, *self.messages[first:]]
+
+    def _shown(self) -> tuple[list[dict[str, str]], int]:
+        """The messages that the model is shown, and their tokens: if need be without the oldest.
+
+        What is left out makes more room than is needed, so that not every later turn computes the rest anew.
+        """
+        context, before = self.llm.plan.context, self.left_out
+        n_ids = self._n_ids(before)
+        if n_ids > context * 3 // 4:
+            for start in range(before + 1, len(self.messages)):
+                if self.messages[start]["role"] == "user" and n_ids > context // 2:
+                    self.left_out, n_ids = start, self._n_ids(start)
+        if self.left_out > before:
+            print(f"[the model is not shown the oldest {self.left_out} messages: the context is full]", file=sys.stderr)
+        return self._prompt_messages(self.left_out), n_ids
+
+    def _n_ids(self, first: int) -> int:
+        return len(self.llm.chat_prompt(self._prompt_messages(first))[1])
 
     def _answer(self, message: str) -> None:
         self.messages.append({"role": "user", "content": message})
         try:
-            _, ids = self.llm.chat_prompt(self._prompt_messages())
-            room = max(1, self.llm.plan.context - len(ids))
-            stream = self.llm.stream_chat(self._prompt_messages(), {"max_tokens": room, **self.params})
+            messages, n_ids = self._shown()
+            params = {"max_tokens": max(1, self.llm.plan.context * 7 // 8 - n_ids), **self.params}
+            stream = self.llm.stream_chat(messages, params)
         except MartletError:
             self.messages.pop()  # it was not answered: the conversation stays as it was
             raise
@@ -153,6 +174,8 @@ class Conversation:
             if warning not in self._warned:
                 self._warned.add(warning)
                 print(f"warning: {warning}", file=sys.stderr)
+        if stream.output.outputs[0].finish_reason == "length":
+            print(f"[stopped at the limit of {params['max_tokens']:,} tokens, which -n sets]", file=sys.stderr)
         metrics = stream.output.metrics
         if metrics is not None:
             self.generated += metrics.n_generated
@@ -172,13 +195,16 @@ class Conversation:
         self._answer(self.messages.pop()["content"])
 
     def _reset(self) -> None:
-        self.messages.clear()
+        self._forget()
         print("the conversation is forgotten", file=sys.stderr)
+
+    def _forget(self) -> None:
+        self.messages, self.left_out = [], 0
 
     def _set_system(self, text: str) -> None:
         if text:
             self.system = text
-            self.messages.clear()
+            self._forget()
         print(f"system message: {self.system if self.system is not None else '(none)'}", file=sys.stderr)
 
     def _save(self, name: str) -> None:
@@ -194,7 +220,7 @@ class Conversation:
         except (ValueError, TypeError, KeyError) as error:
             raise RequestError(f"{path} is not a saved conversation: {error!r}.", param="command") from None
         self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
-        self.messages = messages
+        self.messages, self.left_out = messages, 0
         print(f"loaded {len(messages)} messages", file=sys.stderr)
 
     def _why(self) -> None:
@@ -205,14 +231,17 @@ class Conversation:
         print(", ".join(f"{name} {value}" for name, value in numbers.items() if value is not None), file=sys.stderr)
 
     def _stats(self) -> None:
-        _, ids = self.llm.chat_prompt(self._prompt_messages()) if self.messages else ("", [])
+        n_ids = self._n_ids(self.left_out) if self.messages else 0
+        shown = f" ({self.left_out} not shown to the model)" if self.left_out else ""
         print(
-            f"{len(self.messages)} messages, {len(ids):,} of {self.llm.plan.context:,} tokens of context,"
+            f"{len(self.messages)} messages{shown}, {n_ids:,} of {self.llm.plan.context:,} tokens of context,"
             f" {self.generated:,} tokens generated",
             file=sys.stderr,
         )
         settings = self.llm.effective_params(self.params)
         print_settings("sampling, all else default", tuple(s for s in settings if s.origin is not Origin.DEFAULT))
+        drawn = [s for s in (self.last.settings if self.last else ()) if s.name == "seed" and s.value is not None]
+        print_settings("seed of the last answer", tuple(drawn))
         for warning in self.llm.warnings:
             print(f"warning: {warning}", file=sys.stderr)
 

@@ -1,9 +1,9 @@
-"""Show memory by context and KV type, and the speed to expect on this machine."""
+"""Show memory by context, number of sequences and KV type, and the speed to expect on this machine."""
 
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +19,8 @@ from martlet.machine import read_machine
 __all__ = ["add_arguments", "execute"]
 
 FIRST_CONTEXT = 2048
+SEQUENCES = (1, 4, 16)
+MAX_SEQUENCES = 1 << 16
 TYPICAL_DEPTH = 256  # tokens in the cache, where the decode speed is predicted
 
 
@@ -27,6 +29,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
     parser.add_argument("--no-probe", action="store_true", help="leave out the speed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--sequences",
+        type=_sequences,
+        default=SEQUENCES,
+        metavar="N,…",
+        help="requests of a full context at once (default: 1,4,16)",
+    )
     add_engine_options(parser)
 
 
@@ -37,7 +46,7 @@ def execute(args: Namespace) -> int:
     with open_checkpoint(path) as checkpoint:
         footprint = measure_for(checkpoint, config)
         contexts = [config.max_context] if config.max_context else _contexts(footprint.spec.context)
-        plans = context_table(footprint, config, read_machine().memory_available, contexts)
+        plans = context_table(footprint, config, read_machine().memory_available, contexts, args.sequences)
         speed = None if args.no_probe else _speed(checkpoint, config, plans[0])
     if args.json:
         rows = [{**asdict(plan), "total": plan.total, "fits": plan.fits} for plan in plans]
@@ -52,6 +61,13 @@ def execute(args: Namespace) -> int:
                 f" decode {speed['decode_tokens_per_s']:,.1f} tok/s after {TYPICAL_DEPTH} tokens"
             )
     return 0
+
+
+def _sequences(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part[:9]) <= MAX_SEQUENCES for part in parts):
+        raise ArgumentTypeError(f"{text!r} is not a list of numbers from 1 to {MAX_SEQUENCES:,}")
+    return tuple(map(int, parts))
 
 
 def _contexts(most: int) -> list[int]:
@@ -83,10 +99,14 @@ def _table(plans: list[MemoryPlan]) -> str:
         f"weights {plan.weights / mib:,.0f} MiB + activations {plan.activations / mib:,.0f} + logits"
         f" {plan.logits / mib:,.0f} + overhead {plan.overhead / mib:,.0f} = {plan.fixed / mib:,.0f} MiB, and KV:",
         "",
-        f"{'context':>10} {'KV type':>8} {'KV bytes':>16} {'total MiB':>10}  fits here",
+        f"{'context':>10} {'sequences':>9} {'KV type':>8} {'KV bytes':>16} {'total MiB':>10}  fits here",
     ]
     lines += [
-        f"{p.context:>10,} {p.kv_dtype:>8} {p.kv:>16,} {p.total / mib:>10,.0f}  {'yes' if p.fits else 'no'}"
+        f"{p.context:>10,} {p.sequences:>9,} {p.kv_dtype:>8} {p.kv:>16,} {p.total / mib:>10,.0f}  {'yes' if p.fits else 'no'}"
         for p in plans
+    ]
+    lines += [
+        "",
+        "An engine's kv_memory is the column KV bytes; without it there is room for one sequence of the context.",
     ]
     return "\n".join(lines)

@@ -56,6 +56,7 @@ class MemoryPlan:
     context: int
     context_note: str  # why this context
     available: int | None
+    sequences: int = 1  # of a full context each, that the pages hold
 
     @property
     def kv(self) -> int:
@@ -146,7 +147,7 @@ def plan_memory(footprint: Footprint, config: EngineConfig, available: int | Non
                 f"kv_memory is {_mib(config.kv_memory)}, which holds {holds:,} tokens; a context of {wanted:,} needs"
                 f" {_mib(needed)}: raise kv_memory or lower max_context."
             )
-        plan = replace(plan, n_pages=n_pages)
+        plan = replace(plan, n_pages=n_pages, sequences=max(1, holds // context))
         if holds < context:
             plan = replace(plan, context=holds, context_note="what kv_memory holds")
     elif config.max_context is None and not plan.fits and plan.usable is not None:
@@ -159,17 +160,27 @@ def plan_memory(footprint: Footprint, config: EngineConfig, available: int | Non
 
 
 def context_table(
-    footprint: Footprint, config: EngineConfig, available: int | None, contexts: Sequence[int]
+    footprint: Footprint,
+    config: EngineConfig,
+    available: int | None,
+    contexts: Sequence[int],
+    sequences: Sequence[int] = (1,),
 ) -> list[MemoryPlan]:
-    """The plan of each context with each KV type, whether it fits or not: what `martlet plan` prints."""
+    """The plan of each context, number of sequences and KV type, fitting or not: what `martlet plan` prints.
+
+    A row's `kv` given as kv_memory makes an engine of its pages.
+    """
     return [
-        _plan(footprint, replace(config, kv_dtype=dtype), available, context, "")
+        _plan(footprint, replace(config, kv_dtype=dtype), available, context, "", count)
         for context in contexts
+        for count in sequences
         for dtype in KV_BYTES
     ]
 
 
-def _plan(footprint: Footprint, config: EngineConfig, available: int | None, context: int, note: str) -> MemoryPlan:
+def _plan(
+    footprint: Footprint, config: EngineConfig, available: int | None, context: int, note: str, sequences: int = 1
+) -> MemoryPlan:
     return MemoryPlan(
         weights=footprint.weights,
         activations=footprint.activations,
@@ -178,10 +189,11 @@ def _plan(footprint: Footprint, config: EngineConfig, available: int | None, con
         kv_dtype=config.kv_dtype,
         kv_per_token=kv_bytes_per_token(footprint.spec, config.kv_dtype),
         page_size=config.page_size,
-        n_pages=-(-context // config.page_size),
+        n_pages=sequences * -(-context // config.page_size),
         context=context,
         context_note=note,
         available=available,
+        sequences=sequences,
     )
 
 

@@ -120,6 +120,24 @@ def test_the_table_is_the_same_formula() -> None:
     assert rows[0].total == plan.total
 
 
+def test_the_table_has_sequences_and_its_bytes_are_what_the_allocator_takes() -> None:
+    """Ask 8. A page is 32 tokens of 2 KiB (f16): 100 tokens take 4 pages, whoever they belong to."""
+    rows = context_table(FOOTPRINT, config(), None, [100, 2048], [1, 3])
+    found = [(row.context, row.sequences, row.kv_dtype, row.kv) for row in rows if row.kv_dtype == "f16"]
+    page = 32 * rows[0].kv_per_token
+    assert found == [
+        (100, 1, "f16", 4 * page),
+        (100, 3, "f16", 12 * page),
+        (2048, 1, "f16", 64 * page),
+        (2048, 3, "f16", 192 * page),
+    ]
+    for row in rows:
+        changed = config(max_context=row.context, kv_memory=row.kv, kv_dtype=row.kv_dtype)
+        plan = plan_memory(FOOTPRINT, changed, None)
+        assert (plan.n_pages, plan.kv, plan.total) == (row.n_pages, row.kv, row.total)
+        assert plan.sequences >= row.sequences  # whole pages may hold one more
+
+
 @pytest.mark.parametrize(("vocab", "rows"), [(1000, 64), (151_936, 55), (262_144, 32), (4_000_000, 17)])
 def test_logit_rows_are_bounded_in_bytes_but_serve_every_sequence(vocab: int, rows: int) -> None:
     limits = step_limits(config(max_seqs=16), vocab, 100)
