@@ -27,6 +27,7 @@ COMMANDS = {  # the module commands/<name>.py has add_arguments(parser) and exec
     "inspect": "show a model file: metadata, tensors, the memory it needs",
     "tokenize": "show the tokens of a text",
     "bench": "measure prefill and decode",
+    "replay": "run a capsule again, step by step",
     "perplexity": "measure how well a model predicts a text",
     "plan": "show memory by context, and the speed to expect on this machine",
     "cache": "list or remove the KV pages that are kept on disk",

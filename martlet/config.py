@@ -14,6 +14,7 @@ What depends on the machine (threads, the context that fits) is decided from mea
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -123,6 +124,9 @@ def resolve_config(
     if given.get("oracle") and "max_step_tokens" not in given:
         given["max_step_tokens"] = ORACLE_STEP_TOKENS
         origins["max_step_tokens"] = (Origin.DEFAULT, "the oracle keeps every result of a step")
+    if given.get("capsule") and "seed" not in given:
+        given["seed"] = secrets.randbits(63)
+        origins["seed"] = (Origin.MACHINE, "drawn, so that the capsule can say it")
     config = EngineConfig(**given, origins=origins)
     _validate(config)
     return config

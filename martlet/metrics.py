@@ -182,6 +182,9 @@ class Observer:
     def stepped(self, record: StepRecord) -> None:
         """A step was committed; its events are in the record."""
 
+    def broke(self, plan: StepPlan) -> None:
+        """A step raised: nothing of it was committed, and `ended` says what that ended."""
+
     def ended(self, events: Iterable[Event], now: float) -> None:
         """These sequences ended outside of a step: aborted, stopped by their text, or failed together."""
 

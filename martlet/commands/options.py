@@ -151,6 +151,7 @@ def add_watch_options(parser: ArgumentParser) -> None:
     """Options that show what the engine did."""
     group = parser.add_argument_group("seeing it")
     group.add_argument("--trace", metavar="FILE", help="write a timeline of steps and requests, for ui.perfetto.dev")
+    group.add_argument("--capsule", metavar="FILE", help="write a file with which `martlet replay` runs all this again")
 
 
 def add_sampling_options(parser: ArgumentParser, max_tokens: str, without: Collection[str] = ()) -> None:
@@ -228,6 +229,7 @@ def engine_options(args: Namespace) -> LLMOptions:
         "chat_template": None if template is None else _read_template(Path(template)),
         "tokenizer_pre": args.tokenizer_pre,
         "trace": getattr(args, "trace", None),
+        "capsule": getattr(args, "capsule", None),
     }
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.engine import Engine
 from martlet.engine.params import suggested_params
 from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, step_limits
-from martlet.engine.trace import TraceWriter
+from martlet.engine.watch import capsule_header, observers
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.machine import read_machine
-from martlet.metrics import Observer, StartPhase
+from martlet.metrics import StartPhase
 from martlet.models.load import load_model
 from martlet.ops.cpu.layout import packed_bytes
 from martlet.ops.interface import Backend
@@ -63,6 +64,7 @@ class Built:
     start: tuple[StartPhase, ...] = ()
     suggested: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters that the model's file suggests
     warnings: tuple[str, ...] = ()
+    header: Callable[[], dict[str, Any]] = dict  # what a capsule of this engine says of it
     resources: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
@@ -158,7 +160,11 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         return Built(
             config,
             Engine(
-                scheduler, LocalExecutor(runner), pages, check=sampler.check, observers=_observers(config, resources)
+                scheduler,
+                LocalExecutor(runner),
+                pages,
+                check=sampler.check,
+                observers=observers(config, plan, checkpoint, ops, resources),
             ),
             tokenizer,
             template,
@@ -167,17 +173,9 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             tuple(timeline.phases),
             suggested,
             (*warnings, *tokenizer.warnings, *template.warnings),
+            partial(capsule_header, config, plan, checkpoint, ops),
             resources.pop_all(),
         )
-
-
-def _observers(config: EngineConfig, resources: ExitStack) -> list[Observer]:
-    """Who watches the engine, by the settings."""
-    observers: list[Observer] = []
-    if config.trace is not None:
-        observers.append(TraceWriter(config.trace, f"martlet: {Path(config.model).name}"))
-        resources.callback(observers[-1].close)
-    return observers
 
 
 def measure_for(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:

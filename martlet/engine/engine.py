@@ -73,7 +73,9 @@ class Engine:
 
     def clear(self, error: str | None = None) -> list[Event]:
         """End every request, with `error` if that is why. After a step that raised: half a step cannot be finished."""
-        return self._ended(self.scheduler.clear(error))
+        events = self.scheduler.clear(error)
+        self._recorder.cleared(events)
+        return events
 
     @property
     def totals(self) -> EngineTotals:

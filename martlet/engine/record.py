@@ -40,6 +40,7 @@ class Recorder:
         self._prefill_tokens = 0.0
         self._prefill_s = 0.0
         self._step_prefill = 0  # tokens of the step that runs
+        self._plan: StepPlan | None = None  # of the step that runs
 
     def accepted(self, request: Request) -> RequestMetrics:
         """A request was accepted: return its metrics, which fill in as it runs."""
@@ -53,6 +54,7 @@ class Recorder:
 
     def planned(self, plan: StepPlan, now: float) -> None:
         """A step is about to run."""
+        self._plan = plan
         for seq in plan.added:
             metrics = self._open[seq.request.request_id].metrics
             self._sequences[seq.seq_id] = metrics, seq.request.request_id, seq.index
@@ -76,6 +78,7 @@ class Recorder:
         """A step has ended; `times` are when it began, was planned, and had run."""
         start, planned, ran = times
         now = self._clock()
+        self._plan = None
         self._prefilled(ran - planned)
         self._take(events, now)
         self.totals.n_steps += 1
@@ -94,6 +97,14 @@ class Recorder:
         self._take(events, now)
         for observer in self._observers:
             observer.ended(events, now)
+
+    def cleared(self, events: list[Event]) -> None:
+        """Every request ended, perhaps because of the step that runs."""
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            for observer in self._observers:
+                observer.broke(plan)
+        self.ended(events)
 
     def close(self) -> None:
         """Close the observers. Idempotent."""
