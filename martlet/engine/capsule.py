@@ -85,10 +85,12 @@ class CapsuleWriter(Observer):
     def broke(self, plan: StepPlan) -> None:
         """A step that raised: it is part of the schedule, and the replay shows whether it fails again."""
         if not self._full(5 * len(plan.spans)):
+            self._previous = None  # a row of its own
             self._add(plan, set())
             step = self._steps[-1]
             assert isinstance(step, dict)
             step["failed"] = True
+            self._previous = None
 
     def ended(self, events: Iterable[Event], now: float) -> None:
         """Sequences that ended between two steps."""

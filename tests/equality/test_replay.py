@@ -16,10 +16,10 @@ PAGE_BYTES_TINY = 32 * 3 * 2 * 2 * 16 * 2  # positions, layers, keys and values,
 PAGE_BYTES_SMOLLM2 = 32 * 23_040
 PREFIX = "The following is a conversation between two old friends who meet at the harbour after many years. "
 PARAMS = [
-    SamplingParams(temperature=0.9, max_tokens=40, ignore_eos=True),
-    SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True),
-    SamplingParams(temperature=1.1, top_p=0.9, seed=3, max_tokens=20, n=2, ignore_eos=True),
-    SamplingParams(temperature=0.8, max_tokens=40, repetition_penalty=1.2, stop=("e",)),
+    SamplingParams(temperature=0.9, max_tokens=70, ignore_eos=True),
+    SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True),
+    SamplingParams(temperature=1.1, top_p=0.9, seed=3, max_tokens=70, n=2, ignore_eos=True),
+    SamplingParams(temperature=0.8, max_tokens=70, repetition_penalty=1.2, stop=("e",)),
 ]
 
 
@@ -57,7 +57,7 @@ def check(model: Path, folder: Path, capsys: pytest.CaptureFixture[str], *sizes:
 
 
 def test_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check(write_tiny_model(tmp_path / "tiny.gguf"), tmp_path, capsys, 13, PAGE_BYTES_TINY, 192)
+    check(write_tiny_model(tmp_path / "tiny.gguf"), tmp_path, capsys, 8, PAGE_BYTES_TINY, 192)
 
 
 @pytest.mark.model
