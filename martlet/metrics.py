@@ -135,6 +135,9 @@ class EngineTotals:
     n_prefilled: int = 0
     n_generated: int = 0
     n_preempted: int = 0
+    n_finished: int = 0  # sequences that ended by themselves,
+    n_aborted: int = 0  # that their caller gave up,
+    n_failed: int = 0  # and that failed
 
 
 @dataclass(frozen=True, slots=True)

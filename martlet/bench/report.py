@@ -23,6 +23,14 @@ from martlet.metrics import percentile
 __all__ = ["about", "chart", "compare", "summary", "table"]
 
 PERCENTILES = (0.5, 0.95, 0.99)
+SHOWN = (
+    "backend",
+    "threads",
+    "kv_dtype",
+    "max_context",
+    "max_step_tokens",
+    "prefix_cache",
+)  # of the settings, in the table
 SAME = ("workload", "model", "settings", "cache", "machine")  # what two reports must share to be compared
 
 
@@ -66,7 +74,7 @@ def summary(workload: Workload, run: Run, model: Mapping[str, Any], settings: Ma
 def table(found: Mapping[str, Any]) -> str:
     """The report for a terminal."""
     work, machine = found["workload"], found["machine"]
-    settings = " ".join(f"{key} {value}" for key, value in found["settings"].items() if value is not None)
+    settings = " ".join(f"{key} {found['settings'][key]}" for key in SHOWN if key in found["settings"])
     asked = " ".join(f"{k.removesuffix('_tokens')} {v}" for k, v in work.items() if k != "name" and v)
     lines = [
         f"{work['name']}: {asked}",

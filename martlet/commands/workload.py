@@ -127,9 +127,9 @@ def _model(llm: LLM) -> dict[str, Any]:
 
 
 def _settings(llm: LLM) -> dict[str, Any]:
-    """What makes two runs different beside the workload."""
-    names = ("backend", "threads", "kv_dtype", "max_context", "max_step_tokens", "max_seqs", "kv_memory")
-    return {name: getattr(llm.config, name) for name in names}
+    """What makes two runs different beside the workload: every setting but where files are."""
+    left_out = ("model", "trace", "capsule", "offline")
+    return {setting.name: setting.value for setting in llm.config.settings() if setting.name not in left_out}
 
 
 def _read_report(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from martlet.metrics import EngineTotals, Observer, RequestMetrics, SpanRecord, StepRecord
-from martlet.types import Event, Request, SeqId, StepPlan, StepResult
+from martlet.types import Event, FinishReason, Request, SeqId, StepPlan, StepResult
 
 __all__ = ["Load", "Recorder"]
 
@@ -140,11 +140,20 @@ class Recorder:
                 metrics.last_token_s = now
                 self.totals.n_generated += 1
             if event.finish is not None:
+                self._count(event.finish)
                 del entry.last_s[event.index]
                 if not entry.last_s:
                     metrics.finished_s = now
                     metrics.saved_s = self.saved_s(metrics.n_cached)
                     del self._open[event.request_id]
+
+    def _count(self, finish: FinishReason) -> None:
+        if finish is FinishReason.ABORT:
+            self.totals.n_aborted += 1
+        elif finish is FinishReason.ERROR:
+            self.totals.n_failed += 1
+        else:
+            self.totals.n_finished += 1
 
     def _record(
         self, plan: StepPlan, result: StepResult, events: tuple[Event, ...], times: tuple[float, float, float, float]

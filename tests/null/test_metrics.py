@@ -154,6 +154,8 @@ def test_an_observer_sees_what_happens_between_steps() -> None:
     engine.stop("b", 0, "stop")
     engine.close()
     assert watcher.said == ["accepted a", "accepted b", "abort a", "stop b", "closed"]
+    totals = engine.totals  # fault OPS-07: who was aborted is counted as well
+    assert (totals.n_requests, totals.n_finished, totals.n_aborted, totals.n_failed) == (2, 1, 1, 0)
 
 
 def test_everything_that_a_failed_step_ends_is_seen() -> None:
@@ -164,6 +166,7 @@ def test_everything_that_a_failed_step_ends_is_seen() -> None:
     engine.clear("broken")
     assert watcher.said == ["accepted a", "error a"]
     assert metrics.finished_s is not None
+    assert engine.totals.n_failed == 1
     engine.add(request("a", 2, 1))  # the name is free again
     drain(engine)
 
