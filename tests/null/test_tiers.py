@@ -247,6 +247,18 @@ def test_clear_keeps_what_is_saved_and_nothing_else() -> None:
     assert cache.drain() == ()
 
 
+def test_clear_forgets_what_a_plan_that_was_never_made_would_have_saved() -> None:
+    cache = Cache()
+    cache.put(A)
+    cache.drain()
+    cache.drain()
+    cache.put([*A, *B])
+    cache.evict(1)
+    cache.tree.clear()
+    cache.check()
+    assert cache.found([*A, *B]) == (0, 1, 0)
+
+
 # -- starting ---------------------------------------------------------------------------------------------------------
 def records_of(cache: Cache) -> list[Record]:
     return [(save.slot, save.key, save.parent, save.ids) for save in cache.drain()]
@@ -286,7 +298,7 @@ def test_records_that_nobody_can_vouch_for_are_refused() -> None:
         ([a, c, x], 2),  # nor before C
         ([a, (b[0], b[1], b[2], C), c], 1),  # other ids than its key's
         ([a, (b[0], b[1], bytes(32), b[3]), c], 1),  # another page before it
-        ([a, (b[0], b[1], b[2], B[:3]), c], 1),  # not a whole page
+        ([a, (b[0], page_key(a[1], B[:3]), a[1], B[:3])], 1),  # not a whole page
         ([a, (SlotId(16), *b[1:]), c], 1),  # no such slot
         ([a, (a[0], *b[1:]), c], 1),  # another record's slot
         ([a, (SlotId(9), *a[1:]), b], 2),  # the same page twice: the later one
