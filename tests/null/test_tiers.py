@@ -141,6 +141,18 @@ def test_the_page_above_a_new_one_was_used_as_late_as_that() -> None:
     assert [(save.slot, save.ids) for save in cache.drain()] == [(1, B)]
 
 
+def test_a_slot_was_used_when_what_was_below_it_was() -> None:
+    cache = Cache(n_slots=3)
+    cache.put([*A, *B])
+    cache.put(C)
+    cache.put([*A, *B])
+    slot_of = {save.ids: save.slot for save in cache.drain()}
+    cache.tree.forget([slot_of[B]])
+    for ids, slot in (((13, 14, 15, 16), slot_of[B]), ((17, 18, 19, 20), slot_of[C])):
+        cache.put(ids)
+        assert [(save.ids, save.slot) for save in cache.drain()] == [(ids, slot)]
+
+
 def test_an_old_page_does_not_take_the_slot_of_a_newer_one() -> None:
     cache = Cache(n_slots=1)
     pages = cache.pool.alloc(1)
