@@ -40,6 +40,7 @@ class Origin(StrEnum):
     ENVIRONMENT = "environment"
     MODEL_FILE = "model file"
     MACHINE = "machine"
+    DRAWN = "drawn"
     DEFAULT = "default"
 
 

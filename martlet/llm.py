@@ -27,7 +27,7 @@ from martlet.engine.build import Built, Progress, build
 from martlet.engine.driver import Asked, Driver, Stream
 from martlet.engine.engine import Engine
 from martlet.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
-from martlet.engine.params import ParamsLike, resolve_params
+from martlet.engine.params import ParamsLike, resolve_params, with_seed
 from martlet.engine.plan import MemoryPlan
 from martlet.engine.prompts import (
     ChatOptions,
@@ -279,14 +279,21 @@ class LLM:
             **(options.get("chat_template_kwargs") or {}),
         )
         salt = options.get("cache_salt") or ""
+        if "tools" in rendered.unread:
+            raise RequestError(
+                "The chat template does not use tools, so the model would never see them. Leave tools out, or give a"
+                " chat_template that writes them.",
+                param="tools",
+            )
+        warnings = tuple(f"The chat template reads no variable {name!r}: it has no effect." for name in rendered.unread)
         if self._turns is None:
-            return PromptTokens(template.prompt_ids(rendered), rendered.text, rendered, salt)
-        warnings = (_REWRITES,) if self._turns.is_rewritten(rendered, messages, salt) else ()
+            return PromptTokens(template.prompt_ids(rendered), rendered.text, rendered, salt, warnings)
+        warnings += (_REWRITES,) if self._turns.is_rewritten(rendered, messages, salt) else ()
         return PromptTokens(self._turns.prompt_ids(template, rendered, salt), rendered.text, rendered, salt, warnings)
 
     def _asked(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None) -> Asked:
         parts = self._parts
-        resolved, settings = resolve_params(params, parts.suggested)
+        resolved, settings = with_seed(*resolve_params(params, parts.suggested), parts.seeds)
         wishes = scheduling or Scheduling()
         if prompt.cache_salt:
             wishes = replace(wishes, cache_salt=prompt.cache_salt)

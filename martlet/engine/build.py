@@ -32,6 +32,7 @@ from martlet.quant.table import RawTensor
 from martlet.runtime.executors import LocalExecutor
 from martlet.runtime.kv import allocate_caches
 from martlet.runtime.runner import Runner
+from martlet.sample.random import SeedSource
 from martlet.sample.sampler import Sampler
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.spec import ModelSpec
@@ -65,6 +66,7 @@ class Built:
     suggested: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters that the model's file suggests
     warnings: tuple[str, ...] = ()
     header: Callable[[], dict[str, Any]] = dict  # what a capsule of this engine says of it
+    seeds: SeedSource = field(default_factory=SeedSource)  # for requests without one
     resources: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
@@ -174,6 +176,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             suggested,
             (*warnings, *tokenizer.warnings, *template.warnings),
             partial(capsule_header, config, plan, checkpoint, ops),
+            sampler.seeds,
             resources.pop_all(),
         )
 

@@ -7,7 +7,7 @@ its events into text as they come and tells the engine when a stop string ends a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 
@@ -44,7 +44,42 @@ class Logprob:
     decoded_token: str
 
 
-Logprobs = dict[int, Logprob]  # by token id: the token itself first, then the most likely ones
+class Logprobs(Mapping[int, Logprob]):
+    """By token id: the token itself first, then the most likely ones.
+
+    Entries are made when they are asked for: logprobs=-1 means one for each token of the vocabulary.
+    """
+
+    __slots__ = ("_entry", "_places", "_texts")
+
+    def __init__(self, entry: TokenLogprobs, texts: Mapping[int, str]) -> None:
+        self._entry = entry
+        self._texts = texts
+        self._places: dict[int, int] | None = None  # of ids in entry.top
+
+    def __getitem__(self, token_id: int) -> Logprob:
+        entry = self._entry
+        if token_id == entry.token_id:
+            return Logprob(entry.logprob, entry.rank, self._texts[token_id])
+        place = self._found[token_id]
+        return Logprob(entry.top[place][1], place + 1, self._texts[token_id])
+
+    def __iter__(self) -> Iterator[int]:
+        own = self._entry.token_id
+        yield own
+        yield from (token_id for token_id in self._found if token_id != own)
+
+    def __len__(self) -> int:
+        return len(self._entry.top) + (self._entry.token_id not in self._found)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    @property
+    def _found(self) -> dict[int, int]:
+        if self._places is None:
+            self._places = {token_id: place for place, (token_id, _) in enumerate(self._entry.top)}
+        return self._places
 
 
 @dataclass(slots=True)
@@ -126,12 +161,14 @@ class OutputBuilder:
             return
         if event.prompt_logprobs:
             assert self.output.prompt_logprobs is not None
-            self.output.prompt_logprobs.extend(self._logprobs(entry) for entry in event.prompt_logprobs)
+            self.output.prompt_logprobs.extend(
+                Logprobs(entry, self._tokenizer.texts_alone) for entry in event.prompt_logprobs
+            )
         stop = None
         if event.token_id is not None:
             completion.token_ids.append(event.token_id)
             if event.logprobs is not None and completion.logprobs is not None:
-                completion.logprobs.append(self._logprobs(event.logprobs))
+                completion.logprobs.append(Logprobs(event.logprobs, self._tokenizer.texts_alone))
                 completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + event.logprobs.logprob
             if (
                 event.finish is not FinishReason.STOP and self.request.params.detokenize
@@ -177,15 +214,6 @@ class OutputBuilder:
         completion.text += delta.text
         self._answers[completion.index].pending += delta.text
         return delta.stop
-
-    def _logprobs(self, entry: TokenLogprobs) -> Logprobs:
-        found = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decode(entry.token_id))}
-        for rank, (token_id, logprob) in enumerate(entry.top, start=1):
-            found.setdefault(token_id, Logprob(logprob, rank, self._decode(token_id)))
-        return found
-
-    def _decode(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special=False)
 
 
 def _with_rivals(request: Request) -> Request:

@@ -7,14 +7,15 @@ silently: every answer carries its effective settings with their origins.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from martlet.config import Origin, Setting
 from martlet.errors import RequestError
+from martlet.sample.random import SeedSource
 from martlet.sampling_params import SamplingParams
 
-__all__ = ["ParamsLike", "resolve_params", "suggested_params"]
+__all__ = ["ParamsLike", "resolve_params", "suggested_params", "with_seed"]
 
 ParamsLike = SamplingParams | Mapping[str, Any] | None
 
@@ -43,6 +44,18 @@ def resolve_params(given: ParamsLike, suggested: Mapping[str, Any]) -> tuple[Sam
             origin = Origin.MODEL_FILE if name in suggested else Origin.DEFAULT
         settings.append(Setting(name, getattr(params, name), origin))
     return params, tuple(settings)
+
+
+def with_seed(
+    params: SamplingParams, settings: tuple[Setting, ...], seeds: SeedSource
+) -> tuple[SamplingParams, tuple[Setting, ...]]:
+    """The same with a seed drawn where there is none and the request needs one, so that its answer can be repeated."""
+    if params.seed is not None or params.greedy:
+        return params, settings
+    seed = seeds.draw()
+    note = "from the system" if seeds.seed is None else "from the engine's seed"
+    drawn = Setting("seed", seed, Origin.DRAWN, note)
+    return replace(params, seed=seed), tuple(drawn if s.name == "seed" else s for s in settings)
 
 
 def suggested_params(generation_config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -32,11 +32,17 @@ def token_logprobs(logits: NDArray[np.floating], token_id: int, top: int) -> Tok
     rank = 1 + int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token_id] == own))
     at = highest(logits, len(logits) if top < 0 else top) if top else np.empty(0, np.int64)
     at = at[np.argsort(-logits[at], kind="stable")]
-    listed = tuple((int(i), float(logits[i]) - log_total) for i in at if logits[i] > -np.inf)
+    at = at[logits[at] > -np.inf]
+    listed = tuple(zip(at.tolist(), (logits[at].astype(np.float64) - log_total).tolist(), strict=True))
     return TokenLogprobs(token_id, float(own) - log_total, rank, listed)
 
 
 def candidate_logprobs(c: Candidates, token_id: int, top: int) -> TokenLogprobs:
     """The same among candidates, of which the token is one."""
     entry = token_logprobs(c.logits, int(np.searchsorted(c.ids, token_id)), top)
-    return TokenLogprobs(token_id, entry.logprob, entry.rank, tuple((int(c.ids[i]), logp) for i, logp in entry.top))
+    return TokenLogprobs(token_id, entry.logprob, entry.rank, _renamed(entry.top, c.ids))
+
+
+def _renamed(top: tuple[tuple[int, float], ...], ids: NDArray[np.int64]) -> tuple[tuple[int, float], ...]:
+    """Places among candidates as token ids."""
+    return tuple((int(ids[place]), logprob) for place, logprob in top)

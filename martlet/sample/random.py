@@ -11,9 +11,10 @@ So a sample depends on nothing that happens in the batch, and can be drawn again
 
 from __future__ import annotations
 
+import itertools
 import os
 
-__all__ = ["LANE_TOKEN", "LANE_XTC", "draw_seed", "philox", "uniform"]
+__all__ = ["LANE_TOKEN", "LANE_XTC", "SeedSource", "draw_seed", "philox", "uniform"]
 
 LANE_TOKEN = 0  # which candidate is sampled
 LANE_XTC = 1  # whether XTC removes anything at this position
@@ -45,3 +46,18 @@ def uniform(seed: int, sequence: int, position: int, lane: int = LANE_TOKEN) -> 
 def draw_seed() -> int:
     """A 64-bit seed from the operating system, for a request that names none."""
     return int.from_bytes(os.urandom(8), "little")
+
+
+class SeedSource:
+    """Seeds for requests that name none: from the operating system, or the numbers that follow from a seed."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+        self._numbers = itertools.count()  # its `next` is safe between threads
+
+    def draw(self) -> int:
+        """The next request's seed, 64 bits."""
+        if self.seed is None:
+            return draw_seed()
+        high, low, _, _ = philox((next(self._numbers), 0, 0, 0), (self.seed & _MASK, (self.seed >> 32) & _MASK))
+        return high << 32 | low

@@ -20,7 +20,7 @@ from martlet.errors import SampleError
 from martlet.sample import logits as steps
 from martlet.sample.logits import Candidates
 from martlet.sample.logprobs import candidate_logprobs, token_logprobs
-from martlet.sample.random import LANE_XTC, draw_seed, philox, uniform
+from martlet.sample.random import LANE_XTC, SeedSource, uniform
 from martlet.sample.words import bad_word_ids, breaker_mask
 from martlet.sampling_params import SamplingParams, validate_for_vocab
 from martlet.tokenizer.tokenizer import Tokenizer
@@ -53,8 +53,7 @@ class Sampler:
         self.ids = np.flatnonzero(~self.banned)
         self.bad_words = lru_cache(maxsize=64)(partial(bad_word_ids, tokenizer))
         self.breakers = lru_cache(maxsize=8)(partial(breaker_mask, tokenizer))
-        self._seed = seed
-        self._n_unseeded = 0
+        self.seeds = SeedSource(seed)
 
     def _known(self, ids: Iterable[int]) -> I64:
         return np.array(sorted(token for token in ids if token < self.vocab), dtype=np.int64)
@@ -72,13 +71,7 @@ class Sampler:
 
     def seed_of(self, params: SamplingParams) -> int:
         """The request's seed, or one drawn for it."""
-        if params.seed is not None:
-            return params.seed
-        if self._seed is None:
-            return draw_seed()
-        k, self._n_unseeded = self._n_unseeded, self._n_unseeded + 1
-        high, low, _, _ = philox((k, 0, 0, 0), (self._seed & 0xFFFFFFFF, (self._seed >> 32) & 0xFFFFFFFF))
-        return high << 32 | low
+        return self.seeds.draw() if params.seed is None else params.seed
 
 
 class SequenceSampler:

@@ -54,6 +54,7 @@ class RenderedChat:
 
     text: str
     literal_spans: tuple[tuple[int, int], ...] = ()
+    unread: tuple[str, ...] = ()  # what was given and has no effect: "tools", variables that the template never reads
 
 
 class ChatTemplate:
@@ -115,19 +116,20 @@ class ChatTemplate:
         mark = shield.unused() if continue_final_message else None
         if mark is not None:
             _mark_end(hidden[-1], mark)
-        text = self._run(
-            {
-                "documents": None,
-                "bos_token": self._text_of(self._tokenizer.bos_id),
-                "eos_token": self._text_of(self._tokenizer.eos_id),
-                **shield.hide(variables),
-                "messages": hidden,
-                "tools": None if tools is None else [shield.hide(tool) for tool in _checked_tools(tools)],
-                "add_generation_prompt": add_generation_prompt,
-            },
-            shield.weight,
-        )
-        return RenderedChat(*shield.restore(text if mark is None else _cut(text, mark)))
+        given = {
+            "documents": None,
+            "bos_token": self._text_of(self._tokenizer.bos_id),
+            "eos_token": self._text_of(self._tokenizer.eos_id),
+            **shield.hide(variables),
+            "messages": hidden,
+            "tools": None if tools is None else [shield.hide(tool) for tool in _checked_tools(tools)],
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = self._run(given, shield.weight)
+        unread = self._unread(variables)
+        if tools and self._leaves_out_tools(text, given, shield.weight):
+            unread += ("tools",)
+        return RenderedChat(*shield.restore(text if mark is None else _cut(text, mark)), unread)
 
     def prompt_ids(self, rendered: RenderedChat) -> list[int]:
         """The ids of a prompt. It begins with one BOS token if the template writes it or the model wants it."""
@@ -143,12 +145,26 @@ class ChatTemplate:
     def _code(self) -> types.CodeType:
         from martlet.tokenizer.sandbox import compile_template  # here, because importing Jinja2 takes 40 ms
 
+        return compile_template(self._checked_source())
+
+    def _checked_source(self) -> str:
         if len(self.source) > MAX_SOURCE:
             raise RequestError(
                 f"The chat template has {len(self.source):,} characters; at most {MAX_SOURCE:,} are taken.",
                 code="chat_template",
             )
-        return compile_template(self.source)
+        return self.source
+
+    def _leaves_out_tools(self, text: str, given: dict[str, Any], weight: int) -> bool:
+        try:
+            return self._run({**given, "tools": None}, weight) == text
+        except RequestError:  # it takes no conversation without them
+            return False
+
+    def _unread(self, variables: Mapping[str, Any]) -> tuple[str, ...]:
+        from martlet.tokenizer.sandbox import names_read
+
+        return tuple(sorted(variables.keys() - names_read(self._checked_source()))) if variables else ()
 
     def _run(self, variables: dict[str, Any], weight: int) -> str:
         from martlet.tokenizer.sandbox import SecurityError, TemplateRaisedError, run_template

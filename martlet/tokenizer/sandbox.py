@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes, pass_context
+from jinja2 import Template, TemplateError, meta, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
@@ -27,7 +27,7 @@ from jinja2.visitor import NodeTransformer
 
 from martlet.tokenizer.budget import Budget, TemplateLimitError, check_format
 
-__all__ = ["SecurityError", "TemplateRaisedError", "compile_template", "run_template"]
+__all__ = ["SecurityError", "TemplateRaisedError", "compile_template", "names_read", "run_template"]
 
 PRINTABLE = (str, int, float, bool, type(None), list, tuple, dict, Undefined)
 LEFT_OUT = ("filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")  # costly or random
@@ -50,6 +50,11 @@ class TemplateRaisedError(TemplateError):
 def compile_template(source: str) -> types.CodeType:
     """Compile a template. Raises Jinja2's TemplateError for one that is wrong."""
     return _Environment(Budget(len(source)), datetime.now).compile(source)
+
+
+def names_read(source: str) -> set[str]:
+    """The variables that a template reads and does not make itself."""
+    return meta.find_undeclared_variables(_Environment(Budget(len(source)), datetime.now).parse(source))
 
 
 def run_template(code: types.CodeType, variables: Mapping[str, Any], now: Callable[[], datetime], given: int) -> str:

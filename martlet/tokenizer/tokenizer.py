@@ -45,6 +45,7 @@ class Tokenizer:
         self._encoder = parts.encoder
         self._texts = vocab.texts
         self._types = vocab.types
+        self.texts_alone: Mapping[int, str] = _TextsAlone(self)
         self._added = {token.id: token for token in vocab.added}
         early = [token for token in vocab.added if not token.normalized]
         late = [token for token in vocab.added if token.normalized]
@@ -171,6 +172,18 @@ class Tokenizer:
                 f"Token id {token} is outside the vocabulary; expected 0 to {self.vocab_size - 1}.", param="prompt"
             )
         return self._texts[token]
+
+
+class _TextsAlone(dict[int, str]):
+    """The text of each token alone, control tokens included: `decode` of it, remembered."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._decode = tokenizer.decode
+
+    def __missing__(self, token: int) -> str:
+        text = self[token] = self._decode([token])
+        return text
 
 
 def _too_slow(text: str) -> RequestError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import subprocess
 import sys
 import time
@@ -122,3 +123,18 @@ def test_a_chats_next_prompt_repeats_the_answers_own_tokens(llm: LLM) -> None:
         messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "More."}]
     canonical = llm.get_tokenizer().encode(llm.get_tokenizer().decode(prompts[-1]), parse_special=True)
     assert prompts[-1] != canonical, "the case tests nothing: choose other seeds"
+
+
+def test_the_whole_vocabulary_of_logprobs_is_cheap(llm: LLM) -> None:
+    """Their texts are made when they are asked for: decoding them takes most of a second."""
+    start = time.process_time()
+    [output] = llm.generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0.0, logprobs=-1))
+    took = time.process_time() - start
+    assert output.outputs[0].logprobs is not None
+    assert took / 8 < 0.05 + 0.05  # a token's own computing is 2 × 4 ms where nothing else runs
+    for entry, token in zip(output.outputs[0].logprobs, output.outputs[0].token_ids, strict=True):
+        assert len(entry) == 49152
+        assert next(iter(entry)) == token
+        assert sum(math.exp(found.logprob) for found in entry.values()) == pytest.approx(1.0)
+    best = output.outputs[0].logprobs[0]
+    assert best[output.outputs[0].token_ids[0]].decoded_token == " Paris"

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from martlet.config import resolve_config
+from martlet.engine.outputs import Logprob, Logprobs
 from martlet.errors import MartletError, RequestError
 from martlet.llm import LLM, Scheduling
 from martlet.sampling_params import SamplingParams
-from martlet.types import StepPlan, StepResult
+from martlet.types import StepPlan, StepResult, TokenLogprobs
 from tests.null.scripted import ScriptedExecutor
 from tests.system.scripted_llm import scripted_llm, spell
 
@@ -224,3 +225,29 @@ def test_scheduling_and_salts_are_checked(monkeypatch: pytest.MonkeyPatch) -> No
         assert caught.value.param == "scheduling"
         [output] = llm.generate({"prompt": "a", "cache_salt": "mine"}, scheduling=Scheduling(priority=3))
         assert output.outputs[0].text == "ok"
+
+
+def test_tools_without_a_template_for_them_are_refused(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    for call in (llm.chat, llm.stream_chat):
+        with pytest.raises(RequestError, match="chat_template") as refused:
+            call(USER, params(), tools=[tool])
+        assert refused.value.param == "tools"
+
+
+def test_a_template_variable_without_effect_is_stated(llm: LLM) -> None:
+    [output] = llm.chat(USER, params(), chat_template_kwargs={"enable_thinking": False})
+    assert output.warnings == ("The chat template reads no variable 'enable_thinking': it has no effect.",)
+
+
+def test_logprobs_are_a_mapping_with_the_token_first() -> None:
+    texts = {5: "a", 7: "b", 9: "c"}
+    entry = Logprobs(TokenLogprobs(7, -0.7, 2, ((5, -0.5), (7, -0.7), (9, -2.0))), texts)
+    assert list(entry.items()) == [(7, Logprob(-0.7, 2, "b")), (5, Logprob(-0.5, 1, "a")), (9, Logprob(-2.0, 3, "c"))]
+    assert len(entry) == 3
+    assert 8 not in entry
+    assert entry == dict(entry)
+    beside = Logprobs(TokenLogprobs(9, -2.0, 3, ((5, -0.5),)), texts)  # the token is not among the best
+    assert (list(beside), len(beside), beside[9].rank) == ([9, 5], 2, 3)
+    with pytest.raises(KeyError):
+        beside[7]

@@ -38,7 +38,8 @@ def test_published_template(name: str, case: str) -> None:
             chat.render(**CASES[case])
         assert expected["error"] in str(caught.value)
     else:
-        assert chat.render(**CASES[case]) == RenderedChat(expected["text"])
+        rendered = chat.render(**CASES[case])
+        assert (rendered.text, rendered.literal_spans) == (expected["text"], ())
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -439,3 +440,25 @@ def test_gemma3() -> None:
     )
     assert ids[0] == tokenizer.bos_id
     assert (ids.count(tokenizer.bos_id), ids.count(turn), ids.count(end)) == (1, 2, 1)
+
+
+def test_tools_that_a_template_does_not_use_are_named() -> None:
+    hi, tools = [{"role": "user", "content": "x"}], CASES["tools"]["tools"]
+    unused = (CHATML, "{{ messages[0].content }}{% if tools and messages[0].role == 'system' %}{{ tools }}{% endif %}")
+    for text in unused:
+        assert template(text).render(hi, tools=tools).unread == ("tools",)
+        assert template(text).render(hi, tools=[]).unread == ()
+    shown = template("{% if not tools %}{{ raise_exception('no tools') }}{% endif %}{{ tools[0].function.name }}")
+    rendered = shown.render(hi, tools=tools)
+    assert (rendered.text, rendered.unread) == (tools[0]["function"]["name"], ())
+
+
+def test_variables_that_a_template_does_not_read_are_named() -> None:
+    """Clients send one set of variables to all models: stated, not refused."""
+    hi = [{"role": "user", "content": "x"}]
+    text = "{% if enable_thinking is defined and not enable_thinking %}-{% endif %}{{ messages[0].content }}"
+    used = template(text).render(hi, enable_thinking=False)
+    assert (used.text, used.unread) == ("-x", ())
+    unused = template(text).render(hi, enable_thinking=True, thinkng=1, Thinking=2)
+    assert (unused.text, unused.unread) == ("x", ("Thinking", "thinkng"))
+    assert template("{% set a = a + 1 %}{{ a }}").render(hi, a=1).unread == ()
