@@ -17,7 +17,7 @@ __all__ = ["CacheReport", "explain_cache"]
 _BEFORE_TOKENS = 8  # shown of what both have in common
 _REASONS = {
     MissReason.END: "the whole prompt was there; its last token is always computed",
-    MissReason.EMPTY: "nothing in the cache goes on like this prompt",
+    MissReason.EMPTY: "nothing that goes on like this was computed before",
     MissReason.EVICTED: "what follows was cached, and had to make room: more kv_memory keeps it",
     MissReason.SALT: "what follows is cached under another cache_salt only",
     MissReason.SCORED: "prompt_logprobs were asked for, so those tokens are computed",

@@ -12,6 +12,7 @@ from typing import Any
 
 from martlet.errors import MartletError, RequestError
 from martlet.ops.interface import StepLimits
+from martlet.runtime.tier_format import KEY_BYTES
 from martlet.sampling_params import SamplingParams, validate_for_vocab
 from martlet.types import Copy, Load, PageId, Request, Save, SeqId, Sequence, SlotId, Span, StepPlan
 
@@ -172,6 +173,8 @@ class Schedule:
         save = Save(
             self._page(page), self._slot(slot), self._key(key), self._key(parent), self._ids(ids, "a saved page")
         )
+        if len(save.ids) != self._limits.page_size:
+            raise self._wrong(f"a saved page of {len(save.ids)} tokens", str(self._limits.page_size))
         self._slots[save.slot] = save.key
         return save
 
@@ -202,9 +205,12 @@ class Schedule:
 
     def _key(self, value: Any) -> bytes:
         try:
-            return bytes.fromhex(value)
+            key = bytes.fromhex(value)
         except (TypeError, ValueError):
-            raise self._wrong(f"the key {value!r}", "hexadecimal digits") from None
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise self._wrong(f"the key {str(value)[:80]!r}", f"{2 * KEY_BYTES} hexadecimal digits")
+        return key
 
     def _ids(self, values: Any, where: str) -> tuple[int, ...]:
         if not isinstance(values, list):

@@ -206,7 +206,12 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a fraction": ({"spans": [[0, 0, 1.5, 1, 0, [1]]]}, "1.5"),
     "a copy out of range": ({"copies": [[0, 99]], "spans": []}, "a page 99"),
     "an unknown part": ({"spans": [], "eval": "x"}, "eval"),
-    "a page from an earlier disk": ({"spans": [], "loads": [[0, 1, "00"]]}, "empty kv_disk"),
+    "a page from an earlier disk": ({"spans": [], "loads": [[0, 1, "00" * 32]]}, "empty kv_disk"),
+    "a short key": ({"spans": [], "loads": [[0, 1, "00"]]}, "hexadecimal"),
+    "a page that is saved in part": (
+        {"spans": [], "saves": [[0, 1, "00" * 32, "00" * 32, [1]]]},
+        "a saved page of 1 tokens",
+    ),
     "a key that is none": ({"spans": [], "loads": [[0, 1, "zz"]]}, "hexadecimal"),
 }
 

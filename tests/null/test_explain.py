@@ -41,7 +41,7 @@ def test_the_same_text_in_other_tokens_is_suspected() -> None:
     ("reason", "words"),
     [
         (MissReason.END, "the whole prompt was there"),
-        (MissReason.EMPTY, "nothing in the cache goes on like this"),
+        (MissReason.EMPTY, "nothing that goes on like this"),
         (MissReason.EVICTED, "had to make room"),
         (MissReason.SALT, "another cache_salt"),
         (MissReason.SCORED, "prompt_logprobs"),
