@@ -22,6 +22,7 @@ __all__ = ["COMMANDS", "main", "parser_of"]
 COMMANDS = {  # the module commands/<name>.py has add_arguments(parser) and execute(args) -> exit status
     "run": "answer a prompt",
     "chat": "talk with a model",
+    "serve": "serve a model over HTTP, as OpenAI's API",
     "pull": "fetch a model",
     "list": "list the models that are here",
     "inspect": "show a model file: metadata, tensors, the memory it needs",

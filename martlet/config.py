@@ -6,6 +6,7 @@ This is the only module that reads the environment:
     MARTLET_THREADS   threads of the CPU backend
     MARTLET_OFFLINE   1: never touch the network
     MARTLET_KV_DISK   a folder that keeps KV pages
+    MARTLET_API_KEY   a key that `martlet serve` requires; several with commas between them
 
 An option given by the caller wins over the environment, the environment over the model's file, that over the default.
 What depends on the machine (threads, the context that fits) is decided from measured limits and says so.
@@ -24,7 +25,16 @@ from typing import Any
 from martlet.errors import RequestError, nearest
 from martlet.machine import MachineLimits, choose_threads, read_machine
 
-__all__ = ["BACKENDS", "PAGE_SIZE", "EngineConfig", "Origin", "Setting", "cache_dir", "resolve_config"]
+__all__ = [
+    "BACKENDS",
+    "PAGE_SIZE",
+    "EngineConfig",
+    "Origin",
+    "Setting",
+    "cache_dir",
+    "environment_api_keys",
+    "resolve_config",
+]
 
 PAGE_SIZE = 32  # tokens of a KV page: the tile of the attention kernels
 BACKENDS = ("cpu", "reference", "null")
@@ -141,6 +151,12 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     if environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]).expanduser() / "martlet"
     return Path("~/.cache/martlet").expanduser()
+
+
+def environment_api_keys(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The keys in MARTLET_API_KEY."""
+    environ = os.environ if environ is None else environ
+    return [key.strip() for key in environ.get("MARTLET_API_KEY", "").split(",") if key.strip()]
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

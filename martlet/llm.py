@@ -22,32 +22,29 @@ from typing import Any, Self, TypedDict, Unpack
 import numpy as np
 
 from martlet.config import EngineConfig, Setting, resolve_config
+from martlet.engine.asking import Asker
 from martlet.engine.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search_beams
 from martlet.engine.build import Built, Progress, build
 from martlet.engine.driver import Asked, Driver, Stream
 from martlet.engine.engine import Engine
 from martlet.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
-from martlet.engine.params import ParamsLike, resolve_params, with_seed
+from martlet.engine.params import ParamsLike, resolve_params
 from martlet.engine.plan import MemoryPlan
 from martlet.engine.prompts import (
     ChatOptions,
     Message,
     Prompt,
     PromptTokens,
-    check_chat_options,
     conversations,
     listed,
     one_each,
     tokens_of,
-    truncated,
 )
 from martlet.errors import MartletError, RequestError
 from martlet.metrics import StartPhase
 from martlet.sampling_params import SamplingParams
-from martlet.tokenizer.chat import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
-from martlet.tokenizer.turns import TurnMemory
-from martlet.types import Request, Scheduling
+from martlet.types import Scheduling
 
 __all__ = [
     "LLM",
@@ -64,11 +61,6 @@ __all__ = [
     "Scheduling",
     "Stream",
 ]
-
-_REWRITES = (
-    "The chat template writes an earlier answer otherwise than it was generated (it drops the reasoning, perhaps):"
-    " the conversation is computed again from there on."
-)
 
 
 class LLMOptions(TypedDict, total=False):
@@ -108,7 +100,7 @@ class LLM:
         built = build(_located({"model": model, **options}, progress), progress)
         self._built: Built | None = built
         self._driver = Driver(built.engine, built.tokenizer)
-        self._turns = TurnMemory(built.tokenizer) if built.config.exact_turns else None
+        self._asker = Asker(built)
         self._numbers = itertools.count()
 
     # -- what was decided at the start -----------------------------------------------------------------------------
@@ -266,52 +258,12 @@ class LLM:
         return tokens.text, list(tokens.ids)
 
     def _chat_tokens(self, messages: Sequence[Message], options: ChatOptions) -> PromptTokens:
-        parts = self._parts
-        check_chat_options(options)
-        source = options.get("chat_template")
-        template = parts.template if source is None else ChatTemplate(source, parts.tokenizer)
-        continued = bool(options.get("continue_final_message"))
-        rendered = template.render(
-            messages,
-            tools=options.get("tools"),
-            add_generation_prompt=options.get("add_generation_prompt"),
-            continue_final_message=continued,
-            **(options.get("chat_template_kwargs") or {}),
-        )
-        salt = options.get("cache_salt") or ""
-        if "tools" in rendered.unread:
-            raise RequestError(
-                "The chat template does not use tools, so the model would never see them. Leave tools out, or give a"
-                " chat_template that writes them.",
-                param="tools",
-            )
-        warnings = tuple(f"The chat template reads no variable {name!r}: it has no effect." for name in rendered.unread)
-        if self._turns is None:
-            return PromptTokens(template.prompt_ids(rendered), rendered.text, rendered, salt, warnings)
-        warnings += (_REWRITES,) if self._turns.is_rewritten(rendered, messages, salt) else ()
-        return PromptTokens(self._turns.prompt_ids(template, rendered, salt), rendered.text, rendered, salt, warnings)
+        _ = self._parts  # it may be closed
+        return self._asker.chat_tokens(messages, options)
 
     def _asked(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None) -> Asked:
-        parts = self._parts
-        resolved, settings = with_seed(*resolve_params(params, parts.suggested), parts.seeds)
-        wishes = scheduling or Scheduling()
-        if prompt.cache_salt:
-            wishes = replace(wishes, cache_salt=prompt.cache_salt)
-        ids = truncated(prompt.ids, resolved, parts.plan.context)
-        request = Request(str(next(self._numbers)), ids, resolved, prompt.text, scheduling=wishes)
-        return Asked(request, settings, prompt.warnings, self._noting(prompt, ids))
-
-    def _noting(self, prompt: PromptTokens, ids: Sequence[int]) -> Callable[[RequestOutput], None]:
-        """What keeps a chat's answer for the next turn's prompt."""
-        turns, rendered = self._turns, prompt.rendered
-
-        def note(output: RequestOutput) -> None:
-            if turns is None or rendered is None or len(ids) < len(prompt.ids):
-                return
-            for answer in output.outputs:
-                turns.note(rendered, ids, answer.token_ids, answer.text, prompt.cache_salt)
-
-        return note
+        _ = self._parts  # it may be closed
+        return self._asker.asked(str(next(self._numbers)), prompt, params, scheduling)
 
     def _start_stream(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None) -> Stream:
         asked = self._asked(prompt, params, scheduling)

@@ -36,6 +36,7 @@ __all__ = [
     "resolve_model",
     "sampling_options",
     "show_download",
+    "show_progress",
     "show_warnings",
 ]
 
@@ -286,10 +287,11 @@ def open_llm(args: Namespace, **changed: Any) -> LLM:
 
     options = engine_options(args)
     options.update(changed)  # type: ignore[typeddict-item]
-    return LLM(resolve_model(args.model, args.offline), progress=_show_progress, **options)
+    return LLM(resolve_model(args.model, args.offline), progress=show_progress, **options)
 
 
-def _show_progress(phase: str, done: int, total: int) -> None:
+def show_progress(phase: str, done: int, total: int) -> None:
+    """A line on stderr while kernels compile for the first time."""
     if phase != "map" and sys.stderr.isatty():
         end = "\n" if done >= total else ""
         print(f"\r{phase}: {done} of {total}\x1b[K", end=end, file=sys.stderr, flush=True)

@@ -82,6 +82,15 @@ class Engine:
         """Counts since the start."""
         return self._recorder.totals
 
+    def watch(self, observer: Observer) -> None:
+        """Tell one more observer of what happens from here on."""
+        self._recorder.watch(observer)
+
+    @property
+    def n_free_pages(self) -> int:
+        """Pages of the KV cache that a sequence could have."""
+        return self.scheduler.n_free
+
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""

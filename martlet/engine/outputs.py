@@ -22,7 +22,7 @@ from martlet.tokenizer.detok import Delta, Detokenizer, StopChecker, TextStream
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import Event, FinishReason, Request, TokenLogprobs
 
-__all__ = ["CompletionOutput", "EmbeddingOutput", "Logprob", "Logprobs", "OutputBuilder", "RequestOutput"]
+__all__ = ["CompletionOutput", "EmbeddingOutput", "Logprob", "Logprobs", "OutputBuilder", "Piece", "RequestOutput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    n_shown: int = 0  # the first so many token_ids have their text, or a part of it, in `text`
     cumulative_logprob: float | None = None
     logprobs: list[Logprobs] | None = None
     finish_reason: str | None = None  # "stop", "length", "abort", "error"; None while it runs
@@ -112,10 +113,22 @@ class RequestOutput:
     cache: CacheReport | None = None  # how much of the prompt was cached, and why not more; once it has finished
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came of one answer since the last piece: text, and the tokens whose text is out by now."""
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()  # of these tokens, if they were asked for
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
 class _Answer:
     """The text side of one sequence."""
 
-    __slots__ = ("pending", "text")
+    __slots__ = ("ended", "pending", "taken", "text")
 
     def __init__(self, request: Request, tokenizer: Tokenizer, stopper: StopChecker | None) -> None:
         params = request.params
@@ -123,6 +136,8 @@ class _Answer:
         detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens, after=after)
         self.text = TextStream(detokenizer, copy(stopper))  # the automaton is shared, its state is not
         self.pending = ""  # text that the caller has not taken yet
+        self.taken = 0  # tokens that the caller has taken
+        self.ended = False  # the caller knows that it has ended
 
 
 class OutputBuilder:
@@ -195,6 +210,20 @@ class OutputBuilder:
         text, answer.pending = answer.pending, ""
         return text
 
+    def pieces(self) -> list[Piece]:
+        """What came since the last call, at most one piece an answer; not for best_of > n, which is known at the end."""
+        found = []
+        for answer, completion in zip(self._answers, self.output.outputs, strict=True):
+            start, stop = answer.taken, completion.n_shown
+            ends = completion.finish_reason is not None and not answer.ended
+            if stop == start and not ends and not answer.pending:
+                continue
+            logprobs = () if completion.logprobs is None else tuple(completion.logprobs[start:stop])
+            text, ids = self.take(completion.index), tuple(completion.token_ids[start:stop])
+            answer.taken, answer.ended = stop, answer.ended or ends
+            found.append(Piece(completion.index, text, ids, logprobs, completion.finish_reason, completion.stop_reason))
+        return found
+
     def raise_error(self) -> None:
         """Raise what made the request fail, if anything did."""
         if self.output.error is not None:
@@ -212,6 +241,7 @@ class OutputBuilder:
     def _add(self, completion: CompletionOutput, delta: Delta) -> str | None:
         """Add new text; return the stop string that it has reached, if any."""
         completion.text += delta.text
+        completion.n_shown += delta.tokens - delta.hidden
         self._answers[completion.index].pending += delta.text
         return delta.stop
 

@@ -106,6 +106,10 @@ class Recorder:
                 observer.broke(plan)
         self.ended(events)
 
+    def watch(self, observer: Observer) -> None:
+        """Tell one more observer."""
+        self._observers = (*self._observers, observer)
+
     def close(self) -> None:
         """Close the observers. Idempotent."""
         for observer in self._observers:

@@ -144,11 +144,15 @@ class StopChecker:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text, and how many more tokens it completes: their log-probabilities belong with it."""
+    """New text, and how many more tokens it completes: their log-probabilities belong with it.
+
+    Of those tokens the last `hidden` left nothing in the text: all of theirs belongs to a stop string, or follows it.
+    """
 
     text: str = ""
     tokens: int = 0
     stop: str | None = None
+    hidden: int = 0
 
 
 class TextStream:
@@ -164,6 +168,7 @@ class TextStream:
         self._decoded = 0  # characters
         self._shown = 0
         self._ends: deque[int] = deque()  # where the text of each token that has not counted ends
+        self._begin = 0  # where that of the first of them begins
 
     def feed(self, token: int) -> Delta:
         """Take a token; return what can be shown now."""
@@ -177,15 +182,16 @@ class TextStream:
         delta = self._release(self._detokenizer.finish())
         rest = self._stopper.finish() if self._stopper is not None and delta.stop is None else ""
         left, self._ends = len(self._ends), deque()
-        return Delta(delta.text + rest, delta.tokens + left, delta.stop)
+        return Delta(delta.text + rest, delta.tokens + left, delta.stop, delta.hidden)
 
     def _release(self, text: str) -> Delta:
         stop = None
         if self._stopper is not None:
             text, stop = self._stopper.feed(text)
         self._shown += len(text)
-        tokens = 0
+        tokens = hidden = 0
         while self._ends and (stop is not None or self._ends[0] <= self._shown):
-            self._ends.popleft()
+            hidden += stop is not None and self._begin >= self._shown
+            self._begin = self._ends.popleft()
             tokens += 1
-        return Delta(text, tokens, stop)
+        return Delta(text, tokens, stop, hidden)

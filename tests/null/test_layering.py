@@ -94,7 +94,7 @@ def defined(tree: ast.Module) -> set[str]:
     """Names that exist at a module's top level, also inside `if` and `try`."""
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
@@ -121,3 +121,20 @@ def test_scheduler_and_cache_know_integers_only(folder: str) -> None:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & {"numpy", "numba", "time", "os", "io", "socket"}
+
+
+def test_asyncio_meets_threads_in_one_file() -> None:
+    """Only server/ knows asyncio, and only bridge.py knows both it and the engine's thread."""
+    users = {path.relative_to(ROOT) for path, tree in TREES.items() if "asyncio" in modules(tree)}
+    assert {path.parts[0] for path in users} == {"server"}
+    both = [path for path in users if "threading" in modules(TREES[ROOT / path])]
+    assert [str(path) for path in both if path.name != "run.py"] == [
+        "server/bridge.py"
+    ]  # run.py asks which thread it is
+
+
+def modules(tree: ast.AST) -> set[str]:
+    """Top names of all that a module imports."""
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return {name.split(".")[0] for name in found}

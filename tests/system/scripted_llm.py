@@ -19,7 +19,7 @@ from martlet.tokenizer.chat import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
 from tests.null.scripted import Script, ScriptedExecutor
 
-__all__ = ["EOS", "byte_tokenizer", "scripted_llm", "spell"]
+__all__ = ["EOS", "byte_tokenizer", "scripted_built", "scripted_llm", "spell"]
 
 PAGE = 4
 EOS = 256
@@ -51,6 +51,34 @@ def spell(text: str) -> Script:
     return lambda seq, number: ids[min(number, len(ids) - 1)]
 
 
+def scripted_built(
+    config: EngineConfig,
+    script: Script,
+    *,
+    context: int = 64,
+    n_pages: int = 64,
+    template: str = TEMPLATE,
+    suggested: Mapping[str, Any] | None = None,
+    wrap: Callable[[ScriptedExecutor], Any] = lambda executor: executor,
+) -> Built:
+    """All parts of a start, around a script."""
+    norm = Norm(1e-5)
+    layer = Layer(Attention(1, 1, 8, 1.0, None), DenseFfn(8, Activation.SILU), norm, norm)
+    spec = ModelSpec("llama", "scripted", 257, 8, context, (layer,), norm, True)
+    tokenizer = byte_tokenizer()
+    pages = PagePool(n_pages, PAGE)
+    scheduler = Scheduler(pages, SchedulerLimits(context, 16, 4, 8), frozenset({EOS}))
+    return Built(
+        config=config,
+        engine=Engine(scheduler, wrap(ScriptedExecutor(script, PAGE)), pages),
+        tokenizer=tokenizer,
+        template=ChatTemplate(template, tokenizer),
+        spec=spec,
+        plan=plan_memory(Footprint(spec, 0, 0, 0), config, None),
+        suggested=suggested or {},
+    )
+
+
 def scripted_llm(
     monkeypatch: pytest.MonkeyPatch,
     script: Script,
@@ -60,23 +88,9 @@ def scripted_llm(
     wrap: Callable[[ScriptedExecutor], Any] = lambda executor: executor,
 ) -> LLM:
     """An LLM that answers with `script`; `wrap` may put something around the executor."""
-    norm = Norm(1e-5)
-    layer = Layer(Attention(1, 1, 8, 1.0, None), DenseFfn(8, Activation.SILU), norm, norm)
-    spec = ModelSpec("llama", "scripted", 257, 8, context, (layer,), norm, True)
 
     def build(config: EngineConfig, progress: object) -> Built:
-        tokenizer = byte_tokenizer()
-        pages = PagePool(64, PAGE)
-        scheduler = Scheduler(pages, SchedulerLimits(context, 16, 4, 8), frozenset({EOS}))
-        return Built(
-            config=config,
-            engine=Engine(scheduler, wrap(ScriptedExecutor(script, PAGE)), pages),
-            tokenizer=tokenizer,
-            template=ChatTemplate(TEMPLATE, tokenizer),
-            spec=spec,
-            plan=plan_memory(Footprint(spec, 0, 0, 0), config, None),
-            suggested=suggested or {},
-        )
+        return scripted_built(config, script, context=context, suggested=suggested, wrap=wrap)
 
     monkeypatch.setattr("martlet.llm.build", build)
     return LLM(__file__, backend="null")  # any file that is there

@@ -147,7 +147,7 @@ def test_tokens_of_a_character_count_with_it() -> None:
 
 def test_tokens_at_a_stop() -> None:
     stream = TextStream(Detokenizer(Bytes(b"a", b"EN", b"Db")), StopChecker(["END"]))
-    assert [stream.feed(token) for token in range(3)] == [Delta("a", 1), Delta("", 0), Delta("", 2, "END")]
+    assert [stream.feed(token) for token in range(3)] == [Delta("a", 1), Delta("", 0), Delta("", 2, "END", hidden=2)]
     assert stream.finish() == Delta("", 0, "END")
 
 

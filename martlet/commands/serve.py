@@ -1,0 +1,127 @@
+"""Serve a model over HTTP, as OpenAI's and Anthropic's APIs (read `martlet/server/app.py` next)."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from martlet.commands.options import (
+    add_engine_options,
+    add_watch_options,
+    engine_options,
+    print_settings,
+    read_size,
+    resolve_model,
+    show_progress,
+)
+from martlet.commands.speed import process_age_s
+from martlet.config import environment_api_keys
+from martlet.errors import RequestError
+
+__all__ = ["add_arguments", "execute"]
+
+MAX_KEY_FILE = 1 << 20  # bytes
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    group = parser.add_argument_group("where, and for whom")
+    group.add_argument("--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)")
+    group.add_argument("-p", "--port", type=int, metavar="N", help="port (default: 8000; 0: any that is free)")
+    group.add_argument("--unix-socket", metavar="PATH", help="listen on a socket file in place of a port")
+    group.add_argument("--model-name", metavar="NAME", help="what replies call the model (default: its file's name)")
+    group.add_argument("--api-key", action="append", metavar="KEY", help="require this key (better: the next option,"
+                       " or MARTLET_API_KEY); may be given several times")  # fmt: skip
+    group.add_argument("--api-key-file", metavar="FILE", help="require one of the keys in a file, one a line")
+    group.add_argument("--cors-origin", action="append", metavar="URL", help="let pages of this origin call; *: all")
+    group.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
+    group.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
+    _add_limits(parser)
+    group = parser.add_argument_group("what is said and heard")
+    group.add_argument("--strict", action="store_true", default=None, help="refuse fields that are not known")
+    group.add_argument("--request-templates", action="store_true", default=None, help="a request may bring a template")
+    group.add_argument("--tool-parser", metavar="NAME", help="format of tool calls (default: by the chat template)")
+    group.add_argument("--reasoning-parser", metavar="NAME", help="format of reasoning (default: by the template)")
+    group.add_argument("--metrics-prefix", metavar="NAME", help="of the names in /metrics (default: martlet); vllm makes"
+                       " dashboards for vLLM work")  # fmt: skip
+    group.add_argument("--log-requests", action=BooleanOptionalAction, default=None, help="a line a request, never its"
+                       " text (default: yes)")  # fmt: skip
+    group.add_argument("--log-json", action="store_true", default=None, help="those lines as JSON")
+    group.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
+    add_engine_options(parser)
+    add_watch_options(parser)
+
+
+def _add_limits(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("limits")
+    for option, kind, metavar, text in (
+        ("--max-body-bytes", read_size, "SIZE", "a request's body (default: 16M)"),
+        ("--max-n", int, "N", "answers of one request (default: 128)"),
+        ("--max-queue", int, "N", "requests that wait (default: 256); more are answered 503"),
+        ("--max-queue-tokens", read_size, "N", "prompt tokens of all open requests (default: 4M)"),
+        ("--max-connections", int, "N", "open connections (default: 1024)"),
+        ("--requests-per-minute", int, "N", "of one API key, or address; more are answered 429 (default: no limit)"),
+        ("--request-timeout", float, "S", "seconds that a request may take (default: no limit)"),
+        ("--send-timeout", float, "S", "seconds until a reader that takes nothing is given up (default: 60)"),
+        ("--keep-alive", float, "S", "seconds of silence on a stream until a comment is sent (default: 10)"),
+        ("--shutdown-timeout", float, "S", "seconds that requests get to end after SIGTERM (default: 10)"),
+        ("--heartbeat", float, "S", "seconds that one step may take until /ready says no (default: 30)"),
+    ):
+        group.add_argument(option, type=kind, metavar=metavar, help=text)
+
+
+def execute(args: Namespace) -> int:
+    """Run the command."""
+    from martlet.server.settings import ServerSettings
+
+    settings = ServerSettings(**_given(args))
+    model = resolve_model(args.model, args.offline)
+    from martlet.config import resolve_config
+    from martlet.engine.build import build
+    from martlet.server.run import serve
+
+    built = build(resolve_config({"model": model, **engine_options(args)}), show_progress)
+    for warning in built.warnings:
+        print(f"martlet: {warning}", file=sys.stderr)
+    if args.verbose:
+        parts = ", ".join(f"{phase.name} {phase.seconds:.3f} s" for phase in built.start)
+        print(f"start: {parts}", file=sys.stderr)
+        print_settings("settings", built.config.settings())
+        print(f"memory: {built.plan.explain()}", file=sys.stderr)
+
+    def ready(address: str) -> None:
+        print(f"martlet: ready at {address} after {process_age_s():.2f} s", file=sys.stderr, flush=True)
+
+    serve(built, settings, ready)
+    return 0
+
+
+def _given(args: Namespace) -> dict[str, Any]:
+    """What was given, under the settings' names."""
+    from martlet.server.settings import ServerSettings
+
+    found: dict[str, Any] = {}
+    for field in fields(ServerSettings):
+        value = getattr(args, field.name, None)
+        if value is None:
+            value = getattr(args, field.name.removesuffix("_s"), None)
+        if value is not None:
+            found[field.name] = value
+    keys = [*(args.api_key or ()), *_keys_in(args.api_key_file), *environment_api_keys()]
+    return found | {"api_keys": tuple(dict.fromkeys(keys)), "cors_origins": tuple(args.cors_origin or ())}
+
+
+def _keys_in(path: str | None) -> list[str]:
+    if path is None:
+        return []
+    with Path(path).open("rb") as file:
+        data = file.read(MAX_KEY_FILE + 1)
+    keys = data.decode("ascii", "replace").split("\n")
+    found = [key.strip() for key in keys if key.strip() and not key.startswith("#")]
+    if not found or len(data) > MAX_KEY_FILE:
+        raise RequestError(f"{path} holds no API keys; expected one a line.", param="api_key_file")
+    return found

@@ -1,0 +1,89 @@
+"""The server's routes (read `service.py` next, which they share, or `chat.py`, the one that matters).
+
+    gate.py → a route here → body.py, protocol.py → service.py → bridge.py → engine … → stream.py or replies.py
+
+Starlette, which FastAPI is made of, and not FastAPI itself: bodies are read with our own limits and errors, so what is
+left of FastAPI is the quarter of a second that it takes to import, and a server starts in little more than one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from martlet.errors import MartletError
+from martlet.server.chat import chat_completions
+from martlet.server.completions import completions
+from martlet.server.embeddings import embeddings
+from martlet.server.errors import ApiError, api_error, error_response
+from martlet.server.gate import Gate
+from martlet.server.service import Service, service_of
+from martlet.server.state import abort, health, metrics, model, models, ready, version
+from martlet.server.words import detokenize, explain, tokenize
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger("martlet.server")
+
+ROUTES = (
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/embeddings", embeddings, methods=["POST"]),
+    Route("/v1/models", models),
+    Route("/v1/models/{name:path}", model),
+    Route("/v1/explain", explain, methods=["POST"]),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/abort", abort, methods=["POST"]),
+    Route("/health", health),
+    Route("/ready", ready),
+    Route("/version", version),
+    Route("/metrics", metrics),
+)
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The application; its lifespan starts the engine's thread and closes the service."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.bridge.start()
+        try:
+            yield
+        finally:
+            service.close()
+
+    app = Starlette(
+        routes=ROUTES,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _http_error, MartletError: _our_error, Exception: _any_error},
+    )
+    app.state.service = service
+    return Gate(app, service.settings)
+
+
+async def _our_error(request: Request, error: Exception) -> Response:
+    found = api_error(error, service_of(request).bridge.retry_after_s)
+    return error_response(found, request.url.path)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    words = {404: f"There is no {path!r:.200} here.", 405: f"{request.method} is not for {path!r:.200}."}
+    found = ApiError(
+        error.status_code, words.get(error.status_code, str(error.detail)), headers=dict(error.headers or {})
+    )
+    return error_response(found, path)
+
+
+async def _any_error(request: Request, error: Exception) -> Response:
+    return error_response(api_error(error), request.url.path)

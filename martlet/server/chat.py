@@ -1,0 +1,266 @@
+"""/v1/chat/completions: a conversation in, an answer out, whole or as a stream (read `replies.py` next: what is in it).
+
+Format: https://platform.openai.com/docs/api-reference/chat
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from martlet.engine.outputs import Logprobs, Piece, RequestOutput
+from martlet.engine.prompts import ChatOptions, PromptTokens
+from martlet.errors import RequestError
+from martlet.server.body import Parsed
+from martlet.server.bridge import Ticket
+from martlet.server.errors import ApiError, openai_error
+from martlet.server.protocol import ChatRequest, refuse_unsupported
+from martlet.server.replies import FINGERPRINT, json_reply, shown_logprobs, token_entry, usage_of
+from martlet.server.service import Service, new_id, service_of
+from martlet.server.stream import EventStream, event
+from martlet.server.tools.reply import Parts, ReplyParser, delta_of
+
+__all__ = ["chat_completions", "chat_options", "chat_params", "chat_prompt"]
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    parsed = await service.parse(request, ChatRequest)
+    body, reply_id = parsed.body, new_id(request, "chatcmpl")
+    service.check_model(body.model)
+    params, wishes = chat_params(parsed), service.wishes(request, body)
+    prompt = await service.text(lambda: chat_prompt(service, body, wishes.cache_salt))
+    if body.tools:
+        params.setdefault("skip_special_tokens", False)  # they may be what marks a call
+    asked = service.ask(reply_id, prompt, params, wishes)
+    parsers = [service.reply_parser(prompt, bool(body.tools)) for _ in range(asked.request.params.n)]
+    if body.stream and (asked.request.params.best_of or 1) > asked.request.params.n:
+        raise RequestError("A stream cannot have best_of > n: the best are known at the end.", param="best_of")
+    warnings = [*parsed.warnings, *prompt.warnings]
+    ticket = await service.submit(reply_id, [asked], streams=body.stream, timeout_s=body.timeout)
+    if body.stream:
+        encoder = _Encoder(service, body, ticket, parsers, warnings)
+        return EventStream(request, ticket, encoder, service.settings)
+    [output] = await service.whole(request, ticket)
+    return json_reply(_whole(service, body, output, parsers, warnings))
+
+
+def chat_params(parsed: Parsed[ChatRequest]) -> dict[str, Any]:
+    """The sampling parameters of a chat request; RequestError for fields that cannot be honoured."""
+    body, params = parsed.body, dict(parsed.params)
+    refuse_unsupported(body.model_extra or {})
+    if body.max_completion_tokens is not None:
+        if params.get("max_tokens") not in (None, body.max_completion_tokens):
+            raise RequestError("max_tokens and max_completion_tokens differ; give one of them.", param="max_tokens")
+        params["max_tokens"] = body.max_completion_tokens
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    params.pop("logprobs", None)
+    if body.logprobs:
+        params["logprobs"] = body.top_logprobs or 0
+    if body.response_format is not None and body.response_format.get("type") != "text":
+        raise RequestError(
+            f"response_format of type {body.response_format.get('type')!r:.60} is not supported: the answer cannot be"
+            " held to a grammar yet. Leave it out, or give the type text.",
+            param="response_format",
+            code="unsupported_parameter",
+        )
+    if body.modalities not in (None, [], ["text"]):
+        raise RequestError("modalities: this model writes text only.", param="modalities", code="unsupported_parameter")
+    _check_tool_choice(body)
+    return params
+
+
+def _check_tool_choice(body: ChatRequest) -> None:
+    choice = body.tool_choice
+    if choice in (None, "none", "auto"):
+        return
+    named = isinstance(choice, dict) or choice == "required"
+    raise RequestError(
+        f"tool_choice {'naming a tool' if isinstance(choice, dict) else repr(choice)[:60]} is not supported"
+        + (
+            ": the answer cannot be held to a grammar yet. Give 'auto' or 'none'."
+            if named
+            else "; give 'auto' or 'none'."
+        ),
+        param="tool_choice",
+        code="unsupported_parameter" if named else None,
+    )
+
+
+def chat_options(service: Service, body: ChatRequest, salt: str) -> ChatOptions:
+    """How the conversation is written."""
+    if body.chat_template is not None and not service.settings.request_templates:
+        raise RequestError(
+            "chat_template: this server takes no templates from requests; start it with --request-templates.",
+            param="chat_template",
+            code="unsupported_parameter",
+        )
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    return {
+        "tools": None if body.tool_choice == "none" else body.tools or None,
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
+        "chat_template": body.chat_template,
+        "chat_template_kwargs": variables or None,
+        "cache_salt": salt or None,
+    }
+
+
+def chat_prompt(service: Service, body: ChatRequest, salt: str) -> PromptTokens:
+    """The prompt that the conversation becomes."""
+    return service.asker.chat_tokens(body.messages, chat_options(service, body, salt))
+
+
+# -- replies -----------------------------------------------------------------------------------------------------------
+def _whole(
+    service: Service, body: ChatRequest, output: RequestOutput, parsers: Sequence[ReplyParser], warnings: Sequence[str]
+) -> dict[str, Any]:
+    choices = []
+    for completion, parser in zip(output.outputs, parsers, strict=True):
+        parts = Parts.of([*parser.feed(completion.text), *parser.finish()])
+        message = parts.message(body.include_reasoning)
+        finish = "tool_calls" if parts.calls and completion.finish_reason == "stop" else completion.finish_reason
+        choices.append(
+            {
+                "index": completion.index,
+                "message": message,
+                "logprobs": _logprobs(service, shown_logprobs(completion), body.top_logprobs or 0)
+                if body.logprobs
+                else None,
+                "finish_reason": finish,
+                "stop_reason": completion.stop_reason,
+            }
+        )
+    assert output.metrics is not None
+    reply = {
+        "id": output.request_id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": service.model,
+        "system_fingerprint": FINGERPRINT,
+        "choices": choices,
+        "usage": usage_of([output]),
+    }
+    if output.prompt_logprobs is not None:
+        reply["prompt_logprobs"] = [
+            entry and [token_entry(service, i, e) for i, e in entry.items()] for entry in output.prompt_logprobs
+        ]
+    if body.return_timings:
+        reply["timings"] = output.metrics.as_dict()
+    if warnings:
+        reply["warnings"] = list(warnings)
+    return reply
+
+
+def _logprobs(service: Service, entries: Sequence[Logprobs], n_best: int) -> dict[str, Any]:
+    content = []
+    for entry in entries:
+        token_id, chosen = next(iter(entry.items()))
+        best = sorted((found.rank, i, found) for i, found in entry.items() if found.rank and found.rank <= n_best)
+        top = [token_entry(service, i, found) for _, i, found in best]
+        content.append({**token_entry(service, token_id, chosen), "top_logprobs": top})
+    return {"content": content}
+
+
+class _Encoder:
+    """The chunks of a streamed chat."""
+
+    def __init__(
+        self,
+        service: Service,
+        body: ChatRequest,
+        ticket: Ticket,
+        parsers: Sequence[ReplyParser],
+        warnings: Sequence[str],
+    ) -> None:
+        self._service, self._body, self._ticket, self._parsers = service, body, ticket, parsers
+        options = body.stream_options
+        self._usage = bool(options and options.include_usage)
+        self._each_usage = self._usage and bool(options and options.continuous_usage_stats)
+        self._head = {
+            "id": ticket.ticket_id,
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": service.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self._warnings = list(warnings)
+        self._begun: set[int] = set()
+        self._called: set[int] = set()
+        self._n_open = len(parsers)
+
+    def begin(self) -> bytes:
+        """Nothing: the first chunk comes with the first token."""
+        return b""
+
+    def piece(self, number: int, piece: Piece) -> bytes:
+        """The chunks of a piece."""
+        index, parser = piece.index, self._parsers[piece.index]
+        chunks = []
+        if index not in self._begun:
+            self._begun.add(index)
+            chunks.append(self._chunk(index, {"role": "assistant", "content": ""}))
+        parts = parser.feed(piece.text)
+        if piece.finish_reason is not None:
+            parts += parser.finish()
+        deltas = [delta for part in parts if (delta := delta_of(part, self._body.include_reasoning)) is not None]
+        if any("tool_calls" in delta for delta in deltas):
+            self._called.add(index)
+        logprobs = None
+        if self._body.logprobs and piece.logprobs:
+            logprobs = _logprobs(self._service, piece.logprobs, self._body.top_logprobs or 0)
+        if logprobs and not deltas:
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            chunks.append(self._chunk(index, delta, logprobs))
+            logprobs = None
+        if piece.finish_reason is not None and piece.finish_reason != "error":
+            chunks.append(self._last(index, piece))
+        return b"".join(chunks)
+
+    def end(self) -> bytes:
+        """The usage, if it was asked for, and the mark of the end."""
+        if not self._usage:
+            return b"data: [DONE]\n\n"
+        return event({**self._head, "choices": [], "usage": usage_of(self._ticket.outputs)}) + b"data: [DONE]\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        """The error; no mark follows it."""
+        return event(openai_error(error))
+
+    def _last(self, index: int, piece: Piece) -> bytes:
+        finish = "tool_calls" if index in self._called and piece.finish_reason == "stop" else piece.finish_reason
+        self._n_open -= 1
+        more: dict[str, Any] = {}
+        if self._n_open == 0:
+            metrics = self._ticket.outputs[0].metrics
+            if self._body.return_timings and metrics is not None:
+                more["timings"] = metrics.as_dict()
+            if self._warnings:
+                more["warnings"] = self._warnings
+        return self._chunk(index, {}, None, finish, piece.stop_reason, more)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish: str | None = None,
+        stop_reason: int | str | None = None,
+        more: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        if stop_reason is not None:
+            choice["stop_reason"] = stop_reason
+        chunk = {**self._head, "choices": [choice], **(more or {})}
+        if self._usage:
+            chunk["usage"] = usage_of(self._ticket.outputs) if self._each_usage else None
+        return event(chunk)

@@ -1,0 +1,188 @@
+"""What every request passes before its route: who may call, how often, from where, and one line in the log.
+
+    Host and Origin (browsers) → CORS preflight → API key → rate → the route → X-Request-Id, X-Martlet-Ignored
+
+A server on loopback is in reach of every web page that its user opens, so a page of another origin is refused unless
+`--cors-origin` names it, and so is a name that is not this machine's (DNS rebinding). Plain ASGI: nothing is buffered.
+Read `app.py` for the routes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from urllib.parse import urlsplit
+
+import orjson
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from martlet.server.errors import ApiError, error_response
+from martlet.server.settings import ServerSettings
+
+__all__ = ["Gate", "RateLimit"]
+
+OPEN_PATHS = frozenset(("/health", "/ready", "/version"))  # a probe has no key
+MAX_CALLERS = 4096  # whose rate is kept
+logger = logging.getLogger("martlet.server.access")
+
+
+class RateLimit:
+    """A bucket of requests for each caller that fills at a constant rate."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when they were counted
+
+    def wait_s(self, caller: str, now: float) -> float:
+        """Take one; 0.0, or the seconds until there is one."""
+        tokens, then = self._buckets.pop(caller, (float(self._per_minute), now))
+        tokens = min(float(self._per_minute), tokens + (now - then) * self._per_minute / 60)
+        wait = 0.0 if tokens >= 1 else (1 - tokens) * 60 / self._per_minute
+        self._buckets[caller] = (tokens - (wait == 0.0), now)
+        if len(self._buckets) > MAX_CALLERS:
+            self._buckets.popitem(last=False)
+        return wait
+
+
+class Gate:
+    """The outermost application."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._rate = None if settings.requests_per_minute is None else RateLimit(settings.requests_per_minute)
+        self._loopback = settings.unix_socket is None and _is_local(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, headers = time.perf_counter(), Headers(scope=scope)
+        allowed = self._cors(headers)
+        shown = {"X-Request-Id": headers.get("x-request-id", "")[:64] or uuid.uuid4().hex, **allowed}
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                found = MutableHeaders(scope=message)
+                for name, value in shown.items():
+                    found[name] = value
+                if scope.get("martlet.ignored"):
+                    found["X-Martlet-Ignored"] = ", ".join(map(_header_safe, scope["martlet.ignored"]))[:1000]
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope, headers, allowed)
+            if refusal is not None:
+                await refusal(scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
+        finally:
+            if self._settings.log_requests:
+                self._log(scope, status, time.perf_counter() - start, shown["X-Request-Id"])
+
+    def _cors(self, headers: Headers) -> dict[str, str]:
+        """The headers that allow a page's origin; none if it is not allowed."""
+        origin, origins = headers.get("origin"), self._settings.cors_origins
+        if origin is None or not ("*" in origins or origin in origins):
+            return {}
+        exposed = "X-Request-Id, X-Martlet-Ignored, Retry-After"
+        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": exposed}
+
+    def _refusal(self, scope: Scope, headers: Headers, allowed: dict[str, str]) -> Response | None:
+        try:
+            self._check_browser(headers, allowed)
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                return _preflight(headers)
+            caller = self._caller(scope, headers)
+            scope["martlet.caller"] = caller
+            if self._rate is not None and scope["path"] not in OPEN_PATHS:
+                client = (scope.get("client") or ("local",))[0]
+                wait = self._rate.wait_s(caller or client, time.monotonic())
+                if wait:
+                    after = {"Retry-After": str(max(1, round(wait + 0.5)))}
+                    raise ApiError(429, "Too many requests; see Retry-After.", code="rate_limit", headers=after)
+        except ApiError as error:
+            return error_response(error, scope["path"])
+        return None
+
+    def _check_browser(self, headers: Headers, allowed: dict[str, str]) -> None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._loopback and not self._settings.api_keys and host and not _is_local(_name_of(host)):
+            raise ApiError(
+                403, f"This server is for this machine only; {host!r:.100} is not its name.", code="unknown_host"
+            )
+        if origin is not None and not allowed and urlsplit(origin).netloc != host:
+            raise ApiError(
+                403,
+                f"Pages of {origin!r:.100} may not use this server; start it with --cors-origin to allow it.",
+                code="origin_not_allowed",
+            )
+
+    def _caller(self, scope: Scope, headers: Headers) -> str:
+        """Which API key calls, as a name that tells nothing of it; "" where there are no keys."""
+        keys = self._settings.api_keys
+        if not keys or scope["path"] in OPEN_PATHS:
+            return ""
+        given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        found = -1
+        for number, key in enumerate(keys):  # all of them, each in constant time
+            if hmac.compare_digest(key.encode(), given.encode("utf-8", "replace")):
+                found = number
+        if found < 0:
+            raise ApiError(
+                401,
+                "The API key is missing or wrong: send it as Authorization: Bearer KEY.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return f"key-{found}"
+
+    def _log(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        method, path = scope["method"], scope["path"][:200]
+        if self._settings.log_json:
+            line = {"time": time.time(), "method": method, "path": path, "status": status, "ms": round(1000 * seconds, 1),
+                    "request_id": request_id, "caller": scope.get("martlet.caller", "")}  # fmt: skip
+            logger.info("%s", orjson.dumps(line).decode())
+        else:
+            logger.info("%s %s %d %.0f ms %s", method, path.encode("unicode_escape").decode(), status,
+                        1000 * seconds, _header_safe(request_id))  # fmt: skip
+
+
+def _preflight(headers: Headers) -> Response:
+    """A browser asks whether a page may call; it sends no key with that."""
+    if "access-control-request-method" not in headers or "origin" not in headers:
+        return Response(status_code=400)
+    wanted = headers.get("access-control-request-headers", "authorization, content-type")
+    allowed = {
+        "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+        "Access-Control-Allow-Headers": wanted,
+        "Access-Control-Max-Age": "600",
+    }
+    return Response(status_code=204, headers=allowed)
+
+
+def _name_of(host: str) -> str:
+    return urlsplit(f"//{host}").hostname or ""
+
+
+def _is_local(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _header_safe(text: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in text)[:100]

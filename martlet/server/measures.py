@@ -1,0 +1,168 @@
+"""What the server counts, as Prometheus reads it (read `martlet/metrics.py` for what the numbers mean).
+
+Names, labels and buckets are vLLM's, so that dashboards made for it work; only the prefix is ours (`--metrics-prefix`).
+A request is counted when it ends, once, under the reason why; a histogram has an entry for it if the thing happened: a
+request aborted before its first token has an end-to-end time and no time to first token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from martlet.engine.outputs import RequestOutput
+from martlet.metrics import Observer, StepRecord
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from martlet.engine.engine import Engine
+
+__all__ = ["Histogram", "Measures", "exposition"]
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+         160.0, 640.0, 2560.0)  # fmt: skip
+# vLLM's, and three below its first: a small model on a CPU needs 2 to 5 ms a token.
+_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+            10.0, 20.0, 40.0, 80.0)  # fmt: skip
+_LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+            960.0, 1920.0, 7680.0)  # fmt: skip
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_N = (1, 2, 5, 10, 20)
+
+
+class Histogram:
+    """Counts by bucket; an observation costs a search in a short list."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float | None) -> None:
+        """Count a value; None is nothing that happened."""
+        if value is not None:
+            self.counts[bisect_left(self.bounds, value)] += 1
+            self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """As Prometheus wants it: (upper bound, values up to it)."""
+        found, so_far = [], 0
+        for bound, count in zip((*map(str, map(float, self.bounds)), "+Inf"), self.counts, strict=True):
+            so_far += count
+            found.append((bound, float(so_far)))
+        return found
+
+
+class Measures(Observer):
+    """Watches an engine: each field is written by one thread only, and read whenever somebody asks."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.n_running = self.n_waiting = self.n_free_pages = 0
+        self.n_ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+        self.n_prompt = self.n_cached = 0
+        self.histograms = {
+            "time_to_first_token_seconds": (Histogram(_TTFT), "Time from arrival to the first token."),
+            "inter_token_latency_seconds": (Histogram(_BETWEEN), "Time between two tokens of an answer."),
+            "request_time_per_output_token_seconds": (Histogram(_BETWEEN), "A request's mean time between tokens."),
+            "e2e_request_latency_seconds": (Histogram(_LATENCY), "Time from arrival to the end."),
+            "request_queue_time_seconds": (Histogram(_LATENCY), "Time from arrival to the first step."),
+            "request_prefill_time_seconds": (Histogram(_LATENCY), "Time from the first step to the first token."),
+            "request_decode_time_seconds": (Histogram(_LATENCY), "Time from the first token to the last."),
+            "request_inference_time_seconds": (Histogram(_LATENCY), "Time from the first step to the last token."),
+            "request_prompt_tokens": (Histogram(_TOKENS), "Prompt tokens of a request."),
+            "request_generation_tokens": (Histogram(_TOKENS), "Generated tokens of a request."),
+            "request_params_n": (Histogram(_N), "Answers that a request asked for."),
+            "iteration_tokens_total": (Histogram(_STEP_TOKENS), "Tokens computed in a step."),
+            "step_time_seconds": (Histogram(_BETWEEN), "Time of a step."),
+            "step_sequences": (Histogram(_STEP_TOKENS[:7]), "Sequences computed in a step."),
+        }
+
+    def stepped(self, record: StepRecord) -> None:
+        """A step was committed."""
+        self.n_running, self.n_waiting = record.n_running, record.n_waiting
+        self.n_free_pages = record.n_free_pages
+        self.histograms["iteration_tokens_total"][0].observe(record.plan.n_tokens)
+        self.histograms["step_sequences"][0].observe(len(record.spans))
+        self.histograms["step_time_seconds"][0].observe(record.plan_s + record.run_s + record.commit_s)
+
+    def ended_request(self, output: RequestOutput) -> None:
+        """A request has ended."""
+        metrics = output.metrics
+        assert metrics is not None
+        reasons = [completion.finish_reason for completion in output.outputs]
+        worst = next((reason for reason in ("error", "abort", "length") if reason in reasons), "stop")
+        self.n_ended[worst] += 1
+        see = {name: histogram for name, (histogram, _) in self.histograms.items()}
+        see["time_to_first_token_seconds"].observe(metrics.ttft_s)
+        for gap in metrics.gaps_s:
+            see["inter_token_latency_seconds"].observe(gap)
+        if metrics.gaps_s:
+            see["request_time_per_output_token_seconds"].observe(sum(metrics.gaps_s) / len(metrics.gaps_s))
+        if metrics.finished_s is not None:
+            see["e2e_request_latency_seconds"].observe(metrics.finished_s - metrics.arrival_s)
+        see["request_queue_time_seconds"].observe(metrics.queue_s)
+        see["request_prefill_time_seconds"].observe(metrics.prefill_s)
+        see["request_decode_time_seconds"].observe(metrics.decode_s)
+        if metrics.scheduled_s is not None and metrics.last_token_s is not None:
+            see["request_inference_time_seconds"].observe(metrics.last_token_s - metrics.scheduled_s)
+        see["request_prompt_tokens"].observe(metrics.n_prompt)
+        see["request_generation_tokens"].observe(metrics.n_generated)
+        see["request_params_n"].observe(len(output.outputs))
+
+
+def exposition(measures: Measures, engine: Engine, n_pages: int, prefix: str) -> bytes:
+    """Everything in Prometheus' text format."""
+    from prometheus_client import CollectorRegistry, generate_latest  # here: it takes a moment to import
+    from prometheus_client.registry import Collector
+
+    class _Ours(Collector):
+        def collect(self) -> Iterator[Metric]:
+            return _families(measures, engine, n_pages, prefix)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Ours())
+    return generate_latest(registry)
+
+
+def _families(measures: Measures, engine: Engine, n_pages: int, prefix: str) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    labels, values = ("model_name",), (measures.model,)
+    running, waiting = engine.scheduler.n_running, engine.scheduler.n_waiting
+    used = 1 - engine.n_free_pages / n_pages if n_pages else 0.0
+    for name, gauge, text in (
+        ("num_requests_running", running, "Sequences in the batch."),
+        ("num_requests_waiting", waiting, "Sequences that wait to start or to go on."),
+        ("kv_cache_usage_perc", used, "Share of KV pages that are not free; 1 is all."),
+    ):
+        family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=labels)
+        family.add_metric(values, gauge)
+        yield family
+    totals = engine.totals
+    for name, count, text in (
+        ("num_preemptions", totals.n_preempted, "Times that a sequence lost its pages."),
+        ("prompt_tokens", totals.n_prompt, "Prompt tokens of requests that have started."),
+        ("generation_tokens", totals.n_generated, "Generated tokens."),
+        ("prefix_cache_queries", totals.n_prompt, "Prompt tokens looked for in the prefix cache."),
+        ("prefix_cache_hits", totals.n_cached, "Of them, those that were there."),
+        ("engine_steps", totals.n_steps, "Steps of the engine."),
+    ):
+        counter = CounterMetricFamily(f"{prefix}:{name}", text, labels=labels)
+        counter.add_metric(values, count)
+        yield counter
+    ended = CounterMetricFamily(
+        f"{prefix}:request_success", "Requests that have ended, by the reason.", labels=(*labels, "finished_reason")
+    )
+    for reason, count in measures.n_ended.items():
+        ended.add_metric((*values, reason), count)
+    yield ended
+    for name, (histogram, text) in measures.histograms.items():
+        spread = HistogramMetricFamily(f"{prefix}:{name}", text, labels=labels)
+        spread.add_metric(values, buckets=histogram.cumulative(), sum_value=histogram.total)
+        yield spread

@@ -1,0 +1,152 @@
+"""What the bodies of OpenAI's endpoints may hold (read `asking.py` next, which turns them into requests).
+
+Sampling parameters are not listed here: every field of `SamplingParams` is one, under its own name, and is checked there.
+Fields that OpenAI's or vLLM's schema has and that cannot be honoured are in `REFUSED`, with the reason: they are never
+ignored. All others that are not known are listed in the reply, or refused with `--strict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+from martlet.errors import RequestError
+from martlet.server.body import Body
+
+__all__ = [
+    "AbortRequest",
+    "ChatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "EmbeddingRequest",
+    "GenerationRequest",
+    "Prompts",
+    "StreamOptions",
+    "TokenizeRequest",
+    "refuse_unsupported",
+]
+
+Prompts = str | list[str] | list[int] | list[list[int]]
+
+_GRAMMAR = "the answer cannot be held to a grammar yet"
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "audio": "this model writes text only",
+        "function_call": "it is deprecated: give tool_choice",
+        "functions": "it is deprecated: give tools",
+        "grammar": _GRAMMAR,
+        "guided_choice": _GRAMMAR,
+        "guided_grammar": _GRAMMAR,
+        "guided_json": _GRAMMAR,
+        "guided_regex": _GRAMMAR,
+        "json_schema": _GRAMMAR,
+        "prediction": "predicted outputs are not supported",
+        "prompt_embeds": "prompts are text or token ids",
+        "structural_tag": _GRAMMAR,
+        "structured_outputs": _GRAMMAR,
+        "suffix": "this server does not fill in the middle: write the model's own fill-in tokens into the prompt",
+        "use_beam_search": "beam search is in the offline API only",
+        "web_search_options": "this server does not search the web",
+    }
+)
+_HARMLESS: tuple[object, ...] = (None, False, [], {}, "")
+
+
+class StreamOptions(Body):
+    """What a stream sends besides the answer."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(Body):
+    """What all endpoints that generate share."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # prefixes are shared between requests of the same user only
+    cache_salt: str | None = None  # the same, in place of `user`
+    priority: int | None = None
+    timeout: float | None = None  # seconds that the request may take
+    return_timings: bool = True
+    # Of no effect here, and not worth a warning: they describe what a hosted service keeps and bills.
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """The body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    modalities: list[str] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    include_reasoning: bool = True
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of /v1/completions."""
+
+    prompt: Prompts
+    echo: bool = False
+    response_format: dict[str, Any] | None = None
+
+
+class EmbeddingRequest(Body):
+    """The body of /v1/embeddings."""
+
+    input: Prompts
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class TokenizeRequest(Body):
+    """The body of /tokenize: a prompt or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    parse_special: bool = False
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """The body of /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool = False
+
+
+class AbortRequest(Body):
+    """The body of /abort."""
+
+    request_id: str
+
+
+def refuse_unsupported(extra: Mapping[str, Any]) -> None:
+    """RequestError for a field that is known and cannot be honoured, where it asks for anything."""
+    for name, value in extra.items():
+        if name in REFUSED and value not in _HARMLESS:
+            raise RequestError(f"{name} is not supported: {REFUSED[name]}.", param=name, code="unsupported_parameter")

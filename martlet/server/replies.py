@@ -1,0 +1,53 @@
+"""Parts that several replies share: usage, log-probabilities, the JSON itself (read `chat.py` for their use)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from martlet.engine.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
+from martlet.server.service import Service
+
+__all__ = ["FINGERPRINT", "finite", "json_reply", "shown_logprobs", "token_entry", "usage_of"]
+
+FINGERPRINT = "martlet"
+_FLOOR = -9999.0  # what OpenAI's API gives for a probability of nothing; JSON has no -inf
+
+
+def json_reply(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON response."""
+    return Response(orjson.dumps(content), status, headers=headers, media_type="application/json")
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can hold."""
+    return logprob if logprob > _FLOOR else _FLOOR
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Token counts of all prompts and answers so far."""
+    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    prompt, generated = sum(m.n_prompt for m in metrics), sum(m.n_generated for m in metrics)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": sum(m.n_cached for m in metrics)},
+    }
+
+
+def shown_logprobs(completion: CompletionOutput) -> list[Logprobs]:
+    """The entries of the tokens whose text is in the answer: not the end token's, nor a stop string's."""
+    return (completion.logprobs or [])[: completion.n_shown]
+
+
+def token_entry(service: Service, token_id: int, entry: Logprob) -> dict[str, Any]:
+    """One token with its log-probability, as in chat replies; `bytes` is exact where a token is part of a character."""
+    return {
+        "token": entry.decoded_token,
+        "logprob": finite(entry.logprob),
+        "bytes": list(service.built.tokenizer.token_bytes(token_id)),
+    }

@@ -1,0 +1,185 @@
+"""The model as the routes see it: what is parsed, asked, awaited and counted for every endpoint (read `chat.py` next)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.requests import Request
+
+from martlet.engine.asking import Asker
+from martlet.engine.build import Built
+from martlet.engine.driver import Asked
+from martlet.engine.outputs import RequestOutput
+from martlet.engine.prompts import PromptTokens
+from martlet.errors import RequestError
+from martlet.server.body import Body, Parsed, parse_body, read_body
+from martlet.server.bridge import Bridge, Ticket
+from martlet.server.errors import ApiError
+from martlet.server.measures import Measures
+from martlet.server.settings import ServerSettings
+from martlet.server.tools.formats import reasoning_format, tool_format
+from martlet.server.tools.reply import ReplyParser
+from martlet.types import Scheduling
+
+if TYPE_CHECKING:
+    from martlet.server.protocol import GenerationRequest
+
+__all__ = ["Service", "left", "new_id", "raise_failure", "service_of"]
+
+B = TypeVar("B", bound=Body)
+T = TypeVar("T")
+
+
+class Service:
+    """One model behind HTTP."""
+
+    def __init__(self, built: Built, settings: ServerSettings) -> None:
+        self.built = built
+        self.settings = settings
+        self.asker = Asker(built)
+        self.model = settings.model_name or Path(built.config.model).name.removesuffix(".gguf")
+        self._tools = tool_format(settings.tool_parser, built.template.source)
+        self._reasoning = reasoning_format(settings.reasoning_parser, built.template.source)
+        self.started = int(time.time())
+        self.draining = False
+        self.measures = Measures(self.model)
+        built.engine.watch(self.measures)
+        self.bridge = Bridge(
+            built.engine,
+            built.tokenizer,
+            max_open=settings.max_queue + built.config.max_seqs,
+            max_open_tokens=settings.max_queue_tokens,
+            on_end=self.measures.ended_request,
+        )
+        # Templates and tokenizers are Python: one thread for them, so that the event loop goes on meanwhile.
+        self._text = ThreadPoolExecutor(1, thread_name_prefix="martlet-text")
+
+    # -- parsing and asking ----------------------------------------------------------------------------------------
+    async def parse(self, request: Request, kind: type[B], *, sampling: bool = True) -> Parsed[B]:
+        """The body of a request."""
+        data = await read_body(request, self.settings.max_body_bytes)
+        parsed = parse_body(data, kind, strict=self.settings.strict, sampling=sampling)
+        request.scope["martlet.ignored"] = parsed.ignored
+        return parsed
+
+    async def text(self, work: Callable[[], T]) -> T:
+        """Run work on text outside of the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._text, work)
+
+    def check_model(self, name: str | None) -> None:
+        """ApiError 404 for a model that is not here; none given means the one that is."""
+        if name is not None and name not in (self.model, self.built.config.model):
+            raise ApiError(
+                404,
+                f"There is no model {name!r:.200} here; it is {self.model!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def ask(self, request_id: str, prompt: PromptTokens, params: dict[str, Any], wishes: Scheduling) -> Asked:
+        """A request for the engine; where no length is asked for, to the end of the context."""
+        n = max(params.get("n") or 1, params.get("best_of") or 1) if _are_whole(params) else 1
+        if n > self.settings.max_n:
+            raise RequestError(f"n is {n:,}; this server gives at most {self.settings.max_n}.", param="n")
+        if params.get("max_tokens") is None:
+            kept = params.get("truncate_prompt_tokens")
+            n_prompt = len(prompt.ids) if not isinstance(kept, int) or kept <= 0 else min(kept, len(prompt.ids))
+            params = params | {"max_tokens": max(1, self.built.plan.context - n_prompt)}
+        return self.asker.asked(request_id, prompt, params, wishes)
+
+    def wishes(self, request: Request, body: GenerationRequest) -> Scheduling:
+        """Priority and tenant; prefixes are shared between requests of one API key and one `cache_salt` or `user`."""
+        caller = request.scope.get("martlet.caller", "")
+        salt = body.cache_salt or body.user or ""
+        if caller and len(self.settings.api_keys) > 1:
+            salt = hashlib.sha256(f"{caller}\0{salt}".encode("utf-8", "surrogatepass")).hexdigest()
+        return Scheduling(priority=body.priority or 0, tenant=caller or body.user or "", cache_salt=salt)
+
+    def reply_parser(self, prompt: PromptTokens, with_tools: bool) -> ReplyParser:
+        """What separates reasoning and calls from the text, by the template or as the settings say."""
+        tools = self._tools if with_tools else None
+        return ReplyParser(self._reasoning, tools, prompt=(prompt.text or "")[-100:])
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+    async def submit(self, ticket_id: str, asked: Sequence[Asked], *, streams: bool, timeout_s: float | None) -> Ticket:
+        """Hand requests to the engine; `timeout_s` seconds later they are cancelled."""
+        if self.draining:
+            raise ApiError(503, "The server shuts down.", code="shutting_down", headers={"Retry-After": "5"})
+        ticket = await self.bridge.submit(ticket_id, asked, streams=streams)
+        limits = [limit for limit in (timeout_s, self.settings.request_timeout_s) if limit is not None]
+        if limits:
+            late = ApiError(408, f"The request took longer than {min(limits):g} s.", code="timeout")
+            asyncio.get_running_loop().call_later(min(limits), ticket.cancel, late)
+        return ticket
+
+    async def whole(self, request: Request, ticket: Ticket) -> list[RequestOutput]:
+        """Wait for the answers as a whole; if the client leaves meanwhile they are aborted."""
+        waiting = asyncio.ensure_future(ticket.result())
+        leaving = asyncio.ensure_future(left(request))
+        try:
+            await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise ApiError(499, "The client left.")
+        finally:
+            leaving.cancel()
+            ticket.cancel()
+            if not waiting.done():
+                waiting.cancel()
+        raise_failure(ticket)
+        return waiting.result()
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self.draining = True
+
+    def cancel_all(self) -> None:
+        """End whatever is open: the server shuts down."""
+        for ticket in self.bridge.open_tickets:
+            ticket.cancel(ApiError(503, "The server shuts down.", code="shutting_down"))
+
+    def close(self) -> None:
+        """End the engine's thread and free the model. Idempotent."""
+        self._text.shutdown(wait=False, cancel_futures=True)
+        self.bridge.close()
+        self.built.close()
+
+
+def service_of(request: Request) -> Service:
+    """The service that a request is for."""
+    service: Service = request.app.state.service
+    return service
+
+
+def new_id(request: Request, prefix: str) -> str:
+    """The id of a reply: the client's own X-Request-Id, or a random one."""
+    given = request.headers.get("x-request-id", "")
+    if given and len(given) <= 64 and all(c.isalnum() or c in "-_.:" for c in given):
+        return f"{prefix}-{given}"
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+async def left(request: Request) -> None:
+    """Return when the client has closed its connection. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def raise_failure(ticket: Ticket) -> None:
+    """Raise what made a ticket fail, if anything did."""
+    if ticket.cause is not None:
+        raise ticket.cause
+    for output in ticket.outputs:
+        if output.error is not None:
+            raise ApiError(500, f"The request failed: {output.error}", code="engine_error")
+
+
+def _are_whole(params: dict[str, Any]) -> bool:
+    """Whether n and best_of are whole numbers; if not, `SamplingParams` says so."""
+    return all(isinstance(params.get(name) or 1, int) for name in ("n", "best_of"))

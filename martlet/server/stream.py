@@ -1,0 +1,106 @@
+"""Server-sent events: what comes from the engine, written to one reader (read `chat.py` next for what is written).
+
+The reader may be slow, silent or gone. A piece that cannot be sent within a time cancels the request; while nothing
+comes a comment is sent now and then, so that no proxy cuts the connection; when the client leaves the request ends.
+Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from martlet.engine.outputs import Piece
+from martlet.server.bridge import Ticket
+from martlet.server.errors import ApiError, api_error
+from martlet.server.service import left, raise_failure
+from martlet.server.settings import ServerSettings
+
+__all__ = ["Encoder", "EventStream", "event"]
+
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Encoder(Protocol):
+    """Turns pieces into the events of one API."""
+
+    def begin(self) -> bytes:
+        """What is sent before anything is known."""
+
+    def piece(self, number: int, piece: Piece) -> bytes:
+        """The events of one piece of the answer to prompt `number`."""
+
+    def end(self) -> bytes:
+        """What is sent when every answer is whole."""
+
+    def error(self, error: ApiError) -> bytes:
+        """The last event of a stream that fails."""
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One event with a JSON value."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+class EventStream(Response):
+    """The response that streams a ticket's answers."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, request: Request, ticket: Ticket, encoder: Encoder, settings: ServerSettings) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._request = request
+        self._ticket = ticket
+        self._encoder = encoder
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything; however this ends, so does the ticket."""
+        self._send = send
+        leaving = asyncio.ensure_future(left(self._request))
+        leaving.add_done_callback(lambda _: self._ticket.cancel(ApiError(499, "The client left.")))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                await self._write_all()
+            except Exception as error:
+                if not leaving.done():
+                    await self._write(self._encoder.error(api_error(error)))
+                if not isinstance(error, ApiError):
+                    raise
+            if not leaving.done():
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (TimeoutError, ClientDisconnect, OSError):
+            self._ticket.cancel(ApiError(499, "The client left, or does not read."))
+            raise ClientDisconnect from None
+        finally:
+            self._ticket.cancel()
+            leaving.cancel()
+
+    async def _write_all(self) -> None:
+        encoder, ticket = self._encoder, self._ticket
+        if begin := encoder.begin():
+            await self._write(begin)
+        while True:
+            pieces = await ticket.pieces(self._settings.keep_alive_s)
+            if pieces:
+                await self._write(b"".join(encoder.piece(number, piece) for number, piece in pieces))
+            elif ticket.finished:
+                break
+            elif ticket.cause is None:
+                await self._write(KEEP_ALIVE)
+        raise_failure(ticket)
+        await self._write(encoder.end())
+
+    async def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        async with asyncio.timeout(self._settings.send_timeout_s):
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})

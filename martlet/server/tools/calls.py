@@ -1,0 +1,273 @@
+"""Tool calls taken out of a text as it comes (read `formats.py` first, for what they look like).
+
+The result does not depend on how the text is cut: a piece is given out only when no continuation could change what it
+is, and what is between and inside calls is read character by character.
+
+    TEXT ── something that opens calls ──▸ BETWEEN ── { ──▸ CALL ── its end ──▸ BETWEEN
+      ▴                                      │ anything else
+      └──────────────────────────────────────┘
+
+What looks like a call and turns out to be none, before its name is known, is text again. White space before and after
+calls is dropped.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from martlet.server.tools.formats import ToolFormat
+from martlet.server.tools.json_scan import CallScanner, ValueScanner
+
+__all__ = ["Arguments", "Call", "CallParser", "Content", "held_back"]
+
+_SEPARATORS = " \t\r\n,;[]"
+_MAX_HEADER = 256  # characters of a name and what is around it
+_BARE_PYTHON = re.compile(r"\[\s*([A-Za-z_][\w.]*(\(.*)?)?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call begins."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of a call's arguments, as JSON text."""
+
+    index: int
+    text: str
+
+
+Part = Content | Call | Arguments
+
+
+def held_back(text: str, marks: tuple[str, ...]) -> int:
+    """How many characters at the end of a text may be the beginning of a mark."""
+    most = min(len(text), max(map(len, marks), default=1) - 1)
+    return next((n for n in range(most, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)
+
+
+class CallParser:
+    """Separates calls from text."""
+
+    def __init__(self, form: ToolFormat, new_id: Callable[[int], str] | None = None) -> None:
+        self._form = form
+        self._new_id = new_id or (lambda length: secrets.token_hex(length)[:length])
+        self._buffer = ""
+        self._state: Callable[[], list[Part] | None] = self._bare if form.bare else self._text
+        self._space = ""  # that is dropped if a call follows it
+        self._raw = ""  # what opened a call, until it is one
+        self._open = form.bare  # whether anything has, since the last call
+        self._goes_on = False  # text has followed the last call
+        self._n_calls = 0
+        self._scanner: CallScanner | None = None
+        self._value: ValueScanner | None = None
+        self._final = False
+
+    def feed(self, text: str) -> list[Part]:
+        """Take more text; return what is certain."""
+        self._buffer += text
+        parts: list[Part] = []
+        while (found := self._state()) is not None:
+            parts += found
+        return parts
+
+    def finish(self) -> list[Part]:
+        """Return what is left at the end. A call that was cut off stays cut off."""
+        self._final = True
+        parts = self.feed("")
+        scanner = self._scanner
+        if scanner is not None and scanner.name is None:
+            self._raw += scanner.raw
+        if self._raw:
+            parts += self._shown(self._raw)
+        if self._space and not self._n_calls:
+            parts.append(Content(self._space))
+        self._raw = self._space = ""
+        return parts
+
+    # -- states: each returns parts and goes on, or None where it needs more text ---------------------------------------
+    def _text(self) -> list[Part] | None:
+        starts = [(at, mark) for mark in self._form.starts if (at := self._buffer.find(mark)) >= 0]
+        if starts:
+            at, mark = min(starts)
+            shown, self._buffer = self._buffer[:at], self._buffer[at + len(mark) :]
+            self._raw, self._open = mark, True
+            self._state = self._between
+            return self._shown(shown, before_call=True)
+        keep = 0 if self._final else held_back(self._buffer, self._form.starts)
+        shown, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
+        return self._shown(shown) if shown else None
+
+    def _bare(self) -> list[Part] | None:
+        """At the start of an answer that may be calls as a whole."""
+        rest = self._buffer.lstrip()
+        if not rest and not self._final:
+            return None
+        if self._form.pythonic:
+            return self._bare_python(rest)
+        if rest.startswith("{"):
+            self._state = self._between
+        elif self._final or not any(start.startswith(rest) for start in self._form.starts) or rest in self._form.starts:
+            self._state = self._text
+        else:
+            return None
+        return []
+
+    def _bare_python(self, rest: str) -> list[Part] | None:
+        match = _BARE_PYTHON.match(rest)
+        if match is not None and match.end() == len(rest):
+            if not self._final:
+                return None
+            calls = _python_calls(rest)
+            if calls:
+                self._buffer = ""
+                self._state = self._text
+                return [part for name, arguments in calls for part in self._whole_call(name, arguments)]
+        self._state = self._text
+        return []
+
+    def _between(self) -> list[Part] | None:
+        """Where a call may begin, another one may follow, or text goes on."""
+        rest = self._buffer
+        for mark in (*self._form.ends, *self._form.starts):
+            if rest.startswith(mark):
+                if mark in self._form.starts:
+                    self._raw, self._open = "", True
+                return self._skip(len(mark))
+            if not self._final and mark.startswith(rest):  # of an empty rest as well
+                return None
+        if not rest:
+            return None
+        if rest[0] in _SEPARATORS:
+            return self._skip(1)
+        if rest[0] == "{":
+            self._scanner = CallScanner(self._form.name_keys, self._form.argument_keys, self._form.other_keys)
+            self._state = self._object
+            return []
+        return self._named(rest) if self._form.header else self._no_call()
+
+    def _skip(self, count: int) -> list[Part]:
+        """Leave out what is only there for calls; it is text after all if none follows what opened it."""
+        if self._open:
+            self._raw += self._buffer[:count]
+        self._buffer = self._buffer[count:]
+        return []
+
+    def _named(self, rest: str) -> list[Part] | None:
+        """A name in front of its arguments."""
+        assert self._form.header is not None
+        at = rest.find("{")
+        if at < 0:
+            return None if len(rest) <= _MAX_HEADER and not self._final else self._no_call()
+        match = re.fullmatch(self._form.header, rest[:at])
+        if match is None:
+            return self._no_call()
+        self._buffer = rest[at:]
+        self._value = ValueScanner()
+        self._state = self._arguments
+        return [self._new_call(match[1])]
+
+    def _object(self) -> list[Part] | None:
+        """Inside a call that is one object."""
+        scanner = self._scanner
+        assert scanner is not None
+        parts: list[Part] = []
+        known = scanner.name is not None
+        for at, character in enumerate(self._buffer):
+            scanner.feed(character)
+            if scanner.failed or scanner.done:
+                self._buffer = self._buffer[at + 1 :]
+                break
+        else:
+            self._buffer = ""
+        if scanner.failed:
+            self._buffer = scanner.raw + self._buffer
+            self._scanner = None
+            return self._no_call()
+        if scanner.name is not None and not known:
+            parts.append(self._new_call(scanner.name))
+        if arguments := scanner.take_arguments():
+            parts.append(Arguments(self._n_calls - 1, arguments))
+        if scanner.done:
+            self._scanner = None
+            self._state = self._between
+            return parts
+        return parts or None
+
+    def _arguments(self) -> list[Part] | None:
+        """Inside arguments that follow their call's name."""
+        value = self._value
+        assert value is not None
+        start = len(value.text)
+        for at, character in enumerate(self._buffer):
+            value.feed(character)
+            if value.done:
+                self._buffer = self._buffer[at + 1 :]
+                self._state = self._between
+                break
+        else:
+            self._buffer = ""
+        text = value.text[start:]
+        return [Arguments(self._n_calls - 1, text)] if text else None
+
+    def _no_call(self) -> list[Part]:
+        """What has been read since calls were opened is text after all, and so is the next character."""
+        self._state = self._text
+        raw, self._raw = self._raw, ""
+        first, self._buffer = self._buffer[:1], self._buffer[1:]
+        return self._shown(raw + first)
+
+    # -- parts -----------------------------------------------------------------------------------------------------------
+    def _shown(self, text: str, *, before_call: bool = False) -> list[Part]:
+        """Text, but for white space at its end: that waits for what follows."""
+        text = self._space + text
+        if self._n_calls and not self._goes_on:
+            text = text.lstrip()
+        kept = text.rstrip()
+        self._space = "" if before_call else text[len(kept) :]
+        self._goes_on = self._goes_on or bool(kept)
+        return [Content(kept)] if kept else []
+
+    def _new_call(self, name: str) -> Call:
+        self._n_calls += 1
+        self._raw, self._open, self._goes_on, self._space = "", False, False, ""
+        return Call(self._n_calls - 1, f"call_{self._new_id(self._form.id_length)}", name)
+
+    def _whole_call(self, name: str, arguments: str) -> list[Part]:
+        call = self._new_call(name)
+        return [call, Arguments(call.index, arguments)]
+
+
+def _python_calls(text: str) -> list[tuple[str, str]]:
+    """The calls of `[f(a=1), g()]`, with their arguments as JSON; none if it is anything else."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(tree, ast.List) or not tree.elts:
+            return []
+        return [_python_call(element) for element in tree.elts]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
+
+
+def _python_call(node: ast.expr) -> tuple[str, str]:
+    if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise ValueError("this is no call with named arguments")
+    arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+    return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False)

@@ -1,0 +1,107 @@
+"""How model families write tool calls and reasoning: a table (read `calls.py` next, which reads by it).
+
+    Hermes, Qwen       <tool_call>{"name": "f", "arguments": {…}}</tool_call> …
+    Llama 3            {"name": "f", "parameters": {…}}; …                         the whole answer
+    Mistral            [TOOL_CALLS][{"name": "f", "arguments": {…}}, …]            or [TOOL_CALLS]f[ARGS]{…}
+    DeepSeek           <｜tool▁call▁begin｜>function<｜tool▁sep｜>f ```json {…} ```<｜tool▁call▁end｜>     or f<｜tool▁sep｜>{…}
+    Granite, Phi-4     <|tool_call|>[{"name": "f", "arguments": {…}}, …]<|/tool_call|>
+    Phi-4-mini         functools[{"name": "f", "arguments": {…}}, …]
+    pythonic           [f(a=1), g(b="x")]                                          the whole answer
+
+Sources: the chat templates of the models named, as published with their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from martlet.errors import RequestError, nearest
+
+__all__ = ["REASONING", "TOOLS", "ReasoningFormat", "ToolFormat", "reasoning_format", "tool_format"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How calls stand in a text. `signs` are found in the chat templates of models that write them so."""
+
+    name: str
+    signs: tuple[str, ...]
+    starts: tuple[str, ...]  # what opens calls, anywhere in the text
+    ends: tuple[str, ...] = ()  # what may stand behind a call
+    bare: bool = False  # calls may also be the whole answer, with nothing that opens them
+    header: str | None = None  # a pattern whose first group is the name; the arguments follow it
+    pythonic: bool = False
+    id_length: int = 24
+    name_keys: tuple[str, ...] = ("name",)
+    argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    other_keys: tuple[str, ...] = ("type", "id")
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """What opens and closes the reasoning at the start of an answer."""
+
+    name: str
+    start: str
+    end: str
+
+
+_DEEPSEEK_HEADER = r"(?:function<｜tool▁sep｜>)?\s*([\w.:-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*"
+
+# The first entry with a sign in the template is taken.
+TOOLS: Mapping[str, ToolFormat] = MappingProxyType(
+    {
+        entry.name: entry
+        for entry in (
+            ToolFormat(
+                "deepseek",
+                ("<｜tool▁call▁begin｜>",),
+                ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+                ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+                header=_DEEPSEEK_HEADER,
+            ),
+            ToolFormat(
+                "mistral",
+                ("[TOOL_CALLS]",),
+                ("[TOOL_CALLS]",),
+                header=r"\s*([\w.:-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*",
+                id_length=9,  # the template refuses others when the calls come back
+            ),
+            ToolFormat("granite", ("<|tool_call|>",), ("<|tool_call|>",), ("<|/tool_call|>",)),
+            ToolFormat("hermes", ("<tool_call>",), ("<tool_call>",), ("</tool_call>",)),
+            ToolFormat("phi", ("functools",), ("functools",)),
+            ToolFormat("llama", ("<|python_tag|>", '"parameters":'), ("<|python_tag|>",), ("<|eom_id|>",), bare=True),
+            ToolFormat("pythonic", ("func_name1(",), (), bare=True, pythonic=True),
+        )
+    }
+)
+
+REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
+    {
+        "think": ReasoningFormat("think", "<think>", "</think>"),
+        "mistral": ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+    }
+)
+
+
+def tool_format(wanted: str, template: str) -> ToolFormat | None:
+    """The format that is wanted by name ("none" is one); "auto": the one that the template shows, if any."""
+    if wanted == "auto":
+        return next((entry for entry in TOOLS.values() if any(sign in template for sign in entry.signs)), None)
+    return TOOLS[_checked("tool_parser", wanted, TOOLS)] if wanted != "none" else None
+
+
+def reasoning_format(wanted: str, template: str) -> ReasoningFormat | None:
+    """The same for reasoning."""
+    if wanted == "auto":
+        return next((entry for entry in REASONING.values() if entry.end in template), None)
+    return REASONING[_checked("reasoning_parser", wanted, REASONING)] if wanted != "none" else None
+
+
+def _checked(param: str, name: str, table: Mapping[str, object]) -> str:
+    if name not in table:
+        known = ", ".join(("auto", "none", *table))
+        raise RequestError(f"{param} is {name!r}; expected one of {known}.{nearest(name, table)}", param=param)
+    return name
