@@ -233,7 +233,7 @@ class LLM:
         """Free the model, its KV pages and its threads. Idempotent."""
         built, self._built = self._built, None
         self._driver.close()
-        if built is not None:
+        if built is not None and not self._driver.is_forked:
             built.close()
 
     def __enter__(self) -> Self:

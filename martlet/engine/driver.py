@@ -1,15 +1,17 @@
 """Who steps the engine when several threads share it, and where its events go (read `outputs.py` next).
 
 Threads take turns, a step at a time, and a step serves every request, so a thread that waits for its own answer drives
-the others' as well. A request that nobody will read is aborted: an answer given up by an exception, a stream that was
+the others' as well. A process that was forked off has none of the engine's threads, and is told so. A request that nobody will read is aborted: an answer given up by an exception, a stream that was
 left or collected.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -43,14 +45,14 @@ class Driver:
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self._engine: Engine | None = engine
         self._tokenizer = tokenizer
+        self._process = os.getpid()
         self._builders: dict[str, tuple[OutputBuilder, Asked]] = {}
         self._lock = threading.Lock()  # held by whoever is in the engine
         self._left: deque[OutputBuilder] = deque()  # of streams that were collected meanwhile: to be aborted
 
     def start(self, asked: Asked) -> OutputBuilder:
         """Add a request; RequestError if it can never run."""
-        with self._lock:
-            engine = self._open()
+        with self._inside() as engine:
             builder = OutputBuilder(asked.request, self._tokenizer, engine.stop, asked.settings)
             builder.output.warnings = asked.warnings
             builder.output.metrics = engine.add(builder.request)
@@ -77,9 +79,8 @@ class Driver:
 
     def step(self) -> None:
         """Run one step and hand its events out; a step that fails ends every request."""
-        with self._lock:
+        with self._inside() as engine:
             self._abort_left()
-            engine = self._open()
             try:
                 self._deliver(engine.step())
             except BaseException as error:  # half a step cannot be finished
@@ -93,11 +94,13 @@ class Driver:
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """The mean hidden state of a prompt, [C]."""
-        with self._lock:
-            return self._open().embed(ids)
+        with self._inside() as engine:
+            return engine.embed(ids)
 
     def abandon(self, builders: Iterable[OutputBuilder]) -> None:
         """Abort those that still run."""
+        if self.is_forked:
+            return
         self._left.extend(builders)
         with self._lock:
             self._abort_left()
@@ -113,14 +116,29 @@ class Driver:
 
     def close(self) -> None:
         """Forget every request; the engine is its owner's to close. Idempotent."""
+        if self.is_forked:
+            return
         with self._lock:
             self._engine = None
             self._builders = {}
 
-    def _open(self) -> Engine:
-        if self._engine is None:
-            raise MartletError("This LLM is closed; make a new one.")
-        return self._engine
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is not the one that loaded the model: threads, and whoever held the lock, are not here."""
+        return os.getpid() != self._process
+
+    @contextmanager
+    def _inside(self) -> Iterator[Engine]:
+        """The engine, for the thread whose turn it is."""
+        if self.is_forked:
+            raise MartletError(
+                "This LLM was loaded before the process forked, and its threads are not in the child: load it there, or"
+                " start the child with multiprocessing's method 'spawn'."
+            )
+        with self._lock:
+            if self._engine is None:
+                raise MartletError("This LLM is closed; make a new one.")
+            yield self._engine
 
     def _deliver(self, events: Iterable[Event]) -> None:
         for event in events:

@@ -1,0 +1,106 @@
+"""Every option of `LLM` is refused by its name when it is wrong, and shown as the caller's when it is right."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from martlet.commands.options import add_engine_options, add_sampling_options, engine_options, sampling_options
+from martlet.config import EngineConfig, Origin, resolve_config
+from martlet.errors import RequestError
+from martlet.llm import LLMOptions
+from martlet.sampling_params import SamplingParams
+
+# Option → a value that counts, and values that do not.
+OPTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "threads": (3, (0, -1, 1.5, "2", True, 1 << 20)),
+    "max_context": (64, (0, -1, 1.5, "64", True)),
+    "kv_dtype": ("f32", ("f15", 16)),
+    "kv_memory": (1 << 20, (0, -1, 1.5, "1G")),
+    "kv_disk": ("folder", ("", 5)),
+    "backend": ("null", ("cpus", 5)),
+    "max_step_tokens": (64, (0, -1, 1.5, 1 << 40)),
+    "max_seqs": (2, (0, -1, 1.5, 1 << 40)),
+    "seed": (5, (1.5, "5", 1 << 64, True)),
+    "offline": (True, (1, "yes")),
+    "oracle": (True, (1, "yes")),
+    "prefix_cache": (False, (0, "no")),
+    "exact_turns": (False, (0, "no")),
+    "chat_template": ("{{ messages }}", ("", 5)),
+    "tokenizer_pre": ("llama-bpe", ("", 5)),
+    "trace": ("file", ("", 5)),
+    "capsule": ("file", ("", 5)),
+}
+WITH_ANOTHER = {"kv_disk_size": ({"kv_disk": "folder"}, 1 << 30, (0, 1.5, "4G"))}
+
+
+def test_the_table_has_every_option() -> None:
+    assert OPTIONS.keys() | WITH_ANOTHER.keys() == LLMOptions.__annotations__.keys()
+    settable = {field.name for field in fields(EngineConfig)} - {"model", "origins", "page_size"}
+    assert settable == LLMOptions.__annotations__.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "good", "wrong"),
+    [(name, {}, *values) for name, values in OPTIONS.items()] + [(name, *v) for name, v in WITH_ANOTHER.items()],
+)
+def test_an_option_counts_or_is_refused(name: str, beside: dict[str, Any], good: Any, wrong: tuple[Any, ...]) -> None:
+    config = resolve_config({"model": "m", **beside, name: good}, environ={})
+    [setting] = [setting for setting in config.settings() if setting.name == name]
+    assert (setting.value, setting.origin) == (good, Origin.OPTION)
+    assert resolve_config({"model": "m", **beside}, environ={}).settings() != config.settings()
+    for value in wrong:
+        with pytest.raises(RequestError) as refused:
+            resolve_config({"model": "m", **beside, name: value}, environ={})
+        assert refused.value.param == name, value
+
+
+def test_what_the_command_line_takes_reaches_the_engine(tmp_path: Path) -> None:
+    template = tmp_path / "template"
+    template.write_text("{{ messages }}")
+    given = {
+        "--threads": ("3", "threads", 3),
+        "--context": ("64", "max_context", 64),
+        "--kv-dtype": ("f32", "kv_dtype", "f32"),
+        "--kv-disk": ("folder", "kv_disk", "folder"),
+        "--kv-disk-size": ("2G", "kv_disk_size", 2 << 30),
+        "--backend": ("null", "backend", "null"),
+        "--tokenizer-pre": ("llama-bpe", "tokenizer_pre", "llama-bpe"),
+        "--chat-template": (str(template), "chat_template", "{{ messages }}"),
+        "--no-prefix-cache": (None, "prefix_cache", False),
+        "--offline": (None, "offline", True),
+        "--oracle": (None, "oracle", True),
+    }
+    parser = ArgumentParser()
+    add_engine_options(parser)
+    nothing = engine_options(parser.parse_args([]))
+    assert not any(value is not None for value in nothing.values())
+    for option, (text, name, value) in given.items():
+        found = engine_options(parser.parse_args([option] if text is None else [option, text]))
+        assert found == {**nothing, name: value}, option
+    listed = {action.option_strings[-1].replace("--max-context", "--context") for action in parser._actions[1:]}
+    assert listed == given.keys()
+
+
+def test_every_sampling_parameter_has_an_option_that_sets_it() -> None:
+    parser = ArgumentParser()
+    add_sampling_options(parser, max_tokens="")
+    texts = {"bool": "", "int": "1", "float": "0.5", "tuple[int": "7", "tuple[str": "top_k", "Mapping": "5=1.0"}
+    for field in fields(SamplingParams):
+        if field.name in ("n", "best_of", "detokenize"):  # of no use where one answer is shown as text
+            continue
+        text = (
+            next(text for kind, text in reversed(texts.items()) if kind in str(field.type))
+            if ("Literal" not in str(field.type))
+            else "processed"
+        )
+        option = "--" + field.name.replace("_", "-")
+        negated = field.default is True
+        words = [option.replace("--", "--no-", 1)] if negated else [option, text] if text else [option]
+        found = sampling_options(parser.parse_args(words))
+        assert found.keys() == {field.name}
+        assert found[field.name] != field.default
