@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,18 @@ def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
     store = KernelStore(best_isa(), blocked / "below")
     assert store.address(KERNEL) != 0
     assert blocked.read_text() == "in the way"
+
+
+def test_a_full_disk_is_done_without_and_nothing_is_left_on_it(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as much as a disk would take; a kernel is larger
+    try:
+        store = KernelStore(best_isa(), tmp_path)
+        assert store.address(KERNEL) != 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert store.folder is not None
+    assert [path.name for path in store.folder.iterdir()] == ["lock"]
 
 
 def test_no_folder_keeps_nothing() -> None:

@@ -110,10 +110,15 @@ class KernelStore:
     def _write(self, name: str, code: bytes) -> None:
         if self.folder is None:
             return
-        with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-            file.close()
-            os.replace(file.name, self.folder / f"{name}.o")
+        with contextlib.suppress(OSError):  # read-only, or full: the next start compiles again
+            file = tempfile.NamedTemporaryFile(dir=self.folder, delete=False)  # noqa: SIM115  # it outlives its `with`
+            try:
+                with file:
+                    file.write(hashlib.sha256(code).digest() + code)
+                os.replace(file.name, self.folder / f"{name}.o")
+            except OSError:
+                os.unlink(file.name)
+                raise
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
