@@ -197,6 +197,8 @@ def _validate(config: EngineConfig) -> None:
         raise RequestError(
             "kv_disk_size is given, but no folder: set kv_disk too, or MARTLET_KV_DISK.", param="kv_disk_size"
         )
+    if not config.prefix_cache and config.origins.get("kv_disk", ("",))[0] is Origin.OPTION:
+        raise RequestError("kv_disk keeps what the prefix cache holds, and prefix_cache is off.", param="kv_disk")
     if config.kv_disk is not None and (not isinstance(config.kv_disk, str) or not config.kv_disk):
         raise RequestError(f"kv_disk is {config.kv_disk!r}; expected the path of a folder.", param="kv_disk")
     for name in ("trace", "capsule"):

@@ -232,6 +232,7 @@ class StepResult:
     failed_saves: tuple[SlotId, ...] = ()
     failed_loads: tuple[SlotId, ...] = ()  # their pages hold nothing
     load_s: float = 0.0  # time that the loads took, all together
+    save_s: float = 0.0  # the same of the saves
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from martlet.cache.pages import PagePool
-from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.engine import Engine
+from martlet.engine.kept import make_cache, open_kept_pages
 from martlet.engine.params import suggested_params
 from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, step_limits
 from martlet.engine.watch import capsule_header, observers
@@ -146,19 +146,25 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             resources.callback(ops.close)
             model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
             caches = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype)
+            tier = open_kept_pages(config, checkpoint, model.spec, ops, caches)
+            if tier is not None:
+                resources.callback(tier.close)
         with timeline.phase("compile"):
             limits = step_limits(config, model.spec.vocab, plan.context)
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed)
-            runner = Runner(ops, model, caches, limits, config.page_size, sampler)
+            runner = Runner(ops, model, caches, limits, config.page_size, sampler, tier)
         with timeline.phase("warm"):
             runner.warm()
+            load_s = runner.probe_load()
         pages = PagePool(plan.n_pages, config.page_size)
         scheduler = Scheduler(
             pages,
             SchedulerLimits(plan.context, limits.max_tokens, limits.max_seqs, limits.max_logits),
             tokenizer.eog_ids,
-            cache=RadixCache(pages) if config.prefix_cache else None,
+            cache=make_cache(config, pages, tier),
         )
+        if load_s is not None:
+            scheduler.cost.observe_load(1, load_s)
         return Built(
             config,
             Engine(

@@ -17,9 +17,13 @@ from martlet.metrics import EngineTotals, Observer, RequestMetrics
 from martlet.runtime.executors import Executor
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler
-from martlet.types import Event, Request
+from martlet.types import Event, Request, StepPlan
 
 __all__ = ["Engine"]
+
+IDLE_FLUSH_S = 0.1  # by which the end of the last request may be late: a process that is killed then loses nothing
+CLOSE_FLUSH_S = 2.0
+FLUSH_PAGES = 8  # of a plan
 
 
 class Engine:
@@ -40,6 +44,7 @@ class Engine:
         self.clock = clock
         self._check = check
         self._pages = pages
+        self._closed = False
         self._recorder = Recorder(
             clock, lambda: (scheduler.n_running, scheduler.n_waiting, scheduler.n_free), observers
         )
@@ -54,13 +59,9 @@ class Engine:
     def step(self) -> list[Event]:
         """Plan, run and commit one step. If it raises, call `clear` before anything else."""
         start = self.clock()
-        plan = self.scheduler.plan(start)
-        planned = self.clock()
-        self._recorder.planned(plan, planned)
-        result = self.executor.run(plan)
-        ran = self.clock()
-        events = self.scheduler.commit(plan, result, ran)
-        self._recorder.committed(plan, result, events, (start, planned, ran))
+        events = self._run(self.scheduler.plan(start), start)
+        if not self.scheduler.has_work:
+            self._flush(IDLE_FLUSH_S)
         return events
 
     def abort(self, request_id: str) -> list[Event]:
@@ -105,10 +106,34 @@ class Engine:
             self._pages.free(pages)
 
     def close(self) -> None:
-        """Free everything. Idempotent."""
-        self._recorder.close()
-        self.executor.close()
+        """Write what the second tier has not yet, as far as time allows, and free everything. Idempotent."""
+        try:
+            if not self._closed:
+                self._closed = True
+                self._flush(CLOSE_FLUSH_S)
+        finally:
+            self._recorder.close()
+            self.executor.close()
+
+    def _run(self, plan: StepPlan, start: float) -> list[Event]:
+        planned = self.clock()
+        self._recorder.planned(plan, planned)
+        result = self.executor.run(plan)
+        ran = self.clock()
+        events = self.scheduler.commit(plan, result, ran)
+        self._recorder.committed(plan, result, events, (start, planned, ran))
+        return events
+
+    def _flush(self, seconds: float) -> None:
+        """Write pages to the second tier for about so long, while nothing else is to be done."""
+        now = self.clock()
+        stop = now + seconds
+        while now < stop and (plan := self.scheduler.flush_plan(FLUSH_PAGES)) is not None:
+            self._run(plan, now)
+            now = self.clock()
 
     def _ended(self, events: list[Event]) -> list[Event]:
         self._recorder.ended(events)
+        if events and not self.scheduler.has_work:
+            self._flush(IDLE_FLUSH_S)
         return events

@@ -19,16 +19,15 @@ from martlet.types import Copy, Load, PageId, Save, SlotId, StepPlan
 
 __all__ = ["Moved", "PageMoves", "page_bytes"]
 
-WEIGHT = 0.2  # of the newest measurement in a mean
-
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What failed, and the seconds that all loads took."""
+    """What failed, and the seconds that all loads and all saves took."""
 
     failed_saves: tuple[SlotId, ...] = ()
     failed_loads: tuple[SlotId, ...] = ()
     load_s: float = 0.0
+    save_s: float = 0.0
 
 
 _NOTHING = Moved()
@@ -52,24 +51,21 @@ class PageMoves:
             stop = start + (0 if tier is None else ops.page_bytes(cache))
             self._layers.append((cache, self._staged[start:stop]))
             start = stop
-        self.save_s = 0.0  # mean time of a page; 0: none yet
 
     def run(self, plan: StepPlan) -> Moved:
         """Do a plan's saves, loads and copies."""
         if not (plan.saves or plan.loads or plan.copies):
             return _NOTHING
-        failed_saves = self._save(plan.saves) if plan.saves else ()
+        failed_saves, save_s = self._save(plan.saves) if plan.saves else ((), 0.0)
         failed_loads, load_s = self._load(plan.loads) if plan.loads else ((), 0.0)
         for copy in plan.copies:
             self._copy(copy)
-        return Moved(failed_saves, failed_loads, load_s)
+        return Moved(failed_saves, failed_loads, load_s, save_s)
 
-    def _save(self, saves: Sequence[Save]) -> tuple[SlotId, ...]:
+    def _save(self, saves: Sequence[Save]) -> tuple[tuple[SlotId, ...], float]:
         start = time.perf_counter()
         failed = tuple(save.slot for save in saves if not self._save_one(save))
-        mean = (time.perf_counter() - start) / len(saves)
-        self.save_s += (WEIGHT if self.save_s else 1.0) * (mean - self.save_s)
-        return failed
+        return failed, time.perf_counter() - start
 
     def _save_one(self, save: Save) -> bool:
         if self._tier is None:

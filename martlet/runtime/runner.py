@@ -79,7 +79,7 @@ class Runner:
             self._rows[seq.seq_id] = running.rows
         moved = self._moves.run(plan)
         sampled = self._compute(plan.spans) if plan.spans else ()
-        return StepResult(plan.step, sampled, moved.failed_saves, moved.failed_loads, moved.load_s)
+        return StepResult(plan.step, sampled, moved.failed_saves, moved.failed_loads, moved.load_s, moved.save_s)
 
     def _compute(self, spans: tuple[Span, ...]) -> tuple[Sampled, ...]:
         inputs = self._buffers.fill(spans, self._rows)
@@ -113,6 +113,10 @@ class Runner:
         span = Span(_ALONE, 0, 1, (PageId(0),), 1)
         rows = {_ALONE: SequenceRows((0,), 1, self._page_size)}
         self._ops.download(self._program.run(self._buffers.fill((span,), rows)))
+
+    def probe_load(self) -> float | None:
+        """Seconds that a page's way back from the second tier takes, by trying; before anything else runs."""
+        return self._moves.probe(PageId(0))
 
     def close(self) -> None:
         """Free everything. Idempotent."""

@@ -21,8 +21,6 @@ from martlet.types import CacheUse, Copy, Load, MissReason, PageId, Save, Sequen
 
 __all__ = ["Admission", "PageKeeper", "common_ids"]
 
-SAVES = 4  # pages that a step writes to the second tier ahead of their eviction
-
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -131,9 +129,9 @@ class PageKeeper:
         seq.pages = []
         seq.n_cached = seq.n_sent = 0
 
-    def saves(self) -> tuple[Save, ...]:
-        """What the plan that is being made writes to the second tier."""
-        return () if self.cache is None else self.cache.drain_saves(SAVES)
+    def saves(self, most: int) -> tuple[Save, ...]:
+        """What the plan that is being made writes to the second tier: what is evicted, and up to `most` pages in all."""
+        return () if self.cache is None else self.cache.drain_saves(most)
 
     def failed(self, loads: tuple[SlotId, ...], saves: tuple[SlotId, ...]) -> None:
         """These slots of the second tier could not be read, or written."""

@@ -95,8 +95,8 @@ class Planner:
             self.waiting.remove(seq)
             self._until.pop(seq.seq_id, None)
 
-    def take_loads(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in what came from the second tier; a sequence goes on after the last page that did."""
+    def take_moves(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in what went to the second tier and came from it; a sequence goes on after the last page that did."""
         failed = set(result.failed_loads)
         self._keeper.failed(result.failed_loads, result.failed_saves)
         self._cost.observe_load(len(plan.loads) - len(failed), result.load_s)

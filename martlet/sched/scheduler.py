@@ -19,6 +19,7 @@ from martlet.sched.limits import SchedulerLimits
 from martlet.sched.planner import Planner
 from martlet.sched.policy import DECODE_WEIGHT, POLICIES, Policy
 from martlet.sched.queue import rank
+from martlet.sched.write_behind import WriteBehind
 from martlet.types import (
     Event,
     FinishReason,
@@ -63,6 +64,7 @@ class Scheduler:
         self._service: dict[str, float] = {}  # tokens computed for each tenant, weighted
         self._pending: list[Event] = []  # ends that a plan has brought
         self._planned: tuple[float, Work] = (0.0, Work())
+        self._write_behind = WriteBehind()
         self._next_seq = 0
         self._step = 0
 
@@ -210,16 +212,28 @@ class Scheduler:
             tuple(draft.added),
             tuple(self._dropped),
             tuple(draft.preempted),
-            self._keeper.saves(),
+            self._keeper.saves(self._write_behind.most),
             tuple(draft.loads),
             tuple(draft.copies),
         )
 
+    def flush_plan(self, most: int) -> StepPlan | None:
+        """A plan that only writes up to `most` pages to the second tier, for when nothing else is to be done.
+
+        None if nothing is left to be written.
+        """
+        saves = self._keeper.saves(most)
+        if not saves:
+            return None
+        self._step += 1
+        return StepPlan(self._step, (), dropped=tuple(self._dropped), saves=saves)
+
     def commit(self, plan: StepPlan, result: StepResult, now: float = 0.0) -> list[Event]:
         """Take in what a step computed: advance its sequences, end those that are done."""
         del self._dropped[: len(plan.dropped)]  # only now: of a step that failed nobody knows what it still did
-        if plan.loads or result.failed_saves:
-            self._planner.take_loads(plan, result)
+        if plan.saves or plan.loads:
+            self._planner.take_moves(plan, result)
+            self._write_behind.saved(len(plan.saves), result.save_s)
         live, publish = self._live, self.cache is not None
         for span in plan.spans:
             seq = live.get(span.seq)
@@ -229,7 +243,7 @@ class Scheduler:
                     self._keeper.publish(seq)
         if self._policy.serves:
             self._serve(plan)
-        self._measure(plan, now - result.load_s)
+        self._measure(plan, now - result.load_s - result.save_s)
         events, self._pending = self._pending, []
         for sampled in result.sampled:
             seq = live.get(sampled.seq)
@@ -306,6 +320,7 @@ class Scheduler:
         started, work = self._planned
         if plan.spans and now > started:
             self.cost.observe(work, now - started)
+            self._write_behind.step(now - started)
             self._planner.waiting.measure(work.n_decode + work.n_prefill, now - started)
 
     def _accept(self, seq: Sequence, sampled: Sampled) -> Event:

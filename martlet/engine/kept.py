@@ -1,0 +1,56 @@
+"""KV pages that outlive the process: opening the second tier, and taking over what it holds (read `build.py` first)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from martlet.cache.pages import PagePool
+from martlet.cache.radix import RadixCache
+from martlet.cache.tiers import TierSlots
+from martlet.config import EngineConfig
+from martlet.errors import CapacityError
+from martlet.formats.checkpoint import Checkpoint
+from martlet.ops.interface import Array, Backend
+from martlet.runtime.identity import kv_fingerprint
+from martlet.runtime.page_moves import page_bytes
+from martlet.runtime.tier_file import TierFile, open_tier
+from martlet.runtime.tier_format import MAX_NAME, Layout, Owner
+from martlet.spec import ModelSpec
+
+__all__ = ["make_cache", "open_kept_pages"]
+
+
+def open_kept_pages(
+    config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec, ops: Backend, caches: Sequence[Array]
+) -> TierFile | None:
+    """The tier's file, if the settings want one and there can be one (a warning says why not).
+
+    Raises CapacityError for a size that holds no page.
+    """
+    if config.kv_disk is None or not config.prefix_cache:
+        return None
+    size = page_bytes(ops, caches)
+    if Layout(config.page_size, size).slots_within(config.kv_disk_size) == 0:
+        raise CapacityError(
+            f"kv_disk_size is {config.kv_disk_size:,} bytes, and one page takes {size:,}: raise it, or leave kv_disk out."
+        )
+    owner = Owner(
+        model=(spec.name or Path(config.model).stem)[:MAX_NAME],
+        fingerprint=kv_fingerprint(checkpoint, spec, ops, config.kv_dtype, config.page_size),
+        kv_dtype=config.kv_dtype,
+        page_size=config.page_size,
+        page_bytes=size,
+    )
+    return open_tier(Path(config.kv_disk), config.kv_disk_size, owner)
+
+
+def make_cache(config: EngineConfig, pages: PagePool, tier: TierFile | None) -> RadixCache | None:
+    """The prefix cache, with what the tier's file holds already in it; None if the settings want none."""
+    if not config.prefix_cache:
+        return None
+    if tier is None:
+        return RadixCache(pages)
+    cache = RadixCache(pages, tier=TierSlots(tier.n_slots))
+    cache.adopt((record.slot, record.key, record.parent, record.ids) for record in tier.records())
+    return cache
