@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from martlet.cache.pages import PagePool
+from martlet.cache.radix import RadixCache
 from martlet.engine.engine import Engine
 from martlet.metrics import Observer, StepRecord, percentile
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
-from martlet.types import FinishReason, Request, StepPlan, StepResult
+from martlet.types import CacheUse, FinishReason, MissReason, Request, StepPlan, StepResult
 from tests.null.scripted import ScriptedExecutor
 
 PAGE = 4
@@ -195,3 +196,24 @@ def test_percentile_is_the_nearest_rank(share: float, expected: float) -> None:
 
 def test_percentile_of_nothing() -> None:
     assert percentile([], 0.5) is None
+
+
+def test_cached_tokens_and_the_time_that_they_saved() -> None:
+    """A prompt of 41 tokens took 1 + 41 / 4 seconds; asked again, 40 tokens are there: at that speed 40 / 41 of it saved."""
+    clock = Clock()
+    pool = PagePool(64, PAGE)
+    scheduler = Scheduler(pool, SchedulerLimits(64, 64, 4, 8), frozenset(), cache=RadixCache(pool))
+    engine = Engine(scheduler, SlowExecutor(clock), pool, clock=clock)
+    first = engine.add(request("a", 41, 1))
+    drain(engine)
+    assert (first.n_cached, first.cache) == (0, CacheUse(0, 0, MissReason.EMPTY))
+    assert first.saved_s == 0
+    again = engine.add(request("b", 41, 1))
+    drain(engine)
+    assert (again.n_cached, again.n_loaded) == (40, 0)
+    assert again.cache is not None
+    assert again.cache.reason is MissReason.END
+    assert again.saved_s == pytest.approx(11.25 * 40 / 41)
+    assert again.prefill_s == 1.25
+    assert again.prefill_tokens_per_s == 1 / 1.25  # of what was computed
+    assert (engine.totals.n_prompt, engine.totals.n_cached, engine.totals.n_prefilled) == (82, 40, 42)
