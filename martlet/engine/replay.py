@@ -89,6 +89,8 @@ def replay(capsule: Mapping[str, Any], executor: Executor, schedule: Schedule) -
             step.error = str(error)
             yield step
             continue
+        if result.failed_loads:
+            step.error = f"{len(result.failed_loads)} pages could not be read back from disk"
         for sampled in result.sampled:
             if sampled.token_id is None:
                 step.error = sampled.error or step.error

@@ -10,6 +10,7 @@ import pytest
 
 from martlet import LLM, SamplingParams
 from martlet.cli import main
+from martlet.sched.cost import CostModel
 from tests.equality.tiny_model import write_tiny_model
 
 PAGE_BYTES_TINY = 32 * 3 * 2 * 2 * 16 * 2  # positions, layers, keys and values, heads, values, bytes
@@ -63,6 +64,33 @@ def test_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.model
 def test_smollm2(smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(smollm2_path, tmp_path, capsys, 6, PAGE_BYTES_SMOLLM2, 96)
+
+
+def test_pages_that_went_to_disk_and_came_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The replay writes and reads pages of its own; one that an earlier process had written it cannot have."""
+    monkeypatch.setattr(CostModel, "load_s", lambda self, n_pages: 0.0)  # a tiny model would rather compute
+    model = write_tiny_model(tmp_path / "tiny.gguf")
+    prompts = [[n] * 5 + list(range(100)) for n in (1, 2, 3, 1, 2)]
+
+    def record(name: str) -> list[int]:
+        options: dict[str, Any] = {"kv_disk": str(tmp_path / "kept"), "kv_memory": 6 * PAGE_BYTES_TINY}
+        with LLM(str(model), max_context=128, capsule=str(tmp_path / name), **options) as llm:
+            outputs = [
+                llm.generate({"prompt_token_ids": ids}, SamplingParams(temperature=0.9, max_tokens=8, ignore_eos=True))[
+                    0
+                ]
+                for ids in prompts
+            ]
+        return [output.metrics.n_loaded for output in outputs if output.metrics]
+
+    assert record("first") == [0, 0, 0, 96, 96]
+    assert main(["replay", str(tmp_path / "first"), "-q"]) == 0
+    assert "all as recorded" in capsys.readouterr().out
+    assert record("second")[0] == 96
+    assert main(["replay", str(tmp_path / "second")]) == 2
+    assert "record with an empty kv_disk" in capsys.readouterr().err
 
 
 class TestMismatch:
