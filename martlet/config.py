@@ -73,7 +73,9 @@ class EngineConfig:
     threads: int = 1
     max_context: int | None = None  # None until the model is known: the smaller of its own and what fits
     kv_dtype: str = "f16"
-    kv_memory: int | None = None  # bytes; None: room for one sequence of max_context
+    kv_memory: int | None = (
+        None  # bytes of KV pages; None: a quarter of what is available, from one context to max_seqs
+    )
     kv_disk: str | None = None  # a folder that keeps KV pages over restarts; they tell what was asked and answered
     kv_disk_size: int = 4 << 30  # bytes of all files there
     page_size: int = PAGE_SIZE

@@ -114,6 +114,16 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
     )
     group.add_argument("--kv-dtype", choices=("f16", "f32"), help="type of the KV cache (default: f16)")
     group.add_argument(
+        "--kv-memory",
+        type=read_size,
+        metavar="SIZE",
+        help="bytes of KV pages, as 512M or 2G (default: a quarter of what is free, at least one context)",
+    )
+    group.add_argument("--max-seqs", type=int, metavar="N", help="sequences that run at a time (default: 16)")
+    group.add_argument(
+        "--max-step-tokens", type=int, metavar="N", help="tokens of a step, over all sequences (default: 512)"
+    )
+    group.add_argument(
         "--kv-disk",
         metavar="DIR",
         help="keep KV pages in this folder, over restarts (they tell what was asked and answered)",
@@ -220,6 +230,9 @@ def engine_options(args: Namespace) -> LLMOptions:
         "threads": args.threads,
         "max_context": args.context,
         "kv_dtype": args.kv_dtype,
+        "kv_memory": args.kv_memory,
+        "max_seqs": args.max_seqs,
+        "max_step_tokens": args.max_step_tokens,
         "kv_disk": args.kv_disk,
         "kv_disk_size": args.kv_disk_size,
         "backend": args.backend,

@@ -107,6 +107,6 @@ def _table(plans: list[MemoryPlan]) -> str:
     ]
     lines += [
         "",
-        "An engine's kv_memory is the column KV bytes; without it there is room for one sequence of the context.",
+        "An engine's kv_memory is the column KV bytes; without it a quarter of the available memory.",
     ]
     return "\n".join(lines)

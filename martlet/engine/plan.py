@@ -29,6 +29,7 @@ USABLE_SHARE = 0.9  # of what is available: the rest stays free for others, and 
 BYTE_FORMS = 1.25  # activations are kept as bytes too, with their scales and sums
 LOGIT_BYTES = 32 << 20  # of a step's logits, at most, unless the running sequences need more
 MAX_LOGIT_ROWS = 64
+KV_SHARE = 0.25  # of what is available, for KV pages beyond the one context that there must be
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,9 @@ def measure(
 def plan_memory(footprint: Footprint, config: EngineConfig, available: int | None) -> MemoryPlan:
     """Choose the context and the number of pages, and check that everything fits.
 
-    The context is max_context if given, else the smaller of the model's own and what fits. The pages hold one full
-    context, or as much as kv_memory says. Raises RequestError for a context beyond the model's, and CapacityError, with
+    The context is max_context if given, else the smaller of the model's own and what fits. The pages hold as much as
+    kv_memory says; without it a quarter of the available memory, but at least one full context and at most one for each
+    sequence that may run. Raises RequestError for a context beyond the model's, and CapacityError, with
     the sum and what to change, where the memory is too small.
     """
     spec = footprint.spec
@@ -156,7 +158,16 @@ def plan_memory(footprint: Footprint, config: EngineConfig, available: int | Non
             plan = _plan(footprint, config, available, fit, "what fits in memory")
     if not plan.fits:
         raise CapacityError(_refusal(plan, config))
-    return plan
+    return plan if config.kv_memory is not None else _with_room(plan, config)
+
+
+def _with_room(plan: MemoryPlan, config: EngineConfig) -> MemoryPlan:
+    """The plan with pages for more than one context, where the memory has them: others run, prefixes stay cached."""
+    if plan.available is None or plan.usable is None:
+        return plan
+    budget = min(plan.available * KV_SHARE, plan.usable - plan.fixed) // (plan.kv_per_token * plan.page_size)
+    n_pages = max(plan.n_pages, min(int(budget), plan.n_pages * config.max_seqs))
+    return replace(plan, n_pages=n_pages, sequences=n_pages // plan.n_pages)
 
 
 def context_table(

@@ -250,7 +250,7 @@ def test_start_and_settings(model: Path) -> None:
         assert [phase.name for phase in llm.start_timeline] == ["read", "plan", "map", "compile", "warm"]
         settings = {setting.name: setting for setting in llm.config.settings()}
         assert (settings["max_context"].value, settings["max_context"].origin) == (256, "model file")
-        assert llm.plan.kv == 8 * PAGE_BYTES
+        assert llm.plan.kv == 16 * 8 * PAGE_BYTES  # a context of 256 tokens for each sequence that may run
 
 
 def test_what_is_no_model(tmp_path: Path, model: Path) -> None:

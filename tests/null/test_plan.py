@@ -32,12 +32,25 @@ def available_for(usable: int) -> int:
 
 
 def test_the_sum() -> None:
-    plan = plan_memory(FOOTPRINT, config(), available_for(FIXED + 100 * MIB))
+    plan = plan_memory(FOOTPRINT, config(max_seqs=1), available_for(FIXED + 100 * MIB))
     assert plan.kv_per_token == 2048
     assert (plan.context, plan.n_pages, plan.kv) == (8192, 256, 16 * MIB)
     assert plan.total == FIXED + 16 * MIB
     assert plan.context_note == "the model's own"
     assert "weights 100 MiB + KV 16 MiB (8,192 tokens × 2,048 B, f16)" in plan.explain()
+
+
+def test_the_default_pool_is_a_quarter_of_what_is_available() -> None:
+    """A page of 32 tokens has 64 KiB: 25 % of 1 GiB are 4,096 pages, which is as much as 16 contexts of 256 pages."""
+    gib = 1 << 30
+    assert plan_memory(FOOTPRINT, config(), gib).n_pages == 4096
+    assert plan_memory(FOOTPRINT, config(max_seqs=32), gib).n_pages == 4096
+    assert plan_memory(FOOTPRINT, config(max_seqs=3), gib).n_pages == 3 * 256
+    assert plan_memory(FOOTPRINT, config(max_seqs=3), gib).sequences == 3
+    assert plan_memory(FOOTPRINT, config(max_context=64), gib).n_pages == 16 * 2
+    # Never more than may be used: 7 MiB are 112 pages, and a context of 1,024 takes 32.
+    tight = plan_memory(FOOTPRINT, config(max_context=1024), available_for(FIXED + 7 * MIB))
+    assert (tight.n_pages, tight.context, tight.sequences) == (112, 1024, 3)
 
 
 def test_f32_pages_are_twice_as_large() -> None:
@@ -116,7 +129,7 @@ def test_the_table_is_the_same_formula() -> None:
         (8192, "f16", 16, False),
         (8192, "f32", 32, False),
     ]
-    plan = plan_memory(FOOTPRINT, config(max_context=2048), available_for(FIXED + 5 * MIB))
+    plan = plan_memory(FOOTPRINT, config(max_context=2048, max_seqs=1), available_for(FIXED + 5 * MIB))
     assert rows[0].total == plan.total
 
 

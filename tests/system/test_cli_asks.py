@@ -112,7 +112,7 @@ def test_without_a_context_what_fits_is_taken(tiny: str, machine: Callable[..., 
     assert main(["run", tiny, "abc", *ANSWER, "-v"]) == 0
     assert re.search(r"max_context +96 +\(machine: what fits in memory\)", capsys.readouterr().err)
     assert main(["plan", tiny, "--no-probe", "-c", "256"]) == 0
-    assert re.search(r"256 +f16 .* no$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"256 +1 +f16 .* no$", capsys.readouterr().out, re.MULTILINE)
 
 
 # -- the oracle -----------------------------------------------------------------------------------------------------
