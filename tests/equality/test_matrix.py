@@ -81,3 +81,43 @@ def test_several_samples_of_a_request_are_what_each_would_be_alone(smollm2_path:
         two = llm.generate(PROMPTS[0], SamplingParams(temperature=1.0, seed=3, max_tokens=8, n=2))[0].outputs
     assert [c.token_ids for c in four[:2]] == [c.token_ids for c in two]
     assert len({tuple(c.token_ids) for c in four}) > 1
+
+
+STEM = "In a small village by the sea there lived an old fisherman who had never learned to swim. " * 5  # 95 tokens
+LONG = [STEM + "He said:", STEM + "One day", STEM[90:] + "A ship", STEM + STEM[:40], STEM + "He said: never"]
+LONG_PARAMS = [SamplingParams(temperature=t, seed=5, max_tokens=16, logprobs=2) for t in (0.0, 0.8, 1.0, 0.0, 0.7)]
+
+
+def long_answers(llm: LLM, batch: bool) -> tuple[Answers, int]:
+    """What the long prompts got, and how many tokens of them came from the second tier."""
+    if batch:
+        outputs = llm.generate(LONG, LONG_PARAMS)
+    else:
+        outputs = [llm.generate(prompt, params)[0] for prompt, params in zip(LONG, LONG_PARAMS, strict=True)]
+    loaded = sum(o.metrics.n_loaded for o in outputs if o.metrics is not None)
+    return [[(c.token_ids, c.text, c.logprobs, c.finish_reason) for c in o.outputs] for o in outputs], loaded
+
+
+@pytest.fixture(scope="module")
+def plain_long(smollm2_path: Path) -> Answers:
+    with LLM(str(smollm2_path), max_context=CONTEXT, threads=2, prefix_cache=False) as llm:
+        return long_answers(llm, batch=False)[0]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("feature", ["alone", "one thread", "four threads", "chunks of 7", "batch"])
+def test_pages_from_the_second_tier_change_nothing(
+    smollm2_path: Path, plain_long: Answers, tmp_path: Path, feature: str
+) -> None:
+    """The tier, alone and with each feature: in a pool that pushes pages out, and in a process that starts with them."""
+    options: dict[str, Any] = {"threads": 2, "kv_memory": 9 * 32 * 23_040, "max_context": 224, "kv_disk": str(tmp_path)}
+    options |= FEATURES.get(feature, {})
+    loaded = []
+    for _ in range(2):
+        with LLM(str(smollm2_path), **options) as llm:
+            for _ in range(2):
+                found, n_loaded = long_answers(llm, batch=feature == "batch")
+                assert found == plain_long
+                loaded.append(n_loaded)
+    assert loaded[2] > 0  # of the process before
+    assert loaded[1] > 0 or feature in ("chunks of 7", "batch")  # evicted, and back; or the pool keeps what they share
