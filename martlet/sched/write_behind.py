@@ -27,7 +27,7 @@ class WriteBehind:
         """Pages that the next plan may save; one, to measure it, before anything is known."""
         if self._page_s is None:
             return 1
-        return min(MOST_PAGES, int(self._earned_s / max(self._page_s, 1e-6)))
+        return max(0, min(MOST_PAGES, int(self._earned_s / max(self._page_s, 1e-6))))
 
     def step(self, seconds: float) -> None:
         """A step took `seconds`."""
