@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from martlet.errors import RequestError, nearest
+from martlet.kv_types import RECENT_TOKENS, parse_kv_types, share_tokens
 from martlet.machine import MachineLimits, choose_threads, read_machine
 
 __all__ = [
@@ -38,7 +39,6 @@ __all__ = [
 
 PAGE_SIZE = 32  # tokens of a KV page: the tile of the attention kernels
 BACKENDS = ("cpu", "reference", "null")
-KV_DTYPES = ("f16", "f32")
 MAX_THREADS = 1024
 ORACLE_STEP_TOKENS = 64
 
@@ -125,6 +125,8 @@ def resolve_config(
     given["model"] = str(given["model"])
     if isinstance(given.get("kv_disk"), Path):
         given["kv_disk"] = str(given["kv_disk"])
+    if "kv_dtype" in given:
+        given["kv_dtype"] = str(parse_kv_types(given["kv_dtype"]))
     origins = dict.fromkeys(given, (Origin.OPTION, ""))
     for name, value in _from_environment(environ).items():
         if name not in given:
@@ -190,11 +192,16 @@ def _validate(config: EngineConfig) -> None:
         ("seed", -(1 << 63), (1 << 64) - 1),
     ):
         _require_whole(name, getattr(config, name), least, most)
-    for name, allowed in (("backend", BACKENDS), ("kv_dtype", KV_DTYPES)):
-        value = getattr(config, name)
-        if value not in allowed:
-            hint = nearest(str(value), allowed)
-            raise RequestError(f"{name} is {value!r}; expected one of {', '.join(allowed)}.{hint}", param=name)
+    if config.backend not in BACKENDS:
+        hint = nearest(str(config.backend), BACKENDS)
+        raise RequestError(
+            f"backend is {config.backend!r}; expected one of {', '.join(BACKENDS)}.{hint}", param="backend"
+        )
+    if share_tokens(config.kv_dtype) > 1 and RECENT_TOKENS % config.page_size:
+        raise RequestError(
+            f"page_size is {config.page_size}, and kv_dtype {config.kv_dtype} takes pages that divide {RECENT_TOKENS}.",
+            param="page_size",
+        )
     if "kv_disk_size" in config.origins and config.kv_disk is None:
         raise RequestError(
             "kv_disk_size is given, but no folder: set kv_disk too, or MARTLET_KV_DISK.", param="kv_disk_size"

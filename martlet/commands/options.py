@@ -112,7 +112,11 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
         metavar="N",
         help=f"context in tokens (default: {context})",
     )
-    group.add_argument("--kv-dtype", choices=("f16", "f32"), help="type of the KV cache (default: f16)")
+    group.add_argument(
+        "--kv-dtype",
+        metavar="TYPE",
+        help="type of the KV cache: f16 (the default), f32, q8 or q4; by layer, as q4,q8:3,q8:17",
+    )
     group.add_argument(
         "--kv-memory",
         type=read_size,

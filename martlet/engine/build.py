@@ -23,6 +23,7 @@ from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, ste
 from martlet.engine.watch import capsule_header, observers
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
+from martlet.kv_types import parse_kv_types
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
 from martlet.models.load import load_model
@@ -145,14 +146,15 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             ops = make_backend(config)
             resources.callback(ops.close)
             model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
-            caches = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype)
-            tier = open_kept_pages(config, checkpoint, model.spec, ops, caches)
+            limits = step_limits(config, model.spec.vocab, plan.context)
+            types = parse_kv_types(config.kv_dtype)
+            kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, types, limits)
+            tier = open_kept_pages(config, checkpoint, model.spec, ops, kv.caches)
             if tier is not None:
                 resources.callback(tier.close)
         with timeline.phase("compile"):
-            limits = step_limits(config, model.spec.vocab, plan.context)
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed)
-            runner = Runner(ops, model, caches, limits, config.page_size, sampler, tier)
+            runner = Runner(ops, model, kv, limits, config.page_size, sampler, tier)
         with timeline.phase("warm"):
             runner.warm()
             load_s = runner.probe_load()

@@ -3,7 +3,7 @@
 `measure` runs the model's loading and one capture on a backend that only counts, so that the plan and the allocator are
 the same code: `engine/build.py` refuses with this sum, and `martlet plan` prints it (read `build.py` next).
 
-    total = weights + n_pages * page_size * kv_per_token + activations + logits + overhead
+    total = weights + n_pages * page_size * kv_per_token + recent + activations + logits + overhead
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 from martlet.config import EngineConfig
 from martlet.errors import CapacityError, RequestError
+from martlet.kv_types import KV_TYPES, parse_kv_types
 from martlet.models.decoder import forward
 from martlet.models.load import load_model
 from martlet.ops.interface import Array, Rows, StepLimits, Weight
 from martlet.ops.null import NullBackend
 from martlet.quant.table import RawTensor
-from martlet.runtime.kv import KV_BYTES, kv_bytes_per_token
+from martlet.runtime.kv import kv_bytes_per_token, recent_bytes
 from martlet.spec import ModelSpec
 
 __all__ = ["Footprint", "MemoryPlan", "context_table", "measure", "plan_memory", "step_limits"]
@@ -52,6 +53,7 @@ class MemoryPlan:
     overhead: int
     kv_dtype: str
     kv_per_token: int
+    recent: int  # float16 pages of the newest positions, beside pages of 4 bits
     page_size: int
     n_pages: int
     context: int
@@ -67,7 +69,7 @@ class MemoryPlan:
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the context."""
-        return self.weights + self.activations + self.logits + self.overhead
+        return self.weights + self.recent + self.activations + self.logits + self.overhead
 
     @property
     def total(self) -> int:
@@ -89,6 +91,7 @@ class MemoryPlan:
         parts = (
             f"weights {_mib(self.weights)}",
             f"KV {_mib(self.kv)} ({self.n_pages * self.page_size:,} tokens × {self.kv_per_token:,} B, {self.kv_dtype})",
+            *([f"recent KV {_mib(self.recent)}"] if self.recent else []),
             f"activations {_mib(self.activations)}",
             f"logits {_mib(self.logits)}",
             f"overhead {_mib(self.overhead)}",
@@ -117,7 +120,7 @@ def measure(
     counter = _CountingBackend(packed_bytes or _file_bytes)
     model = load_model(checkpoint, counter, context=config.max_context)
     limits = step_limits(config, model.spec.vocab, config.page_size)
-    caches = [counter.kv_cache(1, config.page_size, 1, 1, config.kv_dtype) for _ in model.spec.layers]
+    caches = [None for _ in model.spec.layers]
     forward(counter, model, caches)
     return Footprint(model.spec, counter.weights, counter.activations(limits), counter.logits(limits))
 
@@ -185,20 +188,24 @@ def context_table(
         _plan(footprint, replace(config, kv_dtype=dtype), available, context, "", count)
         for context in contexts
         for count in sequences
-        for dtype in KV_BYTES
+        for dtype in KV_TYPES
     ]
 
 
 def _plan(
     footprint: Footprint, config: EngineConfig, available: int | None, context: int, note: str, sequences: int = 1
 ) -> MemoryPlan:
+    types = parse_kv_types(config.kv_dtype)
     return MemoryPlan(
         weights=footprint.weights,
         activations=footprint.activations,
         logits=footprint.logits,
         overhead=OVERHEAD_BYTES,
         kv_dtype=config.kv_dtype,
-        kv_per_token=kv_bytes_per_token(footprint.spec, config.kv_dtype),
+        kv_per_token=kv_bytes_per_token(footprint.spec, types, config.page_size),
+        recent=recent_bytes(
+            footprint.spec, types, step_limits(config, footprint.spec.vocab, context), config.page_size
+        ),
         page_size=config.page_size,
         n_pages=sequences * -(-context // config.page_size),
         context=context,
@@ -216,8 +223,8 @@ def _refusal(plan: MemoryPlan, config: EngineConfig) -> str:
     if room >= plan.page_size and config.kv_memory is not None:
         fix = f"lower kv_memory to {room * plan.kv_per_token:,} bytes or less"
     elif room >= plan.page_size:
-        half = ", or use kv_dtype f16, which halves the KV memory" if plan.kv_dtype == "f32" else ""
-        fix = f"set max_context to {room:,} or less{half}"
+        less = {"f32": ", or use kv_dtype f16, which halves the KV memory", "f16": ", or use kv_dtype q8 or q4"}
+        fix = f"set max_context to {room:,} or less{less.get(plan.kv_dtype, '')}"
     else:
         fix = "no context fits: close other programs, use a machine with more memory, or choose a smaller model"
     return (

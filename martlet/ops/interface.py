@@ -12,7 +12,7 @@ F ffn, V vocab, P page.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
 
-__all__ = ["Array", "Backend", "Program", "Rows", "StepInputs", "StepLimits", "Weight"]
+__all__ = ["Array", "Backend", "Program", "RecentPages", "Rows", "StepInputs", "StepLimits", "Weight"]
 
 Array = Any  # opaque outside its backend
 Weight = Any  # a packed matrix, opaque outside its backend
@@ -49,12 +49,29 @@ class StepLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class RecentPages:
+    """How many float16 pages a q4 cache has for the newest positions: numbers 0 … kept - 1 last from step to step.
+
+    Numbers from `kept` on pass with the layer: caches of one shape may share them.
+    """
+
+    kept: int
+    passing: int
+
+
+def _none() -> I32:
+    return np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """What one step computes, flattened from its spans: row t is token `ids[t]` at `positions[t]`.
 
     ids, positions: int32 [T]. slots: int32 [T], where row t's key and value go: page * page_size + offset.
     span_starts: int32 [B + 1], rows of sequence b are span_starts[b] : span_starts[b + 1], at consecutive positions.
     page_table: int32 [B, n], page numbers of each sequence in order of position. logit_rows: int32 [L].
+    recent_slots [T] and recent_table [B, n] say the same of float16 pages (`RecentPages`), for q4 caches; without one
+    they are empty. Of the table only the pages of groups that the step's rows are in count.
     """
 
     ids: I32
@@ -63,6 +80,8 @@ class StepInputs:
     span_starts: I32
     page_table: I32
     logit_rows: I32
+    recent_slots: I32 = field(default_factory=_none)
+    recent_table: I32 = field(default_factory=_none)
 
 
 class Program(Protocol):
@@ -102,8 +121,16 @@ class Backend(Protocol):
         The tensors may have different block types. What the packing loses, if anything, stands in the docs.
         """
 
-    def kv_cache(self, n_pages: int, page_size: int, n_kv_heads: int, head_dim: int, dtype: str) -> Array:
-        """Key and value pages of one layer, zeroed; dtype "f16" or "f32"."""
+    def kv_cache(
+        self,
+        n_pages: int,
+        page_size: int,
+        n_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        recent: RecentPages | None = None,
+    ) -> Array:
+        """Key and value pages of one layer, zeroed; dtype is a name in KV_TYPES, and q4 needs `recent`."""
 
     def page_bytes(self, cache: Array) -> int:
         """Bytes of one page of this layer: keys, values, and what else belongs to them."""
@@ -146,12 +173,16 @@ class Backend(Protocol):
         """Rotate each head of x [T, n * head_dim] by its row's position, half-split pairs; in place allowed."""
 
     def kv_write(self, k: Array, v: Array, cache: Array) -> None:
-        """Write row t of k and v, [T, G * D], to the step's slot t of the cache."""
+        """Write row t of k and v, [T, G * D], to the step's slot t of the cache.
+
+        A q4 cache takes them to recent_slots, and the step's full pages from there to page_table's.
+        """
 
     def attention(self, q: Array, cache: Array, spec: Attention, out: Array) -> None:
         """Causal attention of q [T, H * D] over each row's own sequence through the page table; out [T, H * D].
 
-        Row t at position p sees positions max(0, p - window + 1) … p, whose keys are all in the cache.
+        Row t at position p sees positions max(0, p - window + 1) … p, whose keys are all in the cache. Of a q4 cache it
+        sees positions from p // RECENT_TOKENS * RECENT_TOKENS on in float16, and all before in 4 bits.
         """
 
     def act_mul(self, gate_up: Array, activation: Activation, out: Array) -> None:

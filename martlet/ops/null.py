@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.ops.interface import Array, Rows, StepInputs, StepLimits, Weight
+from martlet.ops.interface import Array, RecentPages, Rows, StepInputs, StepLimits, Weight
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
 
@@ -67,7 +67,15 @@ class NullBackend:
     def pack(self, tensors: Sequence[RawTensor]) -> Weight:
         """Nothing is kept."""
 
-    def kv_cache(self, n_pages: int, page_size: int, n_kv_heads: int, head_dim: int, dtype: str) -> Array:
+    def kv_cache(
+        self,
+        n_pages: int,
+        page_size: int,
+        n_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        recent: RecentPages | None = None,
+    ) -> Array:
         """Nothing is kept."""
 
     def page_bytes(self, cache: Array) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import OracleError
-from martlet.ops.interface import Array, Backend, Program, Rows, StepInputs, StepLimits, Weight
+from martlet.ops.interface import Array, Backend, Program, RecentPages, Rows, StepInputs, StepLimits, Weight
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
 
@@ -141,9 +141,17 @@ class OracleBackend:
             self._fast.pack(tensors), self._reference.pack(tensors), name, None if layer is None else int(layer[1])
         )
 
-    def kv_cache(self, n_pages: int, page_size: int, n_kv_heads: int, head_dim: int, dtype: str) -> Array:
+    def kv_cache(
+        self,
+        n_pages: int,
+        page_size: int,
+        n_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        recent: RecentPages | None = None,
+    ) -> Array:
         """Pages on both backends."""
-        sizes = (n_pages, page_size, n_kv_heads, head_dim, dtype)
+        sizes = (n_pages, page_size, n_kv_heads, head_dim, dtype, recent)
         layer, self._n_caches = self._n_caches, self._n_caches + 1
         return _Pair(self._fast.kv_cache(*sizes), self._reference.kv_cache(*sizes), "KV cache", layer)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
+from martlet.kv_types import KV_TYPES, RECENT_TOKENS
 from martlet.ops import kv_pages
-from martlet.ops.interface import Rows, StepInputs, StepLimits
+from martlet.ops.interface import RecentPages, Rows, StepInputs, StepLimits
+from martlet.ops.kv_codes import q4_keys, q4_values, rounded_q8
 from martlet.ops.kv_pages import by_page
 from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
@@ -28,17 +30,19 @@ from martlet.spec import Activation, Attention, Rope
 __all__ = ["ReferenceBackend", "ReferenceCache"]
 
 F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
-KV_TYPES = {"f16": np.float16, "f32": np.float32}
 
 
 @dataclass(slots=True)
 class ReferenceCache:
-    """Pages of one layer: keys and values [n_pages * P, G, D]."""
+    """Pages of one layer: keys and values [n_pages * P, G, D], in float32 what their codes stand for if they have any."""
 
     keys: NDArray[Any]
     values: NDArray[Any]
     page_size: int
+    dtype: str = "f32"
+    recent: ReferenceCache | None = None  # of q4: the newest positions
 
     @property
     def parts(self) -> tuple[U8, ...]:
@@ -93,12 +97,25 @@ class ReferenceBackend:
         """The matrices as float32, stacked by rows."""
         return np.concatenate([decode(tensor) for tensor in tensors])
 
-    def kv_cache(self, n_pages: int, page_size: int, n_kv_heads: int, head_dim: int, dtype: str) -> ReferenceCache:
+    def kv_cache(
+        self,
+        n_pages: int,
+        page_size: int,
+        n_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        recent: RecentPages | None = None,
+    ) -> ReferenceCache:
         """Zeroed pages of one layer."""
         if dtype not in KV_TYPES:
             raise UnsupportedError(f"no KV precision is called {dtype!r}", KV_TYPES)
-        shape = (n_pages * page_size, n_kv_heads, head_dim)
-        return ReferenceCache(np.zeros(shape, KV_TYPES[dtype]), np.zeros(shape, KV_TYPES[dtype]), page_size)
+        shape, kind = (n_pages * page_size, n_kv_heads, head_dim), np.float16 if dtype == "f16" else np.float32
+        cache = ReferenceCache(np.zeros(shape, kind), np.zeros(shape, kind), page_size, dtype)
+        if dtype == "q4":
+            assert recent is not None
+            assert RECENT_TOKENS % page_size == 0
+            cache.recent = self.kv_cache(recent.kept + recent.passing, page_size, n_kv_heads, head_dim, "f16")
+        return cache
 
     def page_bytes(self, cache: ReferenceCache) -> int:
         """Bytes of one page."""
@@ -172,11 +189,34 @@ class ReferenceBackend:
         out[:] = np.concatenate(turned, axis=-1).reshape(x.shape)
 
     def kv_write(self, k: F32, v: F32, cache: ReferenceCache) -> None:
-        """Row t of k and v, [T, G * D], to slot t. float16 saturates at its largest value; error 2⁻¹¹ relative."""
-        most = np.finfo(cache.keys.dtype).max
+        """Row t of k and v, [T, G * D], to slot t. float16 saturates at its largest value; error 2⁻¹¹ relative.
+
+        q8 and q4 lose what `kv_codes.py` says; q4 keeps float16 and makes codes of the pages that the step has filled.
+        """
         shape = (k.shape[0], *cache.keys.shape[1:])
-        cache.keys[self._step.slots] = np.clip(k, -most, most).reshape(shape)
-        cache.values[self._step.slots] = np.clip(v, -most, most).reshape(shape)
+        if cache.recent is not None:
+            self._put(k.reshape(shape), v.reshape(shape), cache.recent, self._step.recent_slots)
+            self._compress(cache, cache.recent)
+        elif cache.dtype == "q8":
+            self._put(rounded_q8(k.reshape(shape)), rounded_q8(v.reshape(shape)), cache, self._step.slots)
+        else:
+            self._put(k.reshape(shape), v.reshape(shape), cache, self._step.slots)
+
+    def _put(self, k: F32, v: F32, cache: ReferenceCache, slots: I32) -> None:
+        most = np.finfo(cache.keys.dtype).max
+        cache.keys[slots] = np.clip(k, -most, most)
+        cache.values[slots] = np.clip(v, -most, most)
+
+    def _compress(self, cache: ReferenceCache, recent: ReferenceCache) -> None:
+        """Make codes of every page whose last position is in the step."""
+        step, size = self._step, cache.page_size
+        for b, pages in enumerate(step.page_table):
+            rows = step.positions[step.span_starts[b] : step.span_starts[b + 1]]
+            for page in sorted({int(p) // size for p in rows if p % size == size - 1}):
+                source = slice(step.recent_table[b, page] * size, (step.recent_table[b, page] + 1) * size)
+                target = slice(pages[page] * size, (pages[page] + 1) * size)
+                cache.keys[target] = q4_keys(recent.keys[source].astype(np.float32))
+                cache.values[target] = q4_values(recent.values[source].astype(np.float32))
 
     def attention(self, q: F32, cache: ReferenceCache, spec: Attention, out: F32) -> None:
         """softmax(cap · tanh(scale · q kᵀ / cap) + mask) v, a head at a time (arXiv:1706.03762, 2305.13245).
@@ -185,13 +225,8 @@ class ReferenceBackend:
         max(0, p − window + 1) … p. Error, with S seen: (S + 4 + 2 (D + 4) max|scale| Σ|q k|) u max|v|.
         """
         step = self._step
-        for b, pages in enumerate(step.page_table):
-            first, stop = step.span_starts[b], step.span_starts[b + 1]
-            if first == stop:
-                continue
-            positions = np.arange(step.positions[stop - 1] + 1)
-            slots = pages[positions // cache.page_size] * cache.page_size + positions % cache.page_size
-            keys, values = cache.keys[slots].astype(np.float32), cache.values[slots].astype(np.float32)  # [S, G, D]
+        for first, stop, keys, values in self._visible(cache):  # [S, G, D]
+            positions = np.arange(len(keys))
             queries = q[first:stop].reshape(stop - first, spec.n_kv_heads, -1, spec.head_dim)  # [T, G, H/G, D]
             scores = np.einsum("tghd,sgd->ghts", queries, keys) * np.float32(spec.scale)
             if spec.softcap is not None:
@@ -204,6 +239,25 @@ class ReferenceBackend:
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
             out[first:stop] = np.einsum("ghts,sgd->tghd", weights, values).reshape(stop - first, -1)
+
+    def _visible(self, cache: ReferenceCache) -> Iterator[tuple[int, int, F32, F32]]:
+        """Runs of rows that see the same numbers, and the keys and values [S, G, D] up to their last position."""
+        step, size = self._step, cache.page_size
+        for b, pages in enumerate(step.page_table):
+            first, stop = int(step.span_starts[b]), int(step.span_starts[b + 1])
+            while first < stop:
+                start, last = int(step.positions[first]), int(step.positions[stop - 1])
+                if cache.recent is not None:
+                    last = min(last, start // RECENT_TOKENS * RECENT_TOKENS + RECENT_TOKENS - 1)
+                positions = np.arange(last + 1)
+                slots = pages[positions // size] * size + positions % size
+                keys, values = cache.keys[slots].astype(np.float32), cache.values[slots].astype(np.float32)
+                if cache.recent is not None:
+                    own = np.arange(start // RECENT_TOKENS * RECENT_TOKENS, last + 1)
+                    slots = step.recent_table[b, own // size] * size + own % size
+                    keys[own], values[own] = cache.recent.keys[slots], cache.recent.values[slots]
+                yield first, first + last - start + 1, keys, values
+                first += last - start + 1
 
     def act_mul(self, gate_up: F32, activation: Activation, out: F32) -> None:
         """out = act(gate) * up; gate_up [rows, 2F] is gate, then up; out [rows, F] (arXiv:2002.05202).

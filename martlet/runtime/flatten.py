@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.ops.interface import StepInputs, StepLimits
+from martlet.runtime.recent import RecentGroups
 from martlet.types import PageId, SeqId, Span
 
 __all__ = ["SequenceRows", "StepBuffers"]
@@ -30,6 +31,7 @@ class SequenceRows:
         self.n_ids = 0
         self.pages: I32 = np.empty(-(-limit // page_size), dtype=np.int32)
         self.n_pages = 0
+        self.recent: dict[int, int] = {}  # what it holds of the float16 pages beside q4 ones (`recent.py`)
         for token_id in ids:
             self.append(token_id)
 
@@ -45,27 +47,41 @@ class SequenceRows:
 
 
 class StepBuffers:
-    """The arrays of a step of up to `limits`; `fill` hands out views that hold until the next call."""
+    """The arrays of a step of up to `limits`; `fill` hands out views that hold until the next call.
 
-    def __init__(self, limits: StepLimits, page_size: int) -> None:
+    With `recent`, for q4 caches, it also says where the newest positions go.
+    """
+
+    def __init__(self, limits: StepLimits, page_size: int, recent: RecentGroups | None = None) -> None:
         self._page_size = page_size
+        self._recent = recent
         self._ids = np.zeros(limits.max_tokens, dtype=np.int32)
         self._positions = np.zeros(limits.max_tokens, dtype=np.int32)
         self._slots = np.zeros(limits.max_tokens, dtype=np.int32)
         self._starts = np.zeros(limits.max_seqs + 1, dtype=np.int32)
         self._table = np.zeros((limits.max_seqs, limits.max_pages_per_seq), dtype=np.int32)
         self._logit_rows = np.zeros(limits.max_logits, dtype=np.int32)
+        self._recent_slots = np.zeros(limits.max_tokens if recent else 0, dtype=np.int32)
+        self._recent_table = np.zeros(self._table.shape if recent else (0, 0), dtype=np.int32)
         self._count_up = np.arange(max(limits.max_tokens, limits.max_logits), dtype=np.int32)
 
     def fill(self, spans: Iterable[Span], sequences: Mapping[SeqId, SequenceRows]) -> StepInputs:
         """Lay the spans out as rows, in their order."""
         row = n_seqs = n_logits = 0
+        if self._recent:
+            self._recent.begin_step()
         for span in spans:
             sequence = sequences[span.seq]
             if span.new_pages:
                 sequence.take_pages(span.first_page, span.new_pages)
             self._rows(sequence, span.start, span.count, row)
             self._table[n_seqs, : sequence.n_pages] = sequence.pages[: sequence.n_pages]
+            if self._recent:
+                table = self._recent_table[n_seqs]
+                self._recent.place(sequence.recent, span.start, span.count, table)
+                positions = self._positions[row : row + span.count]
+                slots = table[positions // self._page_size] * self._page_size + positions % self._page_size
+                self._recent_slots[row : row + span.count] = slots
             row += span.count
             n_seqs += 1
             self._starts[n_seqs] = row
@@ -82,7 +98,14 @@ class StepBuffers:
             self._starts[: n_seqs + 1],
             self._table[:n_seqs],
             self._logit_rows[:n_logits],
+            self._recent_slots[:row],
+            self._recent_table[:n_seqs],
         )
+
+    def release(self, sequence: SequenceRows) -> None:
+        """A sequence lets go of what it holds of the recent pages."""
+        if self._recent:
+            self._recent.release(sequence.recent)
 
     def _rows(self, sequence: SequenceRows, start: int, count: int, row: int) -> None:
         size = self._page_size

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from martlet.errors import SampleError
 from martlet.models.decoder import forward, hidden_states
 from martlet.models.load import Model
-from martlet.ops.interface import Array, Backend, Program, StepLimits
+from martlet.ops.interface import Backend, Program, StepLimits
 from martlet.runtime.flatten import SequenceRows, StepBuffers
+from martlet.runtime.kv import KvMemory
 from martlet.runtime.page_moves import PageMoves
+from martlet.runtime.recent import RecentGroups
 from martlet.runtime.tier_file import TierFile
 from martlet.sample.sampler import Sampler, SequenceSampler, token_logprobs
 from martlet.types import PageId, Sampled, SeqId, Sequence, Span, StepPlan, StepResult, TokenLogprobs
@@ -49,7 +51,7 @@ class Runner:
         self,
         ops: Backend,
         model: Model,
-        caches: Seq[Array],
+        kv: KvMemory,
         limits: StepLimits,
         page_size: int,
         sampler: Sampler,
@@ -57,19 +59,22 @@ class Runner:
     ) -> None:
         self._ops = ops
         self._model = model
-        self._caches = caches
+        self._caches = kv.caches
         self._limits = limits
         self._page_size = page_size
         self._sampler = sampler
-        self._buffers = StepBuffers(limits, page_size)
+        self._buffers = StepBuffers(limits, page_size, RecentGroups(kv.recent, page_size) if kv.recent else None)
         self._sequences: dict[SeqId, _Running] = {}
         self._rows: dict[SeqId, SequenceRows] = {}
-        self._program = ops.capture(lambda: forward(ops, model, caches), limits)
+        self._program = ops.capture(lambda: forward(ops, model, kv.caches), limits)
         self._hidden: Program | None = None
-        self._moves = PageMoves(ops, caches, tier)
+        self._moves = PageMoves(ops, kv.caches, tier)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Move a plan's pages, compute its spans together and sample for those that ask for it."""
+        for seq_id in (*plan.dropped, *plan.preempted):
+            if seq_id in self._rows:
+                self._buffers.release(self._rows[seq_id])
         for seq_id in plan.dropped:
             self._sequences.pop(seq_id, None)
             self._rows.pop(seq_id, None)
@@ -106,6 +111,7 @@ class Runner:
             span = Span(_ALONE, start, count, pages if start == 0 else (), 0)
             output = self._hidden.run(self._buffers.fill((span,), rows))
             total += self._ops.download(output).sum(axis=0, dtype=np.float64)
+        self._buffers.release(rows[_ALONE])
         return (total / len(ids)).astype(np.float32)
 
     def warm(self) -> None:
@@ -113,6 +119,7 @@ class Runner:
         span = Span(_ALONE, 0, 1, (PageId(0),), 1)
         rows = {_ALONE: SequenceRows((0,), 1, self._page_size)}
         self._ops.download(self._program.run(self._buffers.fill((span,), rows)))
+        self._buffers.release(rows[_ALONE])
 
     def probe_load(self) -> float | None:
         """Seconds that a page's way back from the second tier takes, by trying; before anything else runs."""

@@ -57,6 +57,26 @@ def test_f32_pages_are_twice_as_large() -> None:
     assert plan_memory(FOOTPRINT, config(kv_dtype="f32"), None).kv == 32 * MIB
 
 
+def test_compressed_pages_count_their_scales() -> None:
+    """A token's 16 heads (4 layers, 2 KV heads, K and V) of 64: q8 64 + 4 bytes each, q4 32 + 8 (a scale and a minimum, 2
+    bytes each, for 32 codes)."""
+    plan = plan_memory(FOOTPRINT, config(kv_dtype="q8", max_context=8192), None)
+    assert (plan.kv_per_token, plan.recent) == (16 * 68, 0)
+    plan = plan_memory(FOOTPRINT, config(kv_dtype="q4", max_context=8192), None)
+    assert plan.kv_per_token == 16 * 40
+    # Two groups of 64 tokens for each of 16 sequences and one more in all layers, and once the 512 tokens of a step.
+    assert plan.recent == 2 * 64 * 17 * 2048 + 512 * 512
+    assert plan.total == FIXED + plan.kv + plan.recent
+    assert "recent KV 4 MiB" in plan.explain()
+
+
+def test_types_by_layer() -> None:
+    plan = plan_memory(FOOTPRINT, config(kv_dtype="q8,f16:1,f32:3", max_context=8192), None)
+    assert plan.kv_per_token == 4 * (68 + 128 + 68 + 256)
+    with pytest.raises(RequestError, match="layer 4, but the model has 4: 0 to 3"):
+        plan_memory(FOOTPRINT, config(kv_dtype="q8,f16:4"), None)
+
+
 def test_the_default_context_is_what_fits() -> None:
     """5 MiB hold 2,560 tokens of 2 KiB; one byte less holds a page less."""
     plan = plan_memory(FOOTPRINT, config(), available_for(FIXED + 5 * MIB))
@@ -126,8 +146,12 @@ def test_the_table_is_the_same_formula() -> None:
     assert [(row.context, row.kv_dtype, row.kv // MIB, row.fits) for row in rows] == [
         (2048, "f16", 4, True),
         (2048, "f32", 8, False),
+        (2048, "q8", 2, True),
+        (2048, "q4", 1, False),
         (8192, "f16", 16, False),
         (8192, "f32", 32, False),
+        (8192, "q8", 8, False),
+        (8192, "q4", 5, False),
     ]
     plan = plan_memory(FOOTPRINT, config(max_context=2048, max_seqs=1), available_for(FIXED + 5 * MIB))
     assert rows[0].total == plan.total

@@ -20,7 +20,7 @@ from martlet.ops.cpu.record import AHEAD, AHEAD_STRIDE, PAGE, SCRATCH_FLOATS, ST
 from martlet.ops.cpu.store import KernelStore, environment_digest
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, PackJob, Part, pack_weight
-from martlet.ops.interface import Rows, StepLimits
+from martlet.ops.interface import RecentPages, Rows, StepLimits
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
 
@@ -59,6 +59,7 @@ class CpuBackend:
         self._recorder: Recorder | None = None
         self._keep: list[Any] = []  # what records point to and nobody else holds
         self._scratch: F32 | None = None  # of attention, for each thread
+        self._passing: dict[tuple[int, int, int], CpuCache] = {}  # recent pages by shape, for all layers of it
         self._codebooks: dict[tuple[int, ...], NDArray[np.int8]] = {}
 
     def fingerprint(self) -> str:
@@ -201,11 +202,27 @@ class CpuBackend:
         args = [x.address, x.stride, out.address, out.stride, heads, head_dim, table.address, half]
         recorder.emit("rope", x.rows, args, [x.region, table.region], [out.region])
 
-    def kv_cache(self, n_pages: int, page_size: int, n_kv_heads: int, head_dim: int, dtype: str) -> CpuCache:
+    def kv_cache(
+        self,
+        n_pages: int,
+        page_size: int,
+        n_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        recent: RecentPages | None = None,
+    ) -> CpuCache:
         """Pages of one layer, zeroed."""
         if page_size != PAGE:
             raise UnsupportedError(f"the cpu backend's pages hold {PAGE} tokens, not {page_size}")
-        return CpuCache.zeros(self._arena, n_pages, n_kv_heads, head_dim, dtype)
+        cache = CpuCache.zeros(self._arena, n_pages, n_kv_heads, head_dim, dtype)
+        if dtype != "q4":
+            return cache
+        assert recent is not None
+        shape = (recent.passing, n_kv_heads, head_dim)
+        if shape not in self._passing:
+            self._passing[shape] = CpuCache.zeros(self._arena, *shape, "f16")
+        kept = CpuCache.zeros(self._arena, recent.kept, n_kv_heads, head_dim, "f16")
+        return cache.with_recent(kept, self._passing[shape])
 
     def page_bytes(self, cache: CpuCache) -> int:
         """Bytes of one page."""
@@ -224,10 +241,14 @@ class CpuBackend:
         kv_pages.write_page(cache.parts, page, data)
 
     def kv_write(self, k: CpuArray, v: CpuArray, cache: CpuCache) -> None:
-        """Write row t of k and v to the step's slot t."""
-        args = [k.address, k.stride, v.address, v.stride, *cache.addresses, cache.n_kv_heads, cache.head_dim]
-        self._recording.keep(cache)
-        self._recording.emit(f"kv_write_{cache.dtype}", k.rows, args, [k.region, v.region], [cache.region])
+        """Write row t of k and v to the step's slot t; of a q4 cache, then compress the pages that are full."""
+        recorder, shape = self._recording, [cache.n_kv_heads, cache.head_dim]
+        args = [k.address, k.stride, v.address, v.stride, *cache.addresses, *shape, cache.recent_address]
+        recorder.keep(cache)
+        writes = cache.recent_regions or [cache.region]
+        recorder.emit(f"kv_write_{cache.dtype}", k.rows, args, [k.region, v.region], writes)
+        if cache.recent:
+            recorder.emit("pack_q4", k.rows, args, cache.recent_regions, [cache.region])
 
     def attention(self, q: CpuArray, cache: CpuCache, spec: Attention, out: CpuArray) -> None:
         """Causal attention of each row over its own sequence."""
@@ -237,9 +258,10 @@ class CpuBackend:
         options = [float_bits(spec.scale), float_bits(spec.softcap or 0.0), spec.window or 0]
         args = [q.address, q.stride, out.address, out.stride, *cache.addresses, *cache.page_bytes, *shape, *options]
         args += [self._scratch.ctypes.data, *self._recording.attention_states(spec.n_kv_heads, spec.head_dim)]
-        kernel = f"attention_{cache.dtype}"
+        args.append(cache.recent_address)
+        kernel, reads = f"attention_{cache.dtype}", [q.region, cache.region, *cache.recent_regions]
         whole = spec.head_dim % BLOCK == 0
-        self._recording.emit(kernel, q.rows, args, [q.region, cache.region], [out.region], makes_bytes=whole)
+        self._recording.emit(kernel, q.rows, args, reads, [out.region], makes_bytes=whole)
 
     def act_mul(self, gate_up: CpuArray, activation: Activation, out: CpuArray) -> None:
         """out = act(gate) * up."""

@@ -31,6 +31,8 @@ from martlet.ops.cpu.record import (
     STEP_PAGE_STRIDE,
     STEP_PAGE_TABLE,
     STEP_POSITIONS,
+    STEP_RECENT_SLOTS,
+    STEP_RECENT_TABLE,
     STEP_SEQS,
     STEP_SLOTS,
     STEP_SPAN_STARTS,
@@ -240,6 +242,8 @@ class CpuProgram:
             STEP_SPAN_STARTS: limits.max_seqs + 1,
             STEP_PAGE_TABLE: limits.max_seqs * limits.max_pages_per_seq,
             STEP_LOGIT_ROWS: max(limits.max_logits, 1),
+            STEP_RECENT_SLOTS: limits.max_tokens,
+            STEP_RECENT_TABLE: limits.max_seqs * limits.max_pages_per_seq,
         }
         self._inputs = {name: np.zeros(size, np.int32) for name, size in shapes.items()}
         self._addresses = {name: array.ctypes.data for name, array in self._inputs.items()}
@@ -255,9 +259,11 @@ class CpuProgram:
             (STEP_SLOTS, inputs.slots),
             (STEP_SPAN_STARTS, inputs.span_starts),
             (STEP_LOGIT_ROWS, inputs.logit_rows),
+            (STEP_RECENT_SLOTS, inputs.recent_slots),
+            (STEP_RECENT_TABLE, inputs.recent_table),
         )
         for name, array in given:
-            buffers[name][: array.size] = array
+            buffers[name][: array.size] = array.reshape(-1)
         table = inputs.page_table
         buffers[STEP_PAGE_TABLE][: table.size] = table.reshape(-1)
         step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size

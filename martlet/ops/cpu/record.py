@@ -50,6 +50,8 @@ __all__ = [
     "STEP_PAGE_STRIDE",
     "STEP_PAGE_TABLE",
     "STEP_POSITIONS",
+    "STEP_RECENT_SLOTS",
+    "STEP_RECENT_TABLE",
     "STEP_SEQS",
     "STEP_SLOTS",
     "STEP_SPAN_STARTS",
@@ -79,6 +81,7 @@ AHEAD, AHEAD_STRIDE = 30, 31  # what a waiting thread fetches already: an addres
 STEP_TOKENS, STEP_LOGITS, STEP_SEQS = 0, 1, 2  # T, L, B
 STEP_IDS, STEP_POSITIONS, STEP_SLOTS, STEP_SPAN_STARTS = 3, 4, 5, 6
 STEP_PAGE_TABLE, STEP_PAGE_STRIDE, STEP_LOGIT_ROWS = 7, 8, 9
+STEP_RECENT_SLOTS, STEP_RECENT_TABLE = 10, 11  # the table's rows are as far apart as the page table's
 STEP_FIELDS = 16
 
 # A team's control block (`team.py`), in words of 8 bytes; what several threads write has a line of its own.

@@ -9,13 +9,14 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
+from martlet.kv_types import KV_TYPES
 from martlet.ops.cpu.layout import BLOCK, GROUP, LAYOUTS, FloatLayout, Layout, group_bytes
 from martlet.ops.cpu.program import Region
 from martlet.ops.cpu.record import MAX_HEAD_DIM, PAGE
@@ -86,18 +87,19 @@ class CpuCache:
     keys: NDArray[np.uint8]
     values: NDArray[np.uint8]
     n_pages: int
+    recent: tuple[CpuCache, ...] = ()  # of q4: float16 pages of the newest positions, those kept and those that pass
+    recent_places: NDArray[np.int64] | None = None  # how many are kept, and where both start (`kv_q4.py`)
 
     @staticmethod
     def zeros(arena: Arena, n_pages: int, n_kv_heads: int, head_dim: int, dtype: str) -> CpuCache:
         """Zeroed pages; memory is only taken when a page is written."""
-        item = {"f16": 2, "f32": 4}.get(dtype)
-        if item is None:
-            raise UnsupportedError(f"no KV precision is called {dtype!r}", ("f16", "f32"))
+        kind = KV_TYPES.get(dtype)
+        if kind is None:
+            raise UnsupportedError(f"no KV precision is called {dtype!r}", KV_TYPES)
         if head_dim > MAX_HEAD_DIM:
             raise UnsupportedError(f"heads of {head_dim} dimensions; the cpu backend takes up to {MAX_HEAD_DIM}")
-        positions = n_pages * n_kv_heads * PAGE * item
-        padded = (head_dim + 15) // 16 * 16
-        keys, values = arena.take(positions * head_dim), arena.take(positions * padded)
+        count = n_pages * n_kv_heads
+        keys, values = (arena.take(count * size(PAGE, head_dim)) for size in (kind.key_bytes, kind.value_bytes))
         return CpuCache(n_kv_heads, head_dim, dtype, keys, values, n_pages)
 
     @property
@@ -118,8 +120,23 @@ class CpuCache:
 
     @property
     def region(self) -> Region:
-        """What reading or writing it touches."""
+        """What reading or writing its pages touches."""
         return Region(self.addresses[0], 0, 1)
+
+    def with_recent(self, kept: CpuCache, passing: CpuCache) -> CpuCache:
+        """The cache with its recent pages."""
+        places = np.array([kept.n_pages, *kept.addresses, *passing.addresses], np.int64)
+        return replace(self, recent=(kept, passing), recent_places=places)
+
+    @property
+    def recent_address(self) -> int:
+        """Address of the places of its recent pages; 0 without any."""
+        return 0 if self.recent_places is None else int(self.recent_places.ctypes.data)
+
+    @property
+    def recent_regions(self) -> list[Region]:
+        """What reading or writing its recent pages touches."""
+        return [cache.region for cache in self.recent]
 
 
 def pack_weight(tensors: Sequence[RawTensor], arena: Arena, run: Callable[[list[PackJob]], None]) -> CpuWeight:

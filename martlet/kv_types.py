@@ -1,0 +1,112 @@
+"""How precisely keys and values are kept: the KV types and the bytes of their pages (read `ops/kv_codes.py` next).
+
+    f32, f16   as they are
+    q8         8-bit codes with one float32 scale for each position and KV head
+    q4         4-bit codes: keys per channel over the positions of a page (a scale and a minimum for each channel),
+               values per position over 32 channels; the newest positions of a sequence stay f16 (KIVI, arXiv:2402.02750)
+
+A page holds keys and values of 32 positions of a layer. Each (page, KV head) is a run of bytes: its codes, then its
+scales. What differs by layer is written "q4,q8:3,q8:17": q4, but q8 in layers 3 and 17, counted from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from martlet.errors import RequestError, nearest
+
+__all__ = ["KV_BLOCK", "KV_TYPES", "RECENT_TOKENS", "KvType", "KvTypes", "parse_kv_types", "share_tokens"]
+
+KV_BLOCK = 32  # codes of q4 that share a scale and a minimum
+RECENT_TOKENS = 64  # q4: positions p and p // RECENT_TOKENS * RECENT_TOKENS … p are seen in f16
+
+
+@dataclass(frozen=True, slots=True)
+class KvType:
+    """One precision. `share_tokens`: sequences may share, resume and fork at multiples of it."""
+
+    name: str
+    bits: int  # of a code
+    position_bytes: int = 0  # scales for each position and KV head, of keys and again of values
+    block_bytes: int = 0  # scale and minimum for each KV_BLOCK codes
+    fill: int = 16  # values are filled up to a multiple of so many channels
+    share_tokens: int = 1
+
+    def key_bytes(self, page_size: int, head_dim: int) -> int:
+        """Keys of a page for one KV head."""
+        return page_size * (head_dim * self.bits // 8 + self.position_bytes) + head_dim * self.block_bytes
+
+    def value_bytes(self, page_size: int, head_dim: int) -> int:
+        """Values of a page for one KV head."""
+        filled = -(-head_dim // self.fill) * self.fill
+        blocks = page_size * filled // KV_BLOCK
+        return page_size * (filled * self.bits // 8 + self.position_bytes) + blocks * self.block_bytes
+
+    def page_bytes(self, page_size: int, n_kv_heads: int, head_dim: int) -> int:
+        """Keys and values of a page, all KV heads of a layer."""
+        return n_kv_heads * (self.key_bytes(page_size, head_dim) + self.value_bytes(page_size, head_dim))
+
+
+KV_TYPES = {
+    kind.name: kind
+    for kind in (
+        KvType("f16", 16),
+        KvType("f32", 32),
+        KvType("q8", 8, position_bytes=4),
+        KvType("q4", 4, block_bytes=4, fill=32, share_tokens=RECENT_TOKENS),
+    )
+}
+ALIASES = {"q8_0": "q8", "q4_0": "q4"}  # llama.cpp's names for types of as many bits
+
+
+@dataclass(frozen=True, slots=True)
+class KvTypes:
+    """The types of all layers: one, and exceptions by layer number."""
+
+    usual: str
+    layers: dict[int, str] = field(default_factory=dict)
+
+    def of(self, layer: int) -> KvType:
+        """The type of a layer."""
+        return KV_TYPES[self.layers.get(layer, self.usual)]
+
+    def __str__(self) -> str:
+        return ",".join([self.usual, *(f"{kind}:{layer}" for layer, kind in sorted(self.layers.items()))])
+
+
+def parse_kv_types(text: object) -> KvTypes:
+    """Read "q4" or "q4,q8:3,q8:17". Raises RequestError, with what is allowed, for anything else."""
+    if not isinstance(text, str) or not text:
+        raise _unknown(text)
+    usual, *exceptions = text.replace(" ", "").split(",")
+    layers: dict[int, str] = {}
+    for part in exceptions:
+        kind, colon, layer = part.partition(":")
+        if not colon or not (layer.isascii() and layer.isdigit()):
+            raise RequestError(
+                f"kv_dtype has the part {part!r}; after the first, each is TYPE:LAYER, as in q4,q8:3.", param="kv_dtype"
+            )
+        layers[int(layer)] = _known(kind)
+    kind = _known(usual)
+    return KvTypes(kind, {layer: other for layer, other in sorted(layers.items()) if other != kind})
+
+
+def share_tokens(text: str) -> int:
+    """At multiples of how many tokens sequences may share their pages, with these KV types."""
+    types = parse_kv_types(text)
+    return max(KV_TYPES[name].share_tokens for name in (types.usual, *types.layers.values()))
+
+
+def _known(name: str) -> str:
+    found = ALIASES.get(name.lower(), name.lower())
+    if found not in KV_TYPES:
+        raise _unknown(name)
+    return found
+
+
+def _unknown(name: object) -> RequestError:
+    allowed = ", ".join(KV_TYPES)
+    return RequestError(
+        f"kv_dtype is {name!r}; expected one of {allowed} (or, by layer, as in q4,q8:3).{nearest(str(name), KV_TYPES)}",
+        param="kv_dtype",
+    )
