@@ -30,6 +30,7 @@ COMMANDS = {  # the module commands/<name>.py has add_arguments(parser) and exec
     "bench": "measure prefill and decode",
     "replay": "run a capsule again, step by step",
     "perplexity": "measure how well a model predicts a text",
+    "kvcheck": "show what a compressed KV cache costs in quality, on your text",
     "plan": "show memory by context, and the speed to expect on this machine",
     "cache": "list or remove the KV pages that are kept on disk",
     "doctor": "show what Martlet sees of this machine, and what it decides from it",

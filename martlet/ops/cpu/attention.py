@@ -10,17 +10,24 @@ so the segments of one token may be computed by many threads (as in Flash-Decodi
 tile's segment; whoever finishes a tile's last one merges. Pages and segments have fixed places, so a row's sums group
 the same way whatever shares its tile, and a page that a row must not see is an exact no-op for it (α = 1, p = 0).
 
+Of a q4 cache a row sees the positions of its own group in float16, and all before in 4 bits (`kv_q4.py`): a page that
+rows of a tile see differently is gone over twice, each time as a no-op for the rows of the other kind.
+
 Bound by fused multiply-adds when many rows run, by reading the cache for one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from numba import njit
 
+from martlet.kv_types import RECENT_TOKENS
 from martlet.ops.cpu.kv_float import float_scores, float_sums
+from martlet.ops.cpu.kv_q4 import q4_scores, q4_sums, recent_place
+from martlet.ops.cpu.kv_q8 import q8_scores, q8_sums
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.mathlib import exponential, hyperbolic_tangent
 from martlet.ops.cpu.quantize import quantizer
@@ -42,6 +49,7 @@ from martlet.ops.cpu.record import (
     STEP_PAGE_STRIDE,
     STEP_PAGE_TABLE,
     STEP_POSITIONS,
+    STEP_RECENT_TABLE,
     STEP_SEQS,
     STEP_SPAN_STARTS,
     SUMS,
@@ -59,6 +67,15 @@ SEGMENT = SEGMENT_PAGES * PAGE
 Q, Q_STRIDE, OUT, OUT_STRIDE, KEYS, VALUES, KEY_BYTES, VALUE_BYTES = range(ARGS, ARGS + 8)  # bytes: a page's, of a head
 N_KV_HEADS, HEADS_PER_KV, HEAD_DIM, SCALE, SOFTCAP, WINDOW = range(ARGS + 8, ARGS + 14)  # SOFTCAP and WINDOW 0: none
 SCRATCH, PARTIALS, N_PARTIALS = range(ARGS + 14, ARGS + 17)  # N_PARTIALS: states that a step's shared tiles may use
+RECENT = ARGS + 17  # of q4, as `recent_place` takes it
+
+
+PAGE_FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # how pages give scores, and sums of values
+    "f16": (partial(float_scores, half=True), partial(float_sums, half=True)),
+    "f32": (partial(float_scores, half=False), partial(float_sums, half=False)),
+    "q8": (q8_scores, q8_sums),
+    "q4": (q4_scores, q4_sums),
+}
 
 
 class Unit(NamedTuple):
@@ -183,15 +200,12 @@ def first_seen(window: int, position: int) -> int:
     return max(0, position - window + 1) if window > 0 else 0
 
 
-def tile_attention(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
-    """(record, scratch, positions, pages, first_row, unit, ahead): one unit of up to `rows` rows.
+def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
+    """(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high): see one page.
 
-    `pages` are the sequence's page numbers, `ahead` the place of the page that this thread goes to next.
+    It is number `page` of the sequence; `ahead` is the place in the cache of the one that comes next.
     """
-    page_scores, page_sums, softmax_row = float_scores(v, rows, half), float_sums(v, rows, half), softmax(v)
-    (clear, merge), (begin, finish) = state_functions(v, rows), row_functions(v, rows)
-    lanes, tanh = v.lanes, hyperbolic_tangent(v)
-    first_of, floats_of = helper(first_seen), helper(state_floats)
+    lanes, tanh, softmax_row, float_place = v.lanes, hyperbolic_tangent(v), softmax(v), recent_place(v)
 
     @njit(forceinline=True, **OPTIONS)
     def cap_scores(record, scratch):  # type: ignore[no-untyped-def]
@@ -200,24 +214,61 @@ def tile_attention(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
             for i in range(SCORES, SCORES + rows * PAGE, lanes):
                 v.store(scratch, i, v.mul(cap, tanh(v.div(v.load_f32(scratch, i), cap))))
 
+    def form(kind: str, own: bool, earlier: bool) -> Callable[..., Any]:
+        """Go over a page: for rows whose own group it is in, for rows that it is earlier for, or for both."""
+        page_scores, page_sums = (make(v, rows) for make in PAGE_FORMS[kind])
+
+        @njit(forceinline=True, **OPTIONS)
+        def run(record, scratch, state, positions, first_row, unit, page, here, ahead, low, high):  # type: ignore[no-untyped-def]
+            size, heads, window = record[HEAD_DIM], record[HEADS_PER_KV], record[WINDOW]
+            page_scores(size, scratch, here[0], ahead[0])
+            cap_scores(record, scratch)
+            for m in range(unit.n):
+                position = positions[first_row + (unit.pair + m) // heads]
+                skip, count = position - window + 1 - page * PAGE if window > 0 else 0, position + 1 - page * PAGE
+                is_own = position // RECENT_TOKENS == page * PAGE // RECENT_TOKENS
+                if (is_own and not own) or (not is_own and not earlier):
+                    count = 0
+                softmax_row(scratch, state, m, skip, count)
+            first, stop = max(0, low - page * PAGE), min(PAGE, high + 1 - page * PAGE)
+            page_sums(size, scratch, state, here[1], ahead[1], first, stop)
+
+        return run
+
+    all_rows, compressed = form(dtype, True, True), dtype == "q4"
+    earlier_rows, own_rows = form(dtype, False, True), form("f16", True, False)
+
     @njit(forceinline=True, **OPTIONS)
-    def see_page(record, scratch, state, positions, first_row, unit, page, here, ahead, low, high):  # type: ignore[no-untyped-def]
-        """One page of a segment: number `page` of the sequence, at place `here` of the cache."""
-        keys, heads, window = record[KEYS], record[HEADS_PER_KV], record[WINDOW]
-        size, key_bytes = record[HEAD_DIM], record[KEY_BYTES]
-        page_scores(size, scratch, v.i8p(keys + here * key_bytes), v.i8p(keys + ahead * key_bytes))
-        cap_scores(record, scratch)
-        for m in range(unit.n):
-            position = positions[first_row + (unit.pair + m) // heads]
-            skip = position - window + 1 - page * PAGE if window > 0 else 0
-            softmax_row(scratch, state, m, skip, position + 1 - page * PAGE)
-        first, stop = max(0, low - page * PAGE), min(PAGE, high + 1 - page * PAGE)
-        values, value_bytes = record[VALUES], record[VALUE_BYTES]
-        here_values, ahead_values = v.i8p(values + here * value_bytes), v.i8p(values + ahead * value_bytes)
-        page_sums(size, scratch, state, here_values, ahead_values, first, stop)
+    def place(record, number):  # type: ignore[no-untyped-def]
+        return v.i8p(record[KEYS] + number * record[KEY_BYTES]), v.i8p(record[VALUES] + number * record[VALUE_BYTES])
+
+    @njit(forceinline=True, **OPTIONS)
+    def see(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high):  # type: ignore[no-untyped-def]
+        here, beyond = place(record, pages[page] * record[N_KV_HEADS] + unit.g), place(record, ahead)
+        if not compressed:
+            all_rows(record, scratch, state, positions, first_row, unit, page, here, beyond, low, high)
+            return
+        group = page * PAGE // RECENT_TOKENS
+        if group < high // RECENT_TOKENS:
+            earlier_rows(record, scratch, state, positions, first_row, unit, page, here, beyond, low, high)
+        if group >= positions[first_row + unit.pair // record[HEADS_PER_KV]] // RECENT_TOKENS:
+            here = float_place(record[RECENT], recent[page], unit.g, record[N_KV_HEADS], record[HEAD_DIM])
+            own_rows(record, scratch, state, positions, first_row, unit, page, here, here, low, high)
+
+    return see
+
+
+def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
+    """(record, scratch, positions, pages, recent, first_row, unit, ahead): one unit of up to `rows` rows.
+
+    `pages` and `recent` are the sequence's page numbers, `ahead` the place of the page that this thread goes to next.
+    """
+    see_page = page_functions(v, rows, dtype)
+    (clear, merge), (begin, finish) = state_functions(v, rows), row_functions(v, rows)
+    first_of, floats_of = helper(first_seen), helper(state_floats)
 
     @njit(**OPTIONS)
-    def attend(record, scratch, positions, pages, first_row, unit, ahead):  # type: ignore[no-untyped-def]
+    def attend(record, scratch, positions, pages, recent, first_row, unit, ahead):  # type: ignore[no-untyped-def]
         begin(record, scratch, first_row, unit)
         heads, size, n_kv_heads = record[HEADS_PER_KV], record[HEAD_DIM], record[N_KV_HEADS]
         high = positions[first_row + (unit.pair + unit.n - 1) // heads]
@@ -235,8 +286,7 @@ def tile_attention(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
             for page in range(max(low // PAGE, segment * SEGMENT_PAGES), stop_page):
                 follows = page + 1 < stop_page or (not shared and segment < last)
                 beyond = pages[page + 1] * n_kv_heads + unit.g if follows else ahead
-                here = pages[page] * n_kv_heads + unit.g
-                see_page(record, scratch, state, positions, first_row, unit, page, here, beyond, low, high)
+                see_page(record, scratch, state, positions, pages, recent, first_row, unit, page, beyond, low, high)
             if not shared:
                 merge(whole, state, size)
         if shared:
@@ -288,10 +338,10 @@ def unit_finder(v: Verbs) -> Callable[..., Any]:
     return find
 
 
-def attention_kernel(v: Verbs, half: bool) -> Callable[..., None]:
+def attention_kernel(v: Verbs, dtype: str) -> Callable[..., None]:
     """The kernel for one kind of cache. A thread claims a unit ahead, to fetch its first page in time."""
-    one, few = tile_attention(v, 1, half), tile_attention(v, 4, half)
-    many = tile_attention(v, v.rows, half) if v.rows > 4 else few
+    one, few = tile_attention(v, 1, dtype), tile_attention(v, 4, dtype)
+    many = tile_attention(v, v.rows, dtype) if v.rows > 4 else few
     find, first_of = unit_finder(v), helper(first_seen)
 
     @njit(forceinline=True, **OPTIONS)
@@ -314,13 +364,14 @@ def attention_kernel(v: Verbs, half: bool) -> Callable[..., None]:
         while unit.b >= 0:
             following, cursor = find(record, step, n_threads, v.atomic_add(counter, 0, 1), cursor)
             ahead = first_page(record, step, following)
-            pages = v.i32p(step[STEP_PAGE_TABLE] + unit.b * step[STEP_PAGE_STRIDE] * 4)
+            table = unit.b * step[STEP_PAGE_STRIDE] * 4
+            pages, recent = v.i32p(step[STEP_PAGE_TABLE] + table), v.i32p(step[STEP_RECENT_TABLE] + table)
             if unit.n == 1:
-                one(record, scratch, positions, pages, starts[unit.b], unit, ahead)
+                one(record, scratch, positions, pages, recent, starts[unit.b], unit, ahead)
             elif unit.n <= 4:
-                few(record, scratch, positions, pages, starts[unit.b], unit, ahead)
+                few(record, scratch, positions, pages, recent, starts[unit.b], unit, ahead)
             else:
-                many(record, scratch, positions, pages, starts[unit.b], unit, ahead)
+                many(record, scratch, positions, pages, recent, starts[unit.b], unit, ahead)
             unit = following
 
     return kernel

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from functools import partial
 
 from martlet.errors import UnsupportedError
+from martlet.kv_types import KV_TYPES
 from martlet.ops.cpu.attention import attention_kernel
 from martlet.ops.cpu.embed import embed_float, embed_quant
 from martlet.ops.cpu.kv_float import kv_write_kernel
+from martlet.ops.cpu.kv_q4 import kv_write_q4_kernel, pack_q4_kernel
+from martlet.ops.cpu.kv_q8 import kv_write_q8_kernel
 from martlet.ops.cpu.layout import LAYOUTS, QuantLayout
 from martlet.ops.cpu.linear import linear_float, linear_quant
 from martlet.ops.cpu.pack import pack_float, pack_quant
@@ -46,8 +49,10 @@ BUILDERS: dict[str, Builder] = {
     "rope": rope_kernel,
     "kv_write_f16": partial(kv_write_kernel, half=True),
     "kv_write_f32": partial(kv_write_kernel, half=False),
-    "attention_f16": partial(attention_kernel, half=True),
-    "attention_f32": partial(attention_kernel, half=False),
+    "kv_write_q8": kv_write_q8_kernel,
+    "kv_write_q4": kv_write_q4_kernel,
+    "pack_q4": pack_q4_kernel,
+    **{f"attention_{dtype}": partial(attention_kernel, dtype=dtype) for dtype in KV_TYPES},
     **{f"act_mul_{kind.value}": partial(act_mul_kernel, kind=kind) for kind in Activation},
 }
 for layout in LAYOUTS.values():

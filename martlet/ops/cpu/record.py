@@ -19,6 +19,7 @@ __all__ = [
     "BARRIER",
     "BASE",
     "BYTES",
+    "CONSTANTS",
     "CONTROL",
     "COUNTER",
     "IDLE_SPINS",
@@ -35,6 +36,8 @@ __all__ = [
     "RECORD_FIELDS",
     "ROWS",
     "ROWS_PER_TILE",
+    "SCALED_P",
+    "SCALED_Q",
     "SCORES",
     "SCRATCH_FLOATS",
     "SEGMENT_PAGES",
@@ -114,4 +117,7 @@ def state_floats(head_dim: int) -> int:
 
 
 STATE = SEGMENT_STATE + state_floats(MAX_HEAD_DIM)
-SCRATCH_FLOATS = STATE + state_floats(MAX_HEAD_DIM)
+SCALED_Q = STATE + state_floats(MAX_HEAD_DIM)  # of q4: queries, and p, times scales, and each row's constant
+SCALED_P = SCALED_Q + ROWS_PER_TILE * Q_STRIDE_FLOATS
+CONSTANTS = SCALED_P + ROWS_PER_TILE * PAGE
+SCRATCH_FLOATS = CONSTANTS + 16

@@ -101,6 +101,10 @@ class Verbs(ModuleType):
         )
         self.load_u8 = loader(f32, I8, lambda b, x: b.uitofp(x, f32.ir))
         self.load_i8 = loader(f32, I8, lambda b, x: b.sitofp(x, f32.ir))
+        self.load_low4 = loader(  # the low, and the high, four bits of bytes
+            f32, I8, lambda b, x: b.uitofp(b.and_(b.zext(x, i32.ir), constant(i32.ir, 15)), f32.ir)
+        )
+        self.load_high4 = loader(f32, I8, lambda b, x: b.uitofp(b.lshr(b.zext(x, i32.ir), constant(i32.ir, 4)), f32.ir))
         self.load_exponent = loader(  # a byte e → 2^(e - 127)
             f32, I8, lambda b, x: b.bitcast(b.shl(b.zext(x, i32.ir), constant(i32.ir, 23)), f32.ir)
         )
