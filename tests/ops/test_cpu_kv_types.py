@@ -174,11 +174,12 @@ def test_what_a_page_held_before_is_not_seen(kernel_folder: Path, dtype: str) ->
     spec, ops = SPECS["heads of 64"], CpuBackend(2, kernel_folder)
     layer = Layer(ops, dtype, spec)
     clean = layer.run(WHOLE)
-    layer.ids[0][:] = 7
-    dirty = [SequenceRows(np.full(LENGTH, 11), LENGTH, PAGE) for _ in range(3)]
-    before, layer.rows = layer.rows, {SeqId(s): rows for s, rows in enumerate(dirty)}
+    before, others = layer.rows, [SequenceRows(np.full(LENGTH, 11), LENGTH, PAGE) for _ in range(3)]
+    layer.rows = {SeqId(s): rows for s, rows in enumerate(others)}
+    for rows in before.values():
+        layer.buffers.release(rows)
     layer.run(WHOLE)
-    for rows in dirty:
+    for rows in others:
         layer.buffers.release(rows)
     layer.rows = before
     for got, want in zip(layer.run(pieces(8)), clean, strict=True):

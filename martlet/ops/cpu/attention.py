@@ -235,21 +235,26 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
 
         return run
 
-    all_rows, compressed = form(dtype, True, True), dtype == "q4"
-    earlier_rows, own_rows = form(dtype, False, True), form("f16", True, False)
-
     @njit(forceinline=True, **OPTIONS)
     def place(record, number):  # type: ignore[no-untyped-def]
         return v.i8p(record[KEYS] + number * record[KEY_BYTES]), v.i8p(record[VALUES] + number * record[VALUE_BYTES])
 
+    if dtype != "q4":
+        all_rows = form(dtype, True, True)
+
+        @njit(forceinline=True, **OPTIONS)
+        def see_at_once(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high):  # type: ignore[no-untyped-def]
+            here, beyond = place(record, pages[page] * record[N_KV_HEADS] + unit.g), place(record, ahead)
+            all_rows(record, scratch, state, positions, first_row, unit, page, here, beyond, low, high)
+
+        return see_at_once
+    earlier_rows, own_rows = form(dtype, False, True), form("f16", True, False)
+
     @njit(forceinline=True, **OPTIONS)
     def see(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high):  # type: ignore[no-untyped-def]
-        here, beyond = place(record, pages[page] * record[N_KV_HEADS] + unit.g), place(record, ahead)
-        if not compressed:
-            all_rows(record, scratch, state, positions, first_row, unit, page, here, beyond, low, high)
-            return
         group = page * PAGE // RECENT_TOKENS
         if group < high // RECENT_TOKENS:
+            here, beyond = place(record, pages[page] * record[N_KV_HEADS] + unit.g), place(record, ahead)
             earlier_rows(record, scratch, state, positions, first_row, unit, page, here, beyond, low, high)
         if group >= positions[first_row + unit.pair // record[HEADS_PER_KV]] // RECENT_TOKENS:
             here = float_place(record[RECENT], recent[page], unit.g, record[N_KV_HEADS], record[HEAD_DIM])
