@@ -23,7 +23,7 @@ from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, ste
 from martlet.engine.watch import capsule_header, observers
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
-from martlet.kv_types import parse_kv_types
+from martlet.kv_types import share_tokens
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
 from martlet.models.load import load_model
@@ -147,8 +147,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             resources.callback(ops.close)
             model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
             limits = step_limits(config, model.spec.vocab, plan.context)
-            types = parse_kv_types(config.kv_dtype)
-            kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, types, limits)
+            kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
             tier = open_kept_pages(config, checkpoint, model.spec, ops, kv.caches)
             if tier is not None:
                 resources.callback(tier.close)
@@ -164,6 +163,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             SchedulerLimits(plan.context, limits.max_tokens, limits.max_seqs, limits.max_logits),
             tokenizer.eog_ids,
             cache=make_cache(config, pages, tier),
+            share_tokens=share_tokens(config.kv_dtype),
         )
         if load_s is not None:
             scheduler.cost.observe_load(1, load_s)

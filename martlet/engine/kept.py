@@ -11,6 +11,7 @@ from martlet.cache.tiers import TierSlots
 from martlet.config import EngineConfig
 from martlet.errors import CapacityError
 from martlet.formats.checkpoint import Checkpoint
+from martlet.kv_types import share_tokens
 from martlet.ops.interface import Array, Backend
 from martlet.runtime.identity import kv_fingerprint
 from martlet.runtime.page_moves import page_bytes
@@ -49,8 +50,9 @@ def make_cache(config: EngineConfig, pages: PagePool, tier: TierFile | None) -> 
     """The prefix cache, with what the tier's file holds already in it; None if the settings want none."""
     if not config.prefix_cache:
         return None
+    share = share_tokens(config.kv_dtype)
     if tier is None:
-        return RadixCache(pages)
-    cache = RadixCache(pages, tier=TierSlots(tier.n_slots))
+        return RadixCache(pages, share_tokens=share)
+    cache = RadixCache(pages, share_tokens=share, tier=TierSlots(tier.n_slots))
     cache.adopt((record.slot, record.key, record.parent, record.ids) for record in tier.records())
     return cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from martlet.config import PAGE_SIZE
 from martlet.errors import RequestError
-from martlet.kv_types import KV_TYPES, KvType, KvTypes
+from martlet.kv_types import KV_TYPES, KvType, KvTypes, parse_kv_types
 from martlet.ops.interface import Array, Backend, RecentPages, StepLimits
 from martlet.runtime.recent import recent_pages
 from martlet.spec import Attention, ModelSpec
@@ -48,10 +48,10 @@ def recent_bytes(spec: ModelSpec, types: KvTypes, limits: StepLimits, page_size:
 
 
 def allocate_caches(
-    ops: Backend, spec: ModelSpec, n_pages: int, page_size: int, types: KvTypes, limits: StepLimits
+    ops: Backend, spec: ModelSpec, n_pages: int, page_size: int, dtype: str, limits: StepLimits
 ) -> KvMemory:
-    """Allocate the pages of every layer."""
-    of_layers = layer_types(spec, types)
+    """Allocate the pages of every layer; `dtype` as `parse_kv_types` reads it."""
+    of_layers = layer_types(spec, parse_kv_types(dtype))
     recent = recent_pages(limits, page_size) if any(kind.name == "q4" for _, kind in of_layers) else None
     caches = tuple(
         ops.kv_cache(n_pages, page_size, x.n_kv_heads, x.head_dim, kind.name, recent if kind.name == "q4" else None)

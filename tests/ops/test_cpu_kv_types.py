@@ -9,6 +9,8 @@ import pytest
 from kernel_calls import bits
 from numpy.typing import NDArray
 
+from martlet.kv_types import KV_BLOCK, RECENT_TOKENS
+from martlet.ops.cpu import record
 from martlet.ops.cpu.backend import CpuBackend
 from martlet.ops.cpu.isa import ISAS, best_isa, host_features
 from martlet.ops.interface import Backend, Rows, StepLimits
@@ -201,3 +203,8 @@ def test_odd_values_leave_pages_finite(kernel_folder: Path, dtype: str) -> None:
         assert np.isfinite(found).all()
         np.testing.assert_allclose(found, want, rtol=1e-3, atol=0.1)  # of 65504
     ops.close()
+
+
+def test_kernels_have_the_constants_of_the_types() -> None:
+    """The store of compiled kernels knows their own folder's code only, so the constants stand there as well."""
+    assert (record.RECENT_TOKENS, record.KV_BLOCK) == (RECENT_TOKENS, KV_BLOCK)

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 from numba import njit
 
-from martlet.kv_types import RECENT_TOKENS
 from martlet.ops.cpu.kv_float import float_scores, float_sums
 from martlet.ops.cpu.kv_q4 import q4_scores, q4_sums, recent_place
 from martlet.ops.cpu.kv_q8 import q8_scores, q8_sums
@@ -40,6 +39,7 @@ from martlet.ops.cpu.record import (
     LARGEST,
     PAGE,
     Q_STRIDE_FLOATS,
+    RECENT_TOKENS,
     ROWS_PER_TILE,
     SCORES,
     SCRATCH_FLOATS,

@@ -18,7 +18,6 @@ from typing import Any
 
 from numba import njit
 
-from martlet.kv_types import KV_BLOCK
 from martlet.ops.cpu.kv_float import two_at_once
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.record import (
@@ -26,6 +25,7 @@ from martlet.ops.cpu.record import (
     ARGS,
     CONSTANTS,
     COUNTER,
+    KV_BLOCK,
     PAGE,
     Q_STRIDE_FLOATS,
     ROWS,

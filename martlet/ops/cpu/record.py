@@ -24,6 +24,7 @@ __all__ = [
     "COUNTER",
     "IDLE_SPINS",
     "KERNEL",
+    "KV_BLOCK",
     "LARGEST",
     "LAST",
     "LAUNCHED",
@@ -32,6 +33,7 @@ __all__ = [
     "N_RECORDS",
     "PAGE",
     "Q_STRIDE_FLOATS",
+    "RECENT_TOKENS",
     "RECORDS",
     "RECORD_FIELDS",
     "ROWS",
@@ -103,6 +105,7 @@ IDLE_SPINS = 40_000  # looks for a step before a worker sleeps: about a millisec
 # states of a tile's rows: that of a segment and that of all before it. A state holds of each row the largest score and
 # the sum of p, how many segments have arrived (where threads share a row), and the rows' sums of p times values.
 PAGE, MAX_HEAD_DIM = 32, 512
+RECENT_TOKENS, KV_BLOCK = 64, 32  # those of kv_types.py, here because the store only knows this folder's code
 SEGMENT_PAGES = 8
 Q_STRIDE_FLOATS = MAX_HEAD_DIM + 16  # rows a little apart from a power of two, where they would share cache sets
 LARGEST, TOTALS, ARRIVED, SUMS = 0, 16, 32, 48
