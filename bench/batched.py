@@ -26,6 +26,7 @@ from martlet.config import resolve_config
 from martlet.engine.build import Built, build, measure_for
 from martlet.engine.engine import Engine
 from martlet.formats.checkpoint import open_checkpoint
+from martlet.kv_types import parse_kv_types
 from martlet.runtime.kv import kv_bytes_per_token
 from martlet.sampling_params import SamplingParams
 from martlet.types import Request
@@ -63,7 +64,7 @@ def start_engine(path: Path, args: argparse.Namespace) -> Built:
         spec = measure_for(checkpoint, resolve_config(options)).spec
     context = min(spec.context, each)
     pages = most * -(-each // 32) + 1
-    kv_memory = pages * 32 * kv_bytes_per_token(spec, args.kv_dtype)
+    kv_memory = pages * 32 * kv_bytes_per_token(spec, parse_kv_types(args.kv_dtype))
     return build(resolve_config({**options, "max_context": context, "kv_memory": kv_memory}))
 
 
