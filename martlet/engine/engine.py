@@ -88,6 +88,11 @@ class Engine:
         self._recorder.watch(observer)
 
     @property
+    def n_pages(self) -> int:
+        """Pages of the KV cache."""
+        return self._pages.n_pages
+
+    @property
     def n_free_pages(self) -> int:
         """Pages of the KV cache that a sequence could have."""
         return self.scheduler.n_free

@@ -5,6 +5,7 @@ bytes (at most so many) → JSON (at most so deep) → nulls dropped → model, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
@@ -17,7 +18,7 @@ from martlet.errors import RequestError, nearest
 from martlet.sampling_params import SamplingParams
 from martlet.server.errors import ApiError
 
-__all__ = ["SAMPLING_FIELDS", "Body", "Parsed", "parse_body", "read_body"]
+__all__ = ["SAMPLING_FIELDS", "Body", "Parsed", "parse_body", "parse_json", "read_body"]
 
 MAX_DEPTH = 64  # of nested lists and objects; a JSON schema of a tool stays below 20
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"detokenize"}
@@ -45,8 +46,16 @@ class Parsed(Generic[B]):
         return [f"The field {name!r} is not known and was ignored.{nearest(name, known)}" for name in self.ignored]
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
     """The body's bytes; ApiError 413 for more than `limit`, before they are read where their number is announced."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise ApiError(408, f"The body took longer than {timeout_s:g} s to arrive.", code="timeout") from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
     too_large = ApiError(413, f"The body is too large; at most {limit:,} bytes are taken.", code="body_too_large")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
@@ -63,9 +72,8 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def parse_body(data: bytes, kind: type[B], *, strict: bool, sampling: bool = True) -> Parsed[B]:
-    """Parse a body; RequestError names the field at fault. With `strict` a field that is not known is one."""
-    found = _json(data)
+def parse_body(found: dict[str, Any], kind: type[B], *, strict: bool, sampling: bool = True) -> Parsed[B]:
+    """Check a body; RequestError names the field at fault. With `strict` a field that is not known is one."""
     given = {name: value for name, value in found.items() if value is not None}
     try:
         body = kind.model_validate(given)
@@ -86,7 +94,8 @@ def _known(kind: type[Body], sampling: bool) -> Collection[str]:
     return {*kind.model_fields, *(SAMPLING_FIELDS if sampling else ())}
 
 
-def _json(data: bytes) -> dict[str, Any]:
+def parse_json(data: bytes) -> dict[str, Any]:
+    """A JSON object; RequestError for anything else."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError as error:

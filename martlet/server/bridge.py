@@ -66,7 +66,7 @@ class Ticket:
                 async with asyncio.timeout(timeout_s):
                     await self._news.wait()
             except TimeoutError:
-                return []
+                pass  # something may have come at this very moment
         self._news.clear()
         found, self._pieces = self._pieces, []
         return found
@@ -83,6 +83,12 @@ class Ticket:
         if not self.finished:
             self.cause = self.cause or cause
             self._bridge.abort(self)
+
+    def fail(self, cause: ApiError) -> None:
+        """End it here and now: no more news will come."""
+        self.cause = self.cause or cause
+        self._n_finished = len(self.asked)
+        self._news.set()
 
     def take(self, number: int, pieces: Iterable[Piece], finished: bool) -> None:
         """News of one of its answers."""
@@ -239,6 +245,12 @@ class Bridge:
             if ticket.finished:
                 self._open.pop(ticket.ticket_id, None)
 
+    def _fail_all(self) -> None:
+        error = ApiError(500, f"The engine has stopped: {self.error}.", code="engine_error")
+        for ticket in self.open_tickets:
+            ticket.fail(error)
+        self._open.clear()
+
     def _note(self, output: RequestOutput) -> None:
         metrics = output.metrics
         if metrics is not None and metrics.finished_s is not None:
@@ -254,11 +266,11 @@ class Bridge:
             logger.exception("the engine's thread has ended")
             with self._wake:
                 self.error = str(error) or type(error).__name__
-                jobs = list(self._inbox)
+                jobs, self._inbox = self._inbox, deque()
             for job in jobs:
                 job()
-            self._driver.abandon([builder for *_, builder in self._live])
-            self._work_report()
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._fail_all)
 
     def _work_round(self) -> bool:
         """Run what is in the inbox, then a step; False at the end."""

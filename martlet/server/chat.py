@@ -35,13 +35,14 @@ async def chat_completions(request: Request) -> Response:
     service.check_model(body.model)
     params, wishes = chat_params(parsed), service.wishes(request, body)
     prompt = await service.text(lambda: chat_prompt(service, body, wishes.cache_salt))
-    if body.tools:
+    with_tools = bool(body.tools) and body.tool_choice != "none"
+    if with_tools:
         params.setdefault("skip_special_tokens", False)  # they may be what marks a call
     asked = service.ask(reply_id, prompt, params, wishes)
-    parsers = [service.reply_parser(prompt, bool(body.tools)) for _ in range(asked.request.params.n)]
+    parsers = [service.reply_parser(prompt, with_tools) for _ in range(asked.request.params.n)]
     if body.stream and (asked.request.params.best_of or 1) > asked.request.params.n:
         raise RequestError("A stream cannot have best_of > n: the best are known at the end.", param="best_of")
-    warnings = [*parsed.warnings, *prompt.warnings]
+    warnings = [*parsed.warnings, *asked.warnings]
     ticket = await service.submit(reply_id, [asked], streams=body.stream, timeout_s=body.timeout)
     if body.stream:
         encoder = _Encoder(service, body, ticket, parsers, warnings)

@@ -17,9 +17,8 @@ from martlet.engine.prompts import tokens_of
 from martlet.errors import RequestError
 from martlet.server.body import Parsed
 from martlet.server.bridge import Ticket
-from martlet.server.embeddings import prompts_of
 from martlet.server.errors import ApiError, openai_error
-from martlet.server.protocol import CompletionRequest, refuse_unsupported
+from martlet.server.protocol import CompletionRequest, prompts_of, refuse_unsupported
 from martlet.server.replies import FINGERPRINT, finite, json_reply, shown_logprobs, usage_of
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.stream import EventStream, event
@@ -36,10 +35,10 @@ async def completions(request: Request) -> Response:
     params, wishes = _params(parsed), service.wishes(request, body)
     given, tokenizer = prompts_of(body.prompt, "prompt"), service.built.tokenizer
     prompts = await service.text(lambda: [tokens_of(entry, tokenizer) for entry in given])
-    if len(given) * max(1, params.get("n") or 1) > service.settings.max_n:
+    if len(given) > 1 and len(given) * (params.get("n") or 1) > service.settings.max_n:
         raise RequestError(
             f"{len(given):,} prompts and n make more than {service.settings.max_n} answers; send fewer at a time.",
-            param="prompt" if len(given) > 1 else "n",
+            param="prompt",
         )
     params = {"max_tokens": 16} | params  # OpenAI's default here
     asked = [service.ask(f"{reply_id}-{i}", prompt, params, wishes) for i, prompt in enumerate(prompts)]
@@ -47,7 +46,8 @@ async def completions(request: Request) -> Response:
     if body.stream and (asked[0].request.params.best_of or 1) > n:
         raise RequestError("A stream cannot have best_of > n: the best are known at the end.", param="best_of")
     ticket = await service.submit(reply_id, asked, streams=body.stream, timeout_s=body.timeout)
-    writer = _Writer(service, body, ticket, n, params.get("logprobs"), parsed.warnings)
+    warnings = [*parsed.warnings, *dict.fromkeys(warning for one in asked for warning in one.warnings)]
+    writer = _Writer(service, body, ticket, n, params.get("logprobs"), warnings)
     if body.stream:
         return EventStream(request, ticket, writer, service.settings)
     return json_reply(writer.whole(await service.whole(request, ticket)))

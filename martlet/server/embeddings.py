@@ -16,11 +16,11 @@ from starlette.responses import Response
 from martlet.engine.prompts import tokens_of
 from martlet.errors import RequestError
 from martlet.server.errors import ApiError
-from martlet.server.protocol import EmbeddingRequest
+from martlet.server.protocol import EmbeddingRequest, prompts_of
 from martlet.server.replies import json_reply
 from martlet.server.service import service_of
 
-__all__ = ["embeddings", "prompts_of"]
+__all__ = ["embeddings"]
 
 MAX_INPUTS = 2048  # OpenAI's own limit
 
@@ -61,15 +61,6 @@ async def embeddings(request: Request) -> Response:
         "usage": {"prompt_tokens": count, "total_tokens": count},
     }
     return json_reply(reply | ({"warnings": parsed.warnings} if parsed.ignored else {}))
-
-
-def prompts_of(given: Any, param: str) -> list[Any]:
-    """One prompt or several, as a list; RequestError if there is none or one is empty."""
-    several = isinstance(given, list) and not (given and isinstance(given[0], int))
-    prompts = list(given) if several else [given]
-    if not prompts or any(len(prompt) == 0 for prompt in prompts):
-        raise RequestError(f"{param} is empty, or has an empty entry; give at least one token.", param=param)
-    return prompts
 
 
 def _normalised(mean: NDArray[np.float32]) -> NDArray[np.float32]:

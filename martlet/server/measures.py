@@ -116,26 +116,26 @@ class Measures(Observer):
         see["request_params_n"].observe(len(output.outputs))
 
 
-def exposition(measures: Measures, engine: Engine, n_pages: int, prefix: str) -> bytes:
+def exposition(measures: Measures, engine: Engine, prefix: str) -> bytes:
     """Everything in Prometheus' text format."""
     from prometheus_client import CollectorRegistry, generate_latest  # here: it takes a moment to import
     from prometheus_client.registry import Collector
 
     class _Ours(Collector):
         def collect(self) -> Iterator[Metric]:
-            return _families(measures, engine, n_pages, prefix)
+            return _families(measures, engine, prefix)
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Ours())
     return generate_latest(registry)
 
 
-def _families(measures: Measures, engine: Engine, n_pages: int, prefix: str) -> Iterator[Metric]:
+def _families(measures: Measures, engine: Engine, prefix: str) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     labels, values = ("model_name",), (measures.model,)
     running, waiting = engine.scheduler.n_running, engine.scheduler.n_waiting
-    used = 1 - engine.n_free_pages / n_pages if n_pages else 0.0
+    used = 1 - engine.n_free_pages / max(1, engine.n_pages)
     for name, gauge, text in (
         ("num_requests_running", running, "Sequences in the batch."),
         ("num_requests_waiting", waiting, "Sequences that wait to start or to go on."),

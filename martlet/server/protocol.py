@@ -24,10 +24,11 @@ __all__ = [
     "Prompts",
     "StreamOptions",
     "TokenizeRequest",
+    "prompts_of",
     "refuse_unsupported",
 ]
 
-Prompts = str | list[str] | list[int] | list[list[int]]
+Prompts = Any  # text, token ids, or a list of them; `prompts_of` checks them, for it can name what is wrong
 
 _GRAMMAR = "the answer cannot be held to a grammar yet"
 REFUSED: Mapping[str, str] = MappingProxyType(
@@ -143,6 +144,20 @@ class AbortRequest(Body):
     """The body of /abort."""
 
     request_id: str
+
+
+def prompts_of(given: object, param: str) -> list[str | list[int]]:
+    """One prompt or several, as a list; RequestError if there is none, or one that is empty or of a wrong type."""
+    several = isinstance(given, list) and bool(given) and isinstance(given[0], str | list)
+    prompts: list[Any] = given if several and isinstance(given, list) else [given]
+    for number, prompt in enumerate(prompts):
+        name = f"{param}[{number}]" if several else param
+        ids = isinstance(prompt, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
+        if not isinstance(prompt, str) and not ids:
+            raise RequestError(f"{name} is neither text nor a list of token ids.", param=name, code="invalid_type")
+        if not prompt:
+            raise RequestError(f"{name} is empty; give at least one token.", param=name)
+    return prompts
 
 
 def refuse_unsupported(extra: Mapping[str, Any]) -> None:

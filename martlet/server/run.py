@@ -22,10 +22,10 @@ from martlet.engine.build import Built
 from martlet.server.app import create_app
 from martlet.server.service import Service
 from martlet.server.settings import ServerSettings
+from martlet.server.wire import BoundedProtocol
 
 __all__ = ["Server", "serve"]
 
-MAX_HEADER_BYTES = 64 << 10  # of all headers of a request
 SWITCH_S = 0.0005  # how long a thread may keep the interpreter while the engine's waits; Python's default is 5 ms
 
 
@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 uds=settings.unix_socket,
-                http="httptools",
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -50,7 +50,6 @@ class Server(uvicorn.Server):
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
                 limit_concurrency=settings.max_connections,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 timeout_graceful_shutdown=int(settings.shutdown_timeout_s) + 5,
             )
         )

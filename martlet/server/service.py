@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,7 @@ from martlet.engine.driver import Asked
 from martlet.engine.outputs import RequestOutput
 from martlet.engine.prompts import PromptTokens
 from martlet.errors import RequestError
-from martlet.server.body import Body, Parsed, parse_body, read_body
+from martlet.server.body import Body, Parsed, parse_body, parse_json, read_body
 from martlet.server.bridge import Bridge, Ticket
 from martlet.server.errors import ApiError
 from martlet.server.measures import Measures
@@ -62,12 +63,19 @@ class Service:
         self._text = ThreadPoolExecutor(1, thread_name_prefix="martlet-text")
 
     # -- parsing and asking ----------------------------------------------------------------------------------------
-    async def parse(self, request: Request, kind: type[B], *, sampling: bool = True) -> Parsed[B]:
-        """The body of a request."""
-        data = await read_body(request, self.settings.max_body_bytes)
-        parsed = parse_body(data, kind, strict=self.settings.strict, sampling=sampling)
+    async def read(self, request: Request) -> dict[str, Any]:
+        """The body of a request, as JSON."""
+        return parse_json(await read_body(request, self.settings.max_body_bytes, self.settings.send_timeout_s))
+
+    def check(self, request: Request, found: dict[str, Any], kind: type[B], *, sampling: bool = True) -> Parsed[B]:
+        """The body's fields."""
+        parsed = parse_body(found, kind, strict=self.settings.strict, sampling=sampling)
         request.scope["martlet.ignored"] = parsed.ignored
         return parsed
+
+    async def parse(self, request: Request, kind: type[B], *, sampling: bool = True) -> Parsed[B]:
+        """Both."""
+        return self.check(request, await self.read(request), kind, sampling=sampling)
 
     async def text(self, work: Callable[[], T]) -> T:
         """Run work on text outside of the event loop."""
@@ -85,13 +93,23 @@ class Service:
 
     def ask(self, request_id: str, prompt: PromptTokens, params: dict[str, Any], wishes: Scheduling) -> Asked:
         """A request for the engine; where no length is asked for, to the end of the context."""
-        n = max(params.get("n") or 1, params.get("best_of") or 1) if _are_whole(params) else 1
-        if n > self.settings.max_n:
-            raise RequestError(f"n is {n:,}; this server gives at most {self.settings.max_n}.", param="n")
-        if params.get("max_tokens") is None:
-            kept = params.get("truncate_prompt_tokens")
-            n_prompt = len(prompt.ids) if not isinstance(kept, int) or kept <= 0 else min(kept, len(prompt.ids))
-            params = params | {"max_tokens": max(1, self.built.plan.context - n_prompt)}
+        for name in ("n", "best_of"):
+            value = params.get(name)
+            if isinstance(value, int) and value > self.settings.max_n:
+                raise RequestError(f"{name} is {value:,}; this server gives at most {self.settings.max_n}.", param=name)
+        kept, wanted = params.get("truncate_prompt_tokens"), params.get("max_tokens")
+        n_prompt = len(prompt.ids) if not isinstance(kept, int) or kept <= 0 else min(kept, len(prompt.ids))
+        left = self.built.plan.context - n_prompt
+        if wanted is None:
+            params = params | {"max_tokens": max(1, left)}
+        elif isinstance(wanted, int) and wanted > left > 0:
+            said = (
+                f"max_tokens is {wanted:,} and the prompt has {n_prompt:,} tokens: {wanted - left:,} more than the"
+                f" context of {self.built.plan.context:,} holds. The answer ends there."
+            )
+            if self.settings.strict:
+                raise RequestError(said, param="max_tokens", code="context_length_exceeded")
+            prompt = replace(prompt, warnings=(*prompt.warnings, said))
         return self.asker.asked(request_id, prompt, params, wishes)
 
     def wishes(self, request: Request, body: GenerationRequest) -> Scheduling:
@@ -178,8 +196,3 @@ def raise_failure(ticket: Ticket) -> None:
     for output in ticket.outputs:
         if output.error is not None:
             raise ApiError(500, f"The request failed: {output.error}", code="engine_error")
-
-
-def _are_whole(params: dict[str, Any]) -> bool:
-    """Whether n and best_of are whole numbers; if not, `SamplingParams` says so."""
-    return all(isinstance(params.get(name) or 1, int) for name in ("n", "best_of"))

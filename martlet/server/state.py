@@ -105,8 +105,7 @@ def _model(service: Service) -> dict[str, object]:
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     service = service_of(request)
-    built = service.built
-    text = exposition(service.measures, built.engine, built.plan.n_pages, service.settings.metrics_prefix)
+    text = exposition(service.measures, service.built.engine, service.settings.metrics_prefix)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

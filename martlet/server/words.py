@@ -11,7 +11,7 @@ from martlet.engine.prompts import PromptTokens, tokens_of
 from martlet.errors import RequestError
 from martlet.server.body import Parsed
 from martlet.server.chat import chat_params, chat_prompt
-from martlet.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from martlet.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, prompts_of
 from martlet.server.replies import json_reply
 from martlet.server.service import Service, service_of
 
@@ -66,9 +66,9 @@ async def detokenize(request: Request) -> Response:
 async def explain(request: Request) -> Response:
     """What a request to /v1/chat/completions or /v1/completions would become; nothing is generated."""
     service = service_of(request)
-    data = await request.body()
-    kind = ChatRequest if b'"messages"' in data else CompletionRequest
-    parsed = await service.parse(request, kind)
+    found = await service.read(request)
+    kind = ChatRequest if "messages" in found else CompletionRequest
+    parsed = service.check(request, found, kind)
     body, params = parsed.body, dict(parsed.params)
     service.check_model(body.model)
     wishes = service.wishes(request, body)
@@ -79,13 +79,14 @@ async def explain(request: Request) -> Response:
         assert isinstance(body, CompletionRequest)
         prompt = await service.text(lambda: _first(service, body))
     asked = service.ask("explain", prompt, params, wishes)
-    return json_reply(_explained(service, asked, prompt, parsed.warnings))
+    return json_reply(_explained(service, asked, prompt, [*parsed.warnings, *asked.warnings]))
 
 
 def _first(service: Service, body: CompletionRequest) -> PromptTokens:
-    if isinstance(body.prompt, list) and body.prompt and not isinstance(body.prompt[0], int):
+    prompts = prompts_of(body.prompt, "prompt")
+    if len(prompts) > 1:
         raise RequestError("Give one prompt to explain.", param="prompt")
-    return tokens_of(body.prompt, service.built.tokenizer)  # type: ignore[arg-type]
+    return tokens_of(prompts[0], service.built.tokenizer)
 
 
 def _explained(service: Service, asked: Any, prompt: PromptTokens, warnings: list[str]) -> dict[str, Any]:
@@ -103,5 +104,5 @@ def _explained(service: Service, asked: Any, prompt: PromptTokens, warnings: lis
         "stop_token_ids": sorted({*params.stop_token_ids, *(() if params.ignore_eos else tokenizer.eog_ids)}),
         "settings": {s.name: {"value": s.value, "origin": str(s.origin)} for s in asked.settings},
         "scheduling": {"priority": asked.request.scheduling.priority},
-        "warnings": [*warnings, *prompt.warnings],
+        "warnings": warnings,
     }

@@ -93,7 +93,7 @@ class CallParser:
         self._final = True
         parts = self.feed("")
         scanner = self._scanner
-        if scanner is not None and scanner.name is None:
+        if scanner is not None and not scanner.ready:
             self._raw += scanner.raw
         if self._raw:
             parts += self._shown(self._raw)
@@ -110,7 +110,7 @@ class CallParser:
             shown, self._buffer = self._buffer[:at], self._buffer[at + len(mark) :]
             self._raw, self._open = mark, True
             self._state = self._between
-            return self._shown(shown, before_call=True)
+            return self._shown(shown)
         keep = 0 if self._final else held_back(self._buffer, self._form.starts)
         shown, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
         return self._shown(shown) if shown else None
@@ -148,8 +148,7 @@ class CallParser:
         rest = self._buffer
         for mark in (*self._form.ends, *self._form.starts):
             if rest.startswith(mark):
-                if mark in self._form.starts:
-                    self._raw, self._open = "", True
+                self._open = self._open or mark in self._form.starts
                 return self._skip(len(mark))
             if not self._final and mark.startswith(rest):  # of an empty rest as well
                 return None
@@ -158,7 +157,8 @@ class CallParser:
         if rest[0] in _SEPARATORS:
             return self._skip(1)
         if rest[0] == "{":
-            self._scanner = CallScanner(self._form.name_keys, self._form.argument_keys, self._form.other_keys)
+            keys = self._form.name_keys, self._form.argument_keys, self._form.other_keys
+            self._scanner = CallScanner(*keys, needs_arguments=self._form.bare)
             self._state = self._object
             return []
         return self._named(rest) if self._form.header else self._no_call()
@@ -189,7 +189,7 @@ class CallParser:
         scanner = self._scanner
         assert scanner is not None
         parts: list[Part] = []
-        known = scanner.name is not None
+        known = scanner.ready
         for at, character in enumerate(self._buffer):
             scanner.feed(character)
             if scanner.failed or scanner.done:
@@ -201,7 +201,8 @@ class CallParser:
             self._buffer = scanner.raw + self._buffer
             self._scanner = None
             return self._no_call()
-        if scanner.name is not None and not known:
+        if scanner.ready and not known:
+            assert scanner.name is not None
             parts.append(self._new_call(scanner.name))
         if arguments := scanner.take_arguments():
             parts.append(Arguments(self._n_calls - 1, arguments))
@@ -235,13 +236,13 @@ class CallParser:
         return self._shown(raw + first)
 
     # -- parts -----------------------------------------------------------------------------------------------------------
-    def _shown(self, text: str, *, before_call: bool = False) -> list[Part]:
+    def _shown(self, text: str) -> list[Part]:
         """Text, but for white space at its end: that waits for what follows."""
         text = self._space + text
         if self._n_calls and not self._goes_on:
             text = text.lstrip()
         kept = text.rstrip()
-        self._space = "" if before_call else text[len(kept) :]
+        self._space = text[len(kept) :]
         self._goes_on = self._goes_on or bool(kept)
         return [Content(kept)] if kept else []
 

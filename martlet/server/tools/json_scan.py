@@ -48,15 +48,23 @@ class ValueScanner:
 class CallScanner:
     """Reads `{"name": …, "arguments": {…}}`: the name when it is known, the arguments' own text as it comes.
 
-    `take_arguments` holds what came; a string in place of an object is unwrapped once it is whole. `failed`: this is no
-    call, and nothing of it was given out.
+    It is `ready` once it must be a call: it has a name, and arguments or its end. `failed`: it is none, and nothing of
+    it was given out. A string in place of an object is unwrapped once it is whole.
     """
 
-    def __init__(self, name_keys: tuple[str, ...], argument_keys: tuple[str, ...], other_keys: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        name_keys: tuple[str, ...],
+        argument_keys: tuple[str, ...],
+        other_keys: tuple[str, ...],
+        *,
+        needs_arguments: bool = False,
+    ) -> None:
         self.raw = ""
         self.name: str | None = None
-        self.done = self.failed = False
+        self.ready = self.done = self.failed = False
         self._keys = name_keys, argument_keys, other_keys
+        self._needs_arguments = needs_arguments
         self._key: str | None = None
         self._expect = "{"  # what comes next: { key : value ,
         self._value = ValueScanner()
@@ -71,8 +79,10 @@ class CallScanner:
                 self._end_if(character)
                 return
             taken = self._value.feed(character)
-            if taken and self._expect == "value" and self._is_arguments and self._value.text[0] in "{[":
-                self._arguments += character
+            if taken and self._expect == "value" and self._key in self._keys[1] and not self._seen_arguments:
+                self.ready = self.name is not None
+                if self._value.text[0] in "{[":
+                    self._arguments += character
             if self._value.done:
                 self._ended(self._value.text)
                 self._value = ValueScanner()
@@ -81,15 +91,11 @@ class CallScanner:
         self._punctuation(character)
 
     def take_arguments(self) -> str:
-        """The arguments' text since the last call; nothing before the name is known."""
-        if self.name is None:
+        """The arguments' text since the last call; nothing before it is ready."""
+        if not self.ready:
             return ""
         found, self._arguments = self._arguments, ""
         return found
-
-    @property
-    def _is_arguments(self) -> bool:
-        return self._key in self._keys[1]
 
     def _punctuation(self, character: str) -> None:
         if character in " \t\r\n":
@@ -98,26 +104,33 @@ class CallScanner:
             self._expect = {"{": "key", ":": "value", ",": "key", "}": "end"}[character]
             self._end_if(character)
         else:
-            self.failed = self.name is None
-            self.done = not self.failed
+            self._break_off()
+
+    def _break_off(self) -> None:
+        """This is no JSON, or no call: what was given out stays."""
+        self.done, self.failed = self.ready, not self.ready
 
     def _end_if(self, character: str) -> None:
-        if character == "}":
-            self.done, self.failed = self.name is not None, self.name is None
-            if self.done and not self._seen_arguments:
-                self._arguments = "{}"
+        if character != "}":
+            return
+        self.ready = self.name is not None and (self._seen_arguments or not self._needs_arguments)
+        self._break_off()
+        if self.done and not self._seen_arguments:
+            self._arguments = "{}"
 
     def _ended(self, text: str) -> None:
         """A key or a value is whole."""
+        names, arguments, others = self._keys
         if self._expect == "key":
             self._key = _string(text)
             self._expect = ":"
-            self.failed = self.name is None and self._key not in [key for keys in self._keys for key in keys]
+            if self._key not in (*names, *arguments, *others):
+                self.failed = not self.ready
             return
         self._expect = ","
-        names, arguments, _ = self._keys
         if self._key in names and self.name is None:
             self.name = _string(text)
+            self.ready = self._seen_arguments
             self.failed = not self.name
         elif self._key in arguments and not self._seen_arguments:
             self._seen_arguments = True

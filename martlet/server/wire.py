@@ -1,0 +1,81 @@
+"""uvicorn's HTTP/1.1, with bounds on what comes before a body: how much, and how long it may take (read `run.py` next)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+__all__ = ["HEAD_S", "MAX_HEAD_BYTES", "BoundedProtocol"]
+
+MAX_HEAD_BYTES = 64 << 10  # of a request's line and headers
+HEAD_S = 30.0  # that they may take to arrive
+
+
+class TooLargeError(Exception):
+    """The head has more bytes than it may have."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _head_bytes = 0  # of the head that is being read, as far as the parser has told
+    _fed_bytes = 0  # the same, as bytes that came: the parser tells of a header when it is whole
+    _in_head = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(HEAD_S, self._late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came; a head that is too large closes the connection."""
+        if self.transport.is_closing():
+            return
+        self._fed_bytes = self._fed_bytes + len(data) if self._in_head else 0
+        super().data_received(data)  # what the callbacks raise, it answers with 400
+        if self._in_head and self._fed_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The request's head is too large.")
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._head_bytes, self._in_head = 0, True
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_S, self._late)
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """More of its path."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header of it."""
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Its head is whole."""
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise TooLargeError
+
+    def _late(self) -> None:
+        self._timer = None
+        self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
