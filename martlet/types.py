@@ -5,6 +5,9 @@
 A request is what a caller asked for; a sequence is its state in the engine; a span is a run of positions to compute in
 one step; a plan is the list of spans of a step; a result is what the step sampled; an event is what the caller sees.
 Scheduler and cache see integers only: no array type appears in this file.
+
+None of them changes once it is made, but for the sequence. Spans, samples and events are not frozen nevertheless: a
+step makes one of each for every sequence that runs, and freezing them takes longer than planning them.
 """
 
 from __future__ import annotations
@@ -134,7 +137,7 @@ class Sequence:
         return len(self.ids) - self.n_prompt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """Compute positions [start, start + count) of one sequence in this step.
 
@@ -212,7 +215,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sampled:
     """What one span produced: the sampled token, or an error that ends this sequence only."""
 
@@ -235,7 +238,7 @@ class StepResult:
     save_s: float = 0.0  # the same of the saves
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
     """One thing that happened to a request: a new token, or its end (`finish` is set exactly once per sequence)."""
 

@@ -56,6 +56,13 @@ class Engine:
         self.scheduler.add(request, self.clock())
         return self._recorder.accepted(request)
 
+    def fork(self, request: Request, parent: tuple[str, int]) -> RequestMetrics:
+        """Accept a request whose ids go on from those of a sequence that lives (request id, index), sharing its pages."""
+        if self._check is not None:
+            self._check(request.params)
+        self.scheduler.fork(request, parent, self.clock())
+        return self._recorder.accepted(request)
+
     def step(self) -> list[Event]:
         """Plan, run and commit one step. If it raises, call `clear` before anything else."""
         start = self.clock()

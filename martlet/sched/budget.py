@@ -1,7 +1,7 @@
 """What is left of a step for prompts, in tokens and in seconds (read `cost.py` next).
 
 Sequences that decode come first; prompts get what is left of max_step_tokens and of the longest time that a step may take
-while anybody decodes, so that a long prompt never stops a running answer (arXiv:2308.16369). A page's worth is
+while anybody decodes, so that a long prompt never stops a running answer (arXiv:2308.16369). A few rows are
 always left, so that prompts never stop either.
 """
 
@@ -15,6 +15,7 @@ __all__ = ["MORE", "StepBudget", "stall_limit"]
 
 MORE = 3.0  # a step with prompts may take so many times as long as one that only decodes
 MOST = 12.0  # the same where a prompt's time to first token is in danger
+ROWS = 4  # of a tile of the kernels
 ITL_SHARE = 0.9  # of an inter-token target, for a step: the rest is for what the model does not know
 
 
@@ -33,14 +34,14 @@ class StepBudget:
         count = min(remaining, self.tokens)
         if self.seconds is not None:
             within = self.cost.prefill_within(max(0.0, self.seconds), start, count)
-            if within < count:
-                end = (start + within) // self.page_size * self.page_size  # whole pages: kernels work in tiles of them
-                count = end - start if end > start else within if within >= self.page_size // 2 else 0
+            if within < count:  # whole pages, or at least whole tiles of rows: what the kernels work in
+                end = (start + within) // self.page_size * self.page_size
+                count = end - start if end >= start + ROWS else within // ROWS * ROWS
         return count
 
     def least(self, remaining: int) -> int:
         """What the first prompt of a step gets in any case."""
-        return min(remaining, self.tokens, self.page_size)
+        return min(remaining, self.tokens, ROWS)
 
     def spend(self, start: int, count: int, n_logits: int) -> None:
         """Take off what a span takes."""

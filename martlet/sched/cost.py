@@ -1,63 +1,88 @@
-"""What a step costs: a linear model of its time, fitted as it runs (read `budget.py` next, which spends by it).
+"""What a step costs: two linear models of its time, fitted as it runs (read `budget.py` next, which spends by it).
 
-    seconds ≈ c₀ + c₁ · rows that decode + c₂ · rows of prompts + c₃ · positions that decoding rows read
-              + c₄ · positions that prompt rows read
+    decoding  seconds ≈ a₀ + a₁ · rows + a₂ · positions that they read      of steps that only decode
+    prompts   seconds ≈ b₀ + b₁ · rows + b₂ · positions that they read      of all others, beyond their decoding part
 
-Recursive least squares with forgetting: each measured step corrects the coefficients by what they got wrong, weighted
-by how little is known of each. Five features, so an update is 25 products; a step that only decodes says the same as
-the last one, and most of those are left out.
+Two, so that what prompts take never passes for what decoding takes: a step's length is a multiple of the first. Each
+is fitted by the projections of Kaczmarz in a norm that weighs every coefficient by its size: a measured step scales the
+coefficients by what they got wrong, each by the share that it had in the prediction. So none becomes negative, none
+needs a unit, features that always move together share their cost, and an update is a dozen products.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CostModel", "Work"]
+__all__ = ["CostModel", "LinearFit", "Work"]
 
-PRIOR = (1e-3, 5e-4, 5e-4, 1e-3, 1e-3)  # seconds; only until the first steps are measured
 SCALE = 1024.0  # positions are counted in thousands, so that all features are of a like size
-FORGET = 0.98  # weight of the past at each update
-LARGEST = 1.0  # of a variance: what is never seen must not become infinitely uncertain
-SHORTEST_S = 1e-5  # errors count relative to a step's time, which is at least this
-OUTLIER = 4.0  # a step that took so many times what was predicted counts as one that took this
-SETTLED = 16  # updates after which steps that only decode are sampled
-SAMPLED = 8  # one in so many of them is used
+DECODE_PRIOR, PREFILL_PRIOR = (1e-3, 5e-4, 5e-4), (1e-4, 5e-4, 5e-4)  # seconds; until steps are measured
+FAST, SLOW = 1.0, 0.3  # share of the error that an update corrects: of the first ones, and later
+SETTLED = 8  # how many are the first ones
+OUTLIER = 1.0  # relative error from which on a step counts as having just this: something else ran
 LOAD_WEIGHT = 0.2  # of the newest measurement in the mean time of a page's load
+
+Features = tuple[float, float, float]
 
 
 @dataclass(slots=True)
 class Work:
-    """What a step computes, as the model's features."""
+    """What a step computes."""
 
     n_decode: int = 0
     n_prefill: int = 0
-    decode_reads: int = 0
+    decode_reads: int = 0  # positions, over all rows
     prefill_reads: int = 0
 
-    def features(self) -> tuple[float, float, float, float, float]:
-        """One number a coefficient."""
-        return 1.0, self.n_decode, self.n_prefill, self.decode_reads / SCALE, self.prefill_reads / SCALE
+
+class LinearFit:
+    """Positive coefficients of three features."""
+
+    def __init__(self, prior: Features) -> None:
+        self.weights = prior
+        self._n_updates = 0
+
+    def predict(self, x: Features) -> float:
+        """Seconds."""
+        a, b, c = self.weights
+        return a * x[0] + b * x[1] + c * x[2]
+
+    def update(self, x: Features, seconds: float) -> None:
+        """Learn that `x`, whose first feature is 1, took `seconds`."""
+        a, b, c = self.weights
+        parts = a * x[0], b * x[1], c * x[2]
+        total = parts[0] + parts[1] + parts[2]
+        error = max(0.0, seconds) / total - 1.0
+        rate = SLOW
+        if self._n_updates < SETTLED:
+            self._n_updates += 1
+            rate = FAST
+        elif error > OUTLIER:
+            error = OUTLIER
+        step = rate * error * total / (parts[0] * parts[0] + parts[1] * parts[1] + parts[2] * parts[2])
+        least = 0.1  # of a coefficient is left in any case
+        self.weights = (
+            a * max(least, 1.0 + step * parts[0]),
+            b * max(least, 1.0 + step * parts[1]),
+            c * max(least, 1.0 + step * parts[2]),
+        )
 
 
 class CostModel:
     """Seconds of a step, and of a page's way back from the second tier."""
 
     def __init__(self) -> None:
-        self._weights = list(PRIOR)
-        size = len(PRIOR)
-        self._variance = [[LARGEST if i == j else 0.0 for j in range(size)] for i in range(size)]
-        self._updates = 0
-        self._skipped = 0
+        self._decode = LinearFit(DECODE_PRIOR)
+        self._prefill = LinearFit(PREFILL_PRIOR)
         self._load_s: float | None = None  # of one page
 
-    def predict(self, work: Work) -> float:
-        """Seconds that the step takes."""
-        return max(0.0, sum(w * x for w, x in zip(self._weights, work.features(), strict=True)))
+    def decode_s(self, work: Work) -> float:
+        """What a step takes for its decoding rows, and for being a step."""
+        return self._decode.predict((1.0, work.n_decode, work.decode_reads / SCALE))
 
     def prefill_s(self, start: int, count: int) -> float:
         """What computing `count` prompt positions from `start` on adds to a step."""
-        _, _, row, _, read = self._weights
-        return max(row, 0.0) * count + max(read, 0.0) * count * (start + (count + 1) / 2) / SCALE
+        return self._prefill.predict((1.0, count, count * (start + (count + 1) / 2) / SCALE)) if count else 0.0
 
     def prefill_within(self, seconds: float, start: int, most: int) -> int:
         """The largest number of prompt positions from `start` on, at most `most`, that add at most `seconds`."""
@@ -76,39 +101,13 @@ class CostModel:
 
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from a step that took `seconds`."""
-        if seconds <= 0.0:
-            return
-        if work.n_prefill == 0 and self._updates >= SETTLED:
-            self._skipped += 1
-            if self._skipped % SAMPLED:
-                return
-        expected = self.predict(work)
-        if self._updates >= SETTLED:
-            seconds = min(seconds, OUTLIER * max(expected, PRIOR[0]))
-        self._updates += 1
-        scale = 1.0 / max(seconds, SHORTEST_S)  # a long step must not outweigh a hundred short ones
-        self._update(tuple(x * scale for x in work.features()), seconds * scale)
+        if work.n_prefill:
+            self._prefill.update((1.0, work.n_prefill, work.prefill_reads / SCALE), seconds - self.decode_s(work))
+        else:
+            self._decode.update((1.0, work.n_decode, work.decode_reads / SCALE), seconds)
 
     def observe_load(self, n_pages: int, seconds: float) -> None:
         """Learn from loads that took `seconds` in all."""
         if n_pages > 0 and seconds > 0.0:
             found = seconds / n_pages
             self._load_s = found if self._load_s is None else self._load_s + LOAD_WEIGHT * (found - self._load_s)
-
-    def _update(self, x: tuple[float, ...], target: float) -> None:
-        variance, size = self._variance, len(x)
-        gain = [sum(row[j] * x[j] for j in range(size)) for row in variance]
-        denominator = FORGET + sum(x[i] * gain[i] for i in range(size))
-        error = target - sum(w * v for w, v in zip(self._weights, x, strict=True))
-        for i in range(size):
-            share = gain[i] / denominator
-            self._weights[i] += share * error
-            row = variance[i]
-            for j in range(size):
-                row[j] = (row[j] - share * gain[j]) / FORGET
-        for i in range(size):  # nothing seen of a feature for long: stop its variance from growing
-            if variance[i][i] > LARGEST:
-                factor = (LARGEST / variance[i][i]) ** 0.5
-                for j in range(size):
-                    variance[i][j] *= factor
-                    variance[j][i] *= factor

@@ -185,7 +185,7 @@ class Planner:
             if target is not None and seq.n_generated == 0:
                 left = self._cost.prefill_s(seq.n_cached, len(seq.ids) - seq.n_cached)
                 urgent = left, seq.arrival_s + target - now
-        budget.seconds = stall_limit(self._cost.predict(work), limits.stall_s, itl, urgent)
+        budget.seconds = stall_limit(self._cost.decode_s(work), limits.stall_s, itl, urgent)
         return budget
 
     def _add_chunk(self, seq: Sequence, budget: StepBudget, draft: Draft) -> None:
@@ -194,6 +194,12 @@ class Planner:
         Logits are needed for the rows from n_scored on, which are a span's last ones, and for the row of the last id.
         """
         start, remaining = seq.n_cached, len(seq.ids) - seq.n_cached
+        if remaining == 1:  # all but the last token was there already: as much work as a sequence that decodes
+            budget.tokens -= 1
+            draft.work.n_decode += 1
+            draft.work.decode_reads += start + 1
+            self._add_span(seq, 1, 1, draft)
+            return
         count = budget.chunk(start, remaining)
         if draft.work.n_prefill == 0:
             count = max(count, budget.least(remaining))
@@ -226,12 +232,12 @@ class Planner:
             return
         held: set[Sequence] = set()
         while len(self.running) < self._limits.max_seqs and budget.tokens > 0:
-            if draft.work.n_prefill and budget.seconds is not None and budget.seconds <= 0.0:
-                return
             seq = self.waiting.first(held)
             if seq is None:
                 return
             parent = None if seq.parent is None else self._live.get(seq.parent)
+            if parent is None and draft.work.n_prefill and budget.seconds is not None and budget.seconds <= 0.0:
+                return  # no time is left for its prompt
             if self._is_held(seq, parent):
                 held.add(seq)
                 continue

@@ -46,7 +46,7 @@ class ScriptedExecutor:
         if self.keep_plans:
             self.plans.append(plan)
         for seq_id in plan.dropped:
-            del self._sequences[seq_id]
+            self._sequences.pop(seq_id, None)  # it may have been added by a plan that nobody ran
         for seq in plan.added:
             assert seq.seq_id not in self._sequences
             self._sequences[seq.seq_id] = _Rows(seq)
