@@ -39,6 +39,7 @@ __all__ = [
 
 PAGE_SIZE = 32  # tokens of a KV page: the tile of the attention kernels
 BACKENDS = ("cpu", "reference", "null")
+SCHEDULING_POLICIES = ("fcfs", "priority", "shortest", "prefix", "fair", "deadline")
 MAX_THREADS = 1024
 ORACLE_STEP_TOKENS = 64
 
@@ -81,6 +82,10 @@ class EngineConfig:
     page_size: int = PAGE_SIZE
     max_step_tokens: int = 512
     max_seqs: int = 16
+    policy: str = "fcfs"  # who runs first, and who gives its pages back
+    stall_ms: float | None = None  # longest step while anybody decodes; None: a few times one that only decodes
+    max_waiting: int | None = None  # sequences in the queue; None: any number
+    max_waiting_tokens: int | None = None  # their prompts' tokens in all
     seed: int | None = None  # what requests without a seed draw theirs from; None: the operating system
     offline: bool = False
     oracle: bool = False
@@ -189,14 +194,16 @@ def _validate(config: EngineConfig) -> None:
         ("page_size", 1, 1 << 16),
         ("max_step_tokens", 1, 1 << 20),
         ("max_seqs", 1, 1 << 16),
+        ("max_waiting", 1, 1 << 31),
+        ("max_waiting_tokens", 1, 1 << 40),
         ("seed", -(1 << 63), (1 << 64) - 1),
     ):
         _require_whole(name, getattr(config, name), least, most)
-    if config.backend not in BACKENDS:
-        hint = nearest(str(config.backend), BACKENDS)
-        raise RequestError(
-            f"backend is {config.backend!r}; expected one of {', '.join(BACKENDS)}.{hint}", param="backend"
-        )
+    for name, allowed in (("backend", BACKENDS), ("policy", SCHEDULING_POLICIES)):
+        value = getattr(config, name)
+        if value not in allowed:
+            hint = nearest(str(value), allowed)
+            raise RequestError(f"{name} is {value!r}; expected one of {', '.join(allowed)}.{hint}", param=name)
     if share_tokens(config.kv_dtype) > 1 and RECENT_TOKENS % config.page_size:
         raise RequestError(
             f"page_size is {config.page_size}, and kv_dtype {config.kv_dtype} takes pages that divide {RECENT_TOKENS}.",
@@ -221,6 +228,9 @@ def _validate(config: EngineConfig) -> None:
     for name in ("offline", "oracle", "prefix_cache", "exact_turns"):
         if not isinstance(getattr(config, name), bool):
             raise RequestError(f"{name} is {getattr(config, name)!r}; expected True or False.", param=name)
+    stall = config.stall_ms
+    if stall is not None and (isinstance(stall, bool) or not isinstance(stall, int | float) or not 0 < stall < 1e9):
+        raise RequestError(f"stall_ms is {stall!r}; expected milliseconds above 0.", param="stall_ms")
     if config.max_step_tokens < config.max_seqs:
         raise RequestError(
             f"max_step_tokens is {config.max_step_tokens}, fewer than max_seqs, {config.max_seqs}: each running"
@@ -230,7 +240,7 @@ def _validate(config: EngineConfig) -> None:
 
 
 def _require_whole(name: str, value: object, least: int, most: int) -> None:
-    if value is None and name in ("max_context", "kv_memory", "seed"):
+    if value is None and name in ("max_context", "kv_memory", "seed", "max_waiting", "max_waiting_tokens"):
         return
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise RequestError(f"{name} is {value!r}; expected a whole number from {least:,} to {most:,}.", param=name)

@@ -75,6 +75,10 @@ class LLMOptions(TypedDict, total=False):
     backend: str | None
     max_step_tokens: int | None
     max_seqs: int | None
+    policy: str | None
+    stall_ms: float | None
+    max_waiting: int | None
+    max_waiting_tokens: int | None
     seed: int | None
     offline: bool | None
     oracle: bool | None

@@ -16,11 +16,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.config import BACKENDS, Setting, resolve_config
+from martlet.config import BACKENDS, SCHEDULING_POLICIES, Setting, resolve_config
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from argparse import _ArgumentGroup
+
     from martlet.llm import LLM, LLMOptions
 
 __all__ = [
@@ -148,9 +150,29 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
         default=None,
         help="keep what was computed for prompts that begin alike (default: yes)",
     )
+    add_scheduling_options(group)
     group.add_argument("--offline", action="store_true", default=None, help="forbid every network connection")
     group.add_argument(
         "--oracle", action="store_true", default=None, help="check every operation against the reference (slow)"
+    )
+
+
+def add_scheduling_options(group: _ArgumentGroup) -> None:
+    """Who runs when several requests want to."""
+    group.add_argument("--max-seqs", type=int, metavar="N", help="sequences that run at a time (default: 16)")
+    group.add_argument("--max-step-tokens", type=int, metavar="N", help="tokens that a step computes (default: 512)")
+    group.add_argument(
+        "--policy", choices=SCHEDULING_POLICIES, help="who runs first when there is not room for all (default: fcfs)"
+    )
+    group.add_argument(
+        "--stall-ms",
+        type=float,
+        metavar="X",
+        help="longest step in milliseconds while an answer runs (default: three times one without prompts)",
+    )
+    group.add_argument("--max-waiting", type=int, metavar="N", help="refuse requests when N sequences wait")
+    group.add_argument(
+        "--max-waiting-tokens", type=int, metavar="N", help="refuse requests when prompts of N tokens wait"
     )
 
 
@@ -243,6 +265,12 @@ def engine_options(args: Namespace) -> LLMOptions:
         "offline": args.offline,
         "oracle": args.oracle,
         "prefix_cache": args.prefix_cache,
+        "max_seqs": args.max_seqs,
+        "max_step_tokens": args.max_step_tokens,
+        "policy": args.policy,
+        "stall_ms": args.stall_ms,
+        "max_waiting": args.max_waiting,
+        "max_waiting_tokens": args.max_waiting_tokens,
         "exact_turns": getattr(args, "exact_turns", None),
         "chat_template": None if template is None else _read_template(Path(template)),
         "tokenizer_pre": args.tokenizer_pre,

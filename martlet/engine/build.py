@@ -28,13 +28,14 @@ from martlet.machine import read_machine
 from martlet.metrics import StartPhase
 from martlet.models.load import load_model
 from martlet.ops.cpu.layout import packed_bytes
-from martlet.ops.interface import Backend
+from martlet.ops.interface import Backend, StepLimits
 from martlet.quant.table import RawTensor
 from martlet.runtime.executors import LocalExecutor
 from martlet.runtime.kv import allocate_caches
 from martlet.runtime.runner import Runner
 from martlet.sample.random import SeedSource
 from martlet.sample.sampler import Sampler
+from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.spec import ModelSpec
 from martlet.tokenizer.chat import ChatTemplate
@@ -160,10 +161,11 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         pages = PagePool(plan.n_pages, config.page_size)
         scheduler = Scheduler(
             pages,
-            SchedulerLimits(plan.context, limits.max_tokens, limits.max_seqs, limits.max_logits),
+            _scheduler_limits(config, plan.context, limits),
             tokenizer.eog_ids,
             cache=make_cache(config, pages, tier),
             share_tokens=share_tokens(config.kv_dtype),
+            policy=POLICIES[config.policy],
         )
         if load_s is not None:
             scheduler.cost.observe_load(1, load_s)
@@ -187,6 +189,18 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             sampler.seeds,
             resources.pop_all(),
         )
+
+
+def _scheduler_limits(config: EngineConfig, context: int, step: StepLimits) -> SchedulerLimits:
+    return SchedulerLimits(
+        context,
+        step.max_tokens,
+        step.max_seqs,
+        step.max_logits,
+        config.max_waiting,
+        config.max_waiting_tokens,
+        None if config.stall_ms is None else config.stall_ms / 1000,
+    )
 
 
 def measure_for(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:

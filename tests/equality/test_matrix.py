@@ -27,24 +27,32 @@ PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=12, logprobs=3, min_tokens=5),
 ]
 CONTEXT = 256
-# Feature → options of the engine that turn it on; "batch" means that all requests are given at once.
+# Feature → options of the engine that turn it on; "batch" means that all requests are given at once, "again" that they
+# were all answered before, so that their prefixes are cached.
 FEATURES: dict[str, dict[str, Any]] = {
     "one thread": {"threads": 1},
     "four threads": {"threads": 4},
     "chunks of 7": {"max_step_tokens": 7, "max_seqs": 4},
     "batch": {},
+    "again": {},
+    "chunks by time": {"stall_ms": 1.0, "policy": "shortest"},  # no step is as short: the smallest chunks there are
+    "no prefix cache": {"prefix_cache": False},
     "few pages": {"kv_memory": 9 * 32 * 23_040},  # of 32 tokens; all four requests need 10: somebody is preempted
 }
 PAIRS = [(name,) for name in FEATURES] + [
-    pair for pair in itertools.combinations(FEATURES, 2) if pair != ("one thread", "four threads")
+    pair
+    for pair in itertools.combinations(FEATURES, 2)
+    if pair not in (("one thread", "four threads"), ("again", "no prefix cache"))
 ]
 
 Answers = list[Any]
 
 
-def answers(path: Path, batch: bool, **options: Any) -> Answers:
-    """Everything that the requests got, in a form that only equal bits make equal."""
+def answers(path: Path, batch: bool, again: bool = False, **options: Any) -> Answers:
+    """Everything that the requests got, in a form that only equal bits make equal; `again`: when they come again."""
     with LLM(str(path), **{"max_context": CONTEXT, "threads": 2, **options}) as llm:
+        if again:
+            llm.generate(PROMPTS, PARAMS)
         if batch:
             outputs = llm.generate(PROMPTS, PARAMS)
         else:
@@ -69,7 +77,7 @@ def test_a_feature_or_a_pair_changes_nothing(smollm2_path: Path, plain: Answers,
     if "kv_memory" in options:
         options["max_context"] = 224  # what seven pages hold: any one request fits, all together do not
     batch = "batch" in features or "few pages" in features
-    assert answers(smollm2_path, batch, **options) == plain
+    assert answers(smollm2_path, batch, "again" in features, **options) == plain
 
 
 @pytest.mark.model
