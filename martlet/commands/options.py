@@ -159,8 +159,6 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
 
 def add_scheduling_options(group: _ArgumentGroup) -> None:
     """Who runs when several requests want to."""
-    group.add_argument("--max-seqs", type=int, metavar="N", help="sequences that run at a time (default: 16)")
-    group.add_argument("--max-step-tokens", type=int, metavar="N", help="tokens that a step computes (default: 512)")
     group.add_argument(
         "--policy", choices=SCHEDULING_POLICIES, help="who runs first when there is not room for all (default: fcfs)"
     )
@@ -265,8 +263,6 @@ def engine_options(args: Namespace) -> LLMOptions:
         "offline": args.offline,
         "oracle": args.oracle,
         "prefix_cache": args.prefix_cache,
-        "max_seqs": args.max_seqs,
-        "max_step_tokens": args.max_step_tokens,
         "policy": args.policy,
         "stall_ms": args.stall_ms,
         "max_waiting": args.max_waiting,

@@ -75,8 +75,6 @@ def test_what_the_command_line_takes_reaches_the_engine(tmp_path: Path) -> None:
         "--max-step-tokens": ("99", "max_step_tokens", 99),
         "--kv-disk": ("folder", "kv_disk", "folder"),
         "--kv-disk-size": ("2G", "kv_disk_size", 2 << 30),
-        "--max-seqs": ("5", "max_seqs", 5),
-        "--max-step-tokens": ("64", "max_step_tokens", 64),
         "--policy": ("deadline", "policy", "deadline"),
         "--stall-ms": ("12.5", "stall_ms", 12.5),
         "--max-waiting": ("7", "max_waiting", 7),
