@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from martlet.cache.pages import PagePool
+from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.engine import Engine
 from martlet.engine.kept import make_cache, open_kept_pages
@@ -159,14 +160,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             runner.warm()
             load_s = runner.probe_load()
         pages = PagePool(plan.n_pages, config.page_size)
-        scheduler = Scheduler(
-            pages,
-            _scheduler_limits(config, plan.context, limits),
-            tokenizer.eog_ids,
-            cache=make_cache(config, pages, tier),
-            share_tokens=share_tokens(config.kv_dtype),
-            policy=POLICIES[config.policy],
-        )
+        scheduler = _scheduler(config, plan.context, limits, pages, tokenizer.eog_ids, make_cache(config, pages, tier))
         if load_s is not None:
             scheduler.cost.observe_load(1, load_s)
         return Built(
@@ -191,8 +185,15 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         )
 
 
-def _scheduler_limits(config: EngineConfig, context: int, step: StepLimits) -> SchedulerLimits:
-    return SchedulerLimits(
+def _scheduler(
+    config: EngineConfig,
+    context: int,
+    step: StepLimits,
+    pages: PagePool,
+    eos_ids: frozenset[int],
+    cache: RadixCache | None,
+) -> Scheduler:
+    limits = SchedulerLimits(
         context,
         step.max_tokens,
         step.max_seqs,
@@ -201,6 +202,8 @@ def _scheduler_limits(config: EngineConfig, context: int, step: StepLimits) -> S
         config.max_waiting_tokens,
         None if config.stall_ms is None else config.stall_ms / 1000,
     )
+    policy, group = POLICIES[config.policy], share_tokens(config.kv_dtype)
+    return Scheduler(pages, limits, eos_ids, cache=cache, policy=policy, share_tokens=group)
 
 
 def measure_for(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
