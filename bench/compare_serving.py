@@ -51,12 +51,12 @@ def main() -> int:
         **about(),
         "threads": args.threads,
         "model": args.model.name,
-        "martlet": "its engine, in process",
+        "martlet": "in process" if args.in_process else "HTTP",
         "llama-server": "HTTP",
     }
     measured: tuple[tuple[str, Callable[[argparse.Namespace], Any], Callable[[argparse.Namespace], Any]], ...] = (
-        ("shared", our_shared, their_shared),
-        ("intrusion", our_intrusion, their_intrusion),
+        ("shared", our_shared if args.in_process else served_shared, their_shared),
+        ("intrusion", our_intrusion if args.in_process else served_intrusion, their_intrusion),
     )
     for name, ours, theirs in measured:
         if args.only and name not in args.only:
@@ -129,36 +129,83 @@ def _intrusion() -> tuple[list[Arrival], Arrival]:
     return streams, Arrival("long", tokens(LONG_PROMPT), LONG_TOKENS)
 
 
-# -- llama-server --------------------------------------------------------------------------------------------------
+# -- over HTTP -----------------------------------------------------------------------------------------------------
+def served_shared(args: argparse.Namespace) -> dict[str, float]:
+    """Martlet's total time with 8 clients."""
+    with _martlet(args) as port:
+        return _shared(port, _martlet_body, lambda answer: answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
 def their_shared(args: argparse.Namespace) -> dict[str, float]:
-    """Total time with 8 clients, and how much the server says it took from its cache."""
-    with _server(args, SHARED.longest, SHARED.concurrency) as port, ThreadPoolExecutor(SHARED.concurrency) as clients:
-        start = time.perf_counter()
-        answers = list(clients.map(lambda arrival: _complete(port, arrival), arrivals(SHARED, VOCAB)))
-        seconds = time.perf_counter() - start
-    computed = sum(answer["timings"]["prompt_n"] for answer in answers)
-    prompt = SHARED.requests * (SHARED.shared_tokens + SHARED.prompt_tokens)
-    return {"seconds": seconds, "cached": 1 - computed / prompt}
+    """llama-server's, and how much it says it took from its cache."""
+    each = SHARED.shared_tokens + SHARED.prompt_tokens
+    with _server(args, SHARED.longest, SHARED.concurrency) as port:
+        return _shared(port, _llama_body, lambda answer: each - answer["timings"]["prompt_n"])
+
+
+def served_intrusion(args: argparse.Namespace) -> dict[str, float]:
+    """Martlet's worst and steady gap."""
+    with _martlet(args) as port:
+        return _gaps(port, _martlet_body)
 
 
 def their_intrusion(args: argparse.Namespace) -> dict[str, float]:
-    """Worst and steady gap, from the times at which the streams' tokens arrive."""
+    """llama-server's."""
+    with _server(args, LONG_PROMPT + LONG_TOKENS + 1, STREAMS + 1) as port:
+        return _gaps(port, _llama_body)
+
+
+Body = Callable[[Arrival, bool], tuple[str, dict[str, Any]]]  # the path, and what is posted
+
+
+def _llama_body(arrival: Arrival, stream: bool) -> tuple[str, dict[str, Any]]:
+    return "/completion", {
+        "prompt": list(arrival.ids),
+        "n_predict": arrival.max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+        "cache_prompt": True,
+    }
+
+
+def _martlet_body(arrival: Arrival, stream: bool) -> tuple[str, dict[str, Any]]:
+    return "/v1/completions", {
+        "prompt": list(arrival.ids),
+        "max_tokens": arrival.max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+
+
+def _shared(port: int, body: Body, cached: Callable[[dict[str, Any]], int]) -> dict[str, float]:
+    with ThreadPoolExecutor(SHARED.concurrency) as clients:
+        start = time.perf_counter()
+        answers = list(clients.map(lambda arrival: _complete(port, body, arrival), arrivals(SHARED, VOCAB)))
+        seconds = time.perf_counter() - start
+    prompt = SHARED.requests * (SHARED.shared_tokens + SHARED.prompt_tokens)
+    return {"seconds": seconds, "cached": sum(map(cached, answers)) / prompt}
+
+
+def _gaps(port: int, body: Body) -> dict[str, float]:
+    """Worst and steady gap, from the times at which the streams' pieces arrive."""
     streams, long = _intrusion()
     times: list[list[float]] = [[] for _ in streams]
     stop = threading.Event()
-    with _server(args, LONG_PROMPT + LONG_TOKENS + 1, STREAMS + 1) as port:
-        threads = [
-            threading.Thread(target=_stream, args=(port, stream, times[n], stop)) for n, stream in enumerate(streams)
-        ]
-        for thread in threads:
-            thread.start()
-        while min(map(len, times)) < STEADY_TOKENS:
-            time.sleep(0.01)
-        sent = time.perf_counter()
-        _complete(port, long)
-        stop.set()
-        for thread in threads:
-            thread.join()
+    threads = [
+        threading.Thread(target=_stream, args=(port, body, stream, times[n], stop), daemon=True)
+        for n, stream in enumerate(streams)
+    ]
+    for thread in threads:
+        thread.start()
+    while min(map(len, times)) < STEADY_TOKENS:
+        time.sleep(0.01)
+    sent = time.perf_counter()
+    _complete(port, body, long)
+    stop.set()
+    for thread in threads:
+        thread.join()
     gaps = [(b, b - a) for row in times for a, b in itertools.pairwise(row[1:])]
     steady = statistics.median(gap for when, gap in gaps if when < sent)
     return {"steady": steady, "worst": max(gap for when, gap in gaps if when >= sent)}
@@ -167,12 +214,32 @@ def their_intrusion(args: argparse.Namespace) -> dict[str, float]:
 @contextmanager
 def _server(args: argparse.Namespace, context: int, slots: int) -> Iterator[int]:
     """A fresh server with so many slots of so many tokens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = _free_port()
     context = -(-context // 256) * 256
     command = [str(args.llama_server), "-m", str(args.model), "-t", str(args.threads), "-c", str(context * slots)]
     command += ["-np", str(slots), "--host", "127.0.0.1", "--port", str(port)]
+    with _running([*args.serve_with.split(), *command], port):
+        yield port
+
+
+@contextmanager
+def _martlet(args: argparse.Namespace) -> Iterator[int]:
+    """Martlet's server as it starts by default: memory for the model's whole context, shared by all that run."""
+    port = _free_port()
+    command = [sys.executable, "-m", "martlet", "serve", str(args.model), "-t", str(args.threads), "--port", str(port)]
+    with _running([*args.serve_with.split(), *command, "--no-log-requests"], port):
+        yield port
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def _running(command: list[str], port: int) -> Iterator[None]:
+    """A server from the moment at which it answers."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_S
@@ -180,7 +247,7 @@ def _server(args: argparse.Namespace, context: int, slots: int) -> Iterator[int]
             if process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"{' '.join(command)} did not start")
             time.sleep(0.1)
-        yield port
+        yield
     finally:
         process.terminate()
         process.wait()
@@ -195,33 +262,26 @@ def _healthy(port: int) -> bool:
         return False
 
 
-def _post(port: int, arrival: Arrival, stream: bool) -> http.client.HTTPResponse:
+def _post(port: int, body: Body, arrival: Arrival, stream: bool) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    body = {
-        "prompt": list(arrival.ids),
-        "n_predict": arrival.max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": stream,
-        "cache_prompt": True,
-    }
-    connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+    path, content = body(arrival, stream)
+    connection.request("POST", path, json.dumps(content), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
-        sys.exit(f"llama-server said {response.status}: {response.read()[:500]!r}")
+        sys.exit(f"port {port} said {response.status}: {response.read()[:500]!r}")
     return response
 
 
-def _complete(port: int, arrival: Arrival) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(_post(port, arrival, False).read())
-    if answer["tokens_predicted"] != arrival.max_tokens:
-        sys.exit(f"llama-server gave {answer['tokens_predicted']} tokens; expected {arrival.max_tokens}")
+def _complete(port: int, body: Body, arrival: Arrival) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(_post(port, body, arrival, False).read())
+    came = answer["usage"]["completion_tokens"] if "usage" in answer else answer["tokens_predicted"]
+    if came != arrival.max_tokens:
+        sys.exit(f"the server gave {came} tokens; expected {arrival.max_tokens}")
     return answer
 
 
-def _stream(port: int, arrival: Arrival, times: list[float], stop: threading.Event) -> None:
-    response = _post(port, arrival, True)
-    for line in response:
+def _stream(port: int, body: Body, arrival: Arrival, times: list[float], stop: threading.Event) -> None:
+    for line in _post(port, body, arrival, True):
         if line.startswith(b"data: "):
             times.append(time.perf_counter())
         if stop.is_set():
@@ -233,7 +293,7 @@ def _table(found: dict[str, Any]) -> str:
     machine = found["machine"]
     lines = [
         f"{machine['processor']}, {found['threads']} threads, commit {found['commit']}; medians;"
-        " Martlet's engine in process, llama-server over HTTP; both caches empty at the start.",
+        f" Martlet {found['martlet']}, llama-server HTTP; both caches empty at the start.",
         "",
         f"| {found['model']} | Martlet | llama-server | bar |",
         "|---|---|---|---|",
@@ -270,6 +330,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--in-process", action="store_true", help="drive Martlet's engine, without its server")
+    parser.add_argument("--serve-with", default="nice -n 5", help="what both servers are started with (default: nice -n 5,"
+                        " so that they leave the client, which takes the times, its turn)")  # fmt: skip
     parser.add_argument("--only", nargs="*", choices=("shared", "intrusion"))
     parser.add_argument("--out", type=Path, help="write every run as JSON")
     return parser.parse_args()
