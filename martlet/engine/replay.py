@@ -8,10 +8,11 @@ checked against what the runner holds before it runs (read `capsule.py` for the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from martlet.config import EngineConfig
 from martlet.engine.schedule import Schedule
 from martlet.errors import MartletError, RequestError
 from martlet.runtime.executors import Executor
@@ -19,18 +20,15 @@ from martlet.types import SeqId, StepPlan
 
 __all__ = ["ReplayedStep", "differences", "replay", "replay_options", "verdict"]
 
-_RUN_AGAIN = (  # the settings that reach the runner; the others steered a scheduler that does not run here
-    "backend",
-    "threads",
-    "kv_dtype",
-    "kv_memory",
-    "max_context",
-    "max_step_tokens",
-    "max_seqs",
-    "seed",
-    "oracle",
-    "tokenizer_pre",
-)
+_SETTINGS = {field.name for field in fields(EngineConfig)} - {"origins"}
+_NOT_AGAIN = {
+    "model",
+    "trace",
+    "capsule",
+    "chat_template",
+    "kv_disk",
+    "kv_disk_size",
+}  # files, and what is decided here
 
 
 @dataclass(slots=True)
@@ -47,7 +45,7 @@ class ReplayedStep:
 def replay_options(capsule: Mapping[str, Any], kv_disk: str | None) -> dict[str, Any]:
     """The engine's settings as they were; pages that went to disk go to the folder `kv_disk`."""
     settings = capsule["settings"]
-    found = {name: settings[name] for name in _RUN_AGAIN if settings.get(name) is not None}
+    found = {n: v for n, v in settings.items() if v is not None and n in _SETTINGS and n not in _NOT_AGAIN}
     if settings.get("kv_disk") is not None:
         found |= {"kv_disk": kv_disk, "kv_disk_size": settings.get("kv_disk_size")}
     return found
@@ -71,6 +69,8 @@ def differences(capsule: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[li
         light.append(
             f"recorded with kernels {capsule['machine'].get('kernels')!r}, here {here['machine']['kernels']!r}"
         )
+    if unknown := sorted(set(capsule["settings"]) - _SETTINGS):
+        light.append(f"recorded with settings that are not known here: {', '.join(unknown)}")
     return grave, light
 
 

@@ -178,7 +178,8 @@ def test_differences_are_named() -> None:
     same = copy.deepcopy(HEADER)
     assert differences(HEADER, same) == ([], [])
     other = {**same, "version": "2", "model": {"file": "o.gguf", "fingerprint": "g"}, "machine": {"kernels": "l"}}
-    grave, light = differences(HEADER, other)
+    grave, light = differences({**HEADER, "settings": {"seed": 1, "magic": 2}}, other)
+    assert "not known here: magic" in light[2]
     assert "'m.gguf'" in grave[0]
     assert "'o.gguf' has another fingerprint" in grave[0]
     assert "version '1'" in light[0]
