@@ -38,7 +38,7 @@ from martlet.bench.workloads import Arrival, Workload, arrivals
 from martlet.types import Request
 
 SHARED = Workload("prefix", 32, 8, prompt_tokens=32, gen_tokens=32, shared_tokens=1000)
-STREAMS, STREAM_PROMPT, STEADY_TOKENS, STREAM_TOKENS, LONG_PROMPT, LONG_TOKENS = 4, 64, 40, 400, 4000, 8
+STREAMS, STREAM_PROMPT, STEADY_TOKENS, STREAM_TOKENS, LONG_PROMPT, LONG_TOKENS = 4, 64, 40, 1200, 4000, 8
 SHARED_BAR, INTRUSION_BAR = 5.0, 4.0
 VOCAB = 40_000  # ids below it are ordinary tokens of the models here
 START_S = 120.0
