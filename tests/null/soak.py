@@ -202,6 +202,8 @@ class Soak:
         assert len(plan.spans) <= self.options.max_seqs
         assert sum(span.n_logits for span in plan.spans) <= self.options.max_seqs + 2
         assert all(seq.n_preempted <= MAX_PREEMPTED for seq in self.scheduler._live.values())
+        sources = {copy.source for copy in plan.copies}
+        assert not sources & {load.page for load in plan.loads}, "a page is overwritten before it is copied"
         self.n_shared += sum(span.start for span in plan.spans if span.new_pages and span.first_page == 0)
 
     def embed(self) -> None:
