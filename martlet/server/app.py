@@ -25,6 +25,8 @@ from martlet.server.completions import completions
 from martlet.server.embeddings import embeddings
 from martlet.server.errors import ApiError, api_error, error_response
 from martlet.server.gate import Gate
+from martlet.server.messages import count_tokens, messages
+from martlet.server.responses import responses
 from martlet.server.service import Service, service_of
 from martlet.server.state import abort, health, metrics, model, models, ready, version
 from martlet.server.words import detokenize, explain, tokenize
@@ -36,6 +38,9 @@ logger = logging.getLogger("martlet.server")
 ROUTES = (
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/responses", responses, methods=["POST"]),
+    Route("/v1/messages", messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     Route("/v1/embeddings", embeddings, methods=["POST"]),
     Route("/v1/models", models),
     Route("/v1/models/{name:path}", model),

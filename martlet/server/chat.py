@@ -1,4 +1,4 @@
-"""/v1/chat/completions: a conversation in, an answer out, whole or as a stream (read `replies.py` next: what is in it).
+"""/v1/chat/completions: a conversation in, an answer out, whole or as a stream (read `conversation.py` next).
 
 Format: https://platform.openai.com/docs/api-reference/chat
 """
@@ -13,114 +13,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from martlet.engine.outputs import Logprobs, Piece, RequestOutput
-from martlet.engine.prompts import ChatOptions, PromptTokens
-from martlet.errors import RequestError
-from martlet.server.body import Parsed
 from martlet.server.bridge import Ticket
+from martlet.server.conversation import open_chat
 from martlet.server.errors import ApiError, openai_error
-from martlet.server.protocol import ChatRequest, refuse_unsupported
+from martlet.server.protocol import ChatRequest
 from martlet.server.replies import FINGERPRINT, json_reply, shown_logprobs, token_entry, usage_of
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.stream import EventStream, event
 from martlet.server.tools.reply import Parts, ReplyParser, delta_of
 
-__all__ = ["chat_completions", "chat_options", "chat_params", "chat_prompt"]
+__all__ = ["chat_completions"]
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
     parsed = await service.parse(request, ChatRequest)
-    body, reply_id = parsed.body, new_id(request, "chatcmpl")
-    service.check_model(body.model)
-    params, wishes = chat_params(parsed), service.wishes(request, body)
-    prompt = await service.text(lambda: chat_prompt(service, body, wishes.cache_salt))
-    with_tools = bool(body.tools) and body.tool_choice != "none"
-    if with_tools:
-        params.setdefault("skip_special_tokens", False)  # they may be what marks a call
-    asked = service.ask(reply_id, prompt, params, wishes)
-    parsers = [service.reply_parser(prompt, with_tools) for _ in range(asked.request.params.n)]
-    if body.stream and (asked.request.params.best_of or 1) > asked.request.params.n:
-        raise RequestError("A stream cannot have best_of > n: the best are known at the end.", param="best_of")
-    warnings = [*parsed.warnings, *asked.warnings]
-    ticket = await service.submit(reply_id, [asked], streams=body.stream, timeout_s=body.timeout)
+    chat = await open_chat(request, parsed, new_id(request, "chatcmpl"), parsed.warnings)
+    body, ticket = parsed.body, chat.ticket
     if body.stream:
-        encoder = _Encoder(service, body, ticket, parsers, warnings)
+        encoder = _Encoder(service, body, ticket, chat.parsers, chat.warnings)
         return EventStream(request, ticket, encoder, service.settings)
     [output] = await service.whole(request, ticket)
-    return json_reply(_whole(service, body, output, parsers, warnings))
+    return json_reply(_whole(service, body, output, chat.parsers, chat.warnings))
 
 
-def chat_params(parsed: Parsed[ChatRequest]) -> dict[str, Any]:
-    """The sampling parameters of a chat request; RequestError for fields that cannot be honoured."""
-    body, params = parsed.body, dict(parsed.params)
-    refuse_unsupported(body.model_extra or {})
-    if body.max_completion_tokens is not None:
-        if params.get("max_tokens") not in (None, body.max_completion_tokens):
-            raise RequestError("max_tokens and max_completion_tokens differ; give one of them.", param="max_tokens")
-        params["max_tokens"] = body.max_completion_tokens
-    if body.top_logprobs is not None and not body.logprobs:
-        raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    params.pop("logprobs", None)
-    if body.logprobs:
-        params["logprobs"] = body.top_logprobs or 0
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise RequestError(
-            f"response_format of type {body.response_format.get('type')!r:.60} is not supported: the answer cannot be"
-            " held to a grammar yet. Leave it out, or give the type text.",
-            param="response_format",
-            code="unsupported_parameter",
-        )
-    if body.modalities not in (None, [], ["text"]):
-        raise RequestError("modalities: this model writes text only.", param="modalities", code="unsupported_parameter")
-    _check_tool_choice(body)
-    return params
-
-
-def _check_tool_choice(body: ChatRequest) -> None:
-    choice = body.tool_choice
-    if choice in (None, "none", "auto"):
-        return
-    named = isinstance(choice, dict) or choice == "required"
-    raise RequestError(
-        f"tool_choice {'naming a tool' if isinstance(choice, dict) else repr(choice)[:60]} is not supported"
-        + (
-            ": the answer cannot be held to a grammar yet. Give 'auto' or 'none'."
-            if named
-            else "; give 'auto' or 'none'."
-        ),
-        param="tool_choice",
-        code="unsupported_parameter" if named else None,
-    )
-
-
-def chat_options(service: Service, body: ChatRequest, salt: str) -> ChatOptions:
-    """How the conversation is written."""
-    if body.chat_template is not None and not service.settings.request_templates:
-        raise RequestError(
-            "chat_template: this server takes no templates from requests; start it with --request-templates.",
-            param="chat_template",
-            code="unsupported_parameter",
-        )
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    return {
-        "tools": None if body.tool_choice == "none" else body.tools or None,
-        "add_generation_prompt": body.add_generation_prompt,
-        "continue_final_message": body.continue_final_message,
-        "chat_template": body.chat_template,
-        "chat_template_kwargs": variables or None,
-        "cache_salt": salt or None,
-    }
-
-
-def chat_prompt(service: Service, body: ChatRequest, salt: str) -> PromptTokens:
-    """The prompt that the conversation becomes."""
-    return service.asker.chat_tokens(body.messages, chat_options(service, body, salt))
-
-
-# -- replies -----------------------------------------------------------------------------------------------------------
 def _whole(
     service: Service, body: ChatRequest, output: RequestOutput, parsers: Sequence[ReplyParser], warnings: Sequence[str]
 ) -> dict[str, Any]:

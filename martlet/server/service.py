@@ -48,6 +48,7 @@ class Service:
         self.model = settings.model_name or Path(built.config.model).name.removesuffix(".gguf")
         self._tools = tool_format(settings.tool_parser, built.template.source)
         self._reasoning = reasoning_format(settings.reasoning_parser, built.template.source)
+        self.marks_are_special = self._reasoning is not None and self._reasoning.special
         self.started = int(time.time())
         self.draining = False
         self.measures = Measures(self.model)

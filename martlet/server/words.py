@@ -10,7 +10,7 @@ from starlette.responses import Response
 from martlet.engine.prompts import PromptTokens, tokens_of
 from martlet.errors import RequestError
 from martlet.server.body import Parsed
-from martlet.server.chat import chat_params, chat_prompt
+from martlet.server.conversation import chat_params, chat_prompt
 from martlet.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, prompts_of
 from martlet.server.replies import json_reply
 from martlet.server.service import Service, service_of

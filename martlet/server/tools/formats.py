@@ -46,6 +46,7 @@ class ReasoningFormat:
     name: str
     start: str
     end: str
+    special: bool = False  # they are control tokens, which a text leaves out by default
 
 
 _DEEPSEEK_HEADER = r"(?:function<｜tool▁sep｜>)?\s*([\w.:-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*"
@@ -81,7 +82,7 @@ TOOLS: Mapping[str, ToolFormat] = MappingProxyType(
 REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
     {
         "think": ReasoningFormat("think", "<think>", "</think>"),
-        "mistral": ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+        "mistral": ReasoningFormat("mistral", "[THINK]", "[/THINK]", special=True),
     }
 )
 

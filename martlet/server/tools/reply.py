@@ -12,7 +12,7 @@ from typing import Any
 from martlet.server.tools.calls import Arguments, Call, CallParser, Content, held_back
 from martlet.server.tools.formats import ReasoningFormat, ToolFormat
 
-__all__ = ["Parts", "Reasoning", "ReplyParser", "delta_of"]
+__all__ = ["Part", "Parts", "Reasoning", "ReplyParser", "delta_of"]
 
 
 @dataclass(frozen=True, slots=True)

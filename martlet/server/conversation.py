@@ -1,0 +1,122 @@
+"""A conversation becomes a request: the part that all chat APIs share (read `tools/reply.py` next, for its answer).
+
+OpenAI's chat completions come here as they are; its responses and Anthropic's messages are brought into that form first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from martlet.engine.prompts import ChatOptions, PromptTokens
+from martlet.errors import RequestError
+from martlet.server.body import Parsed, parse_body
+from martlet.server.bridge import Ticket
+from martlet.server.protocol import ChatRequest, refuse_unsupported
+from martlet.server.service import Service, service_of
+from martlet.server.tools.reply import ReplyParser
+
+__all__ = ["OpenChat", "as_chat", "chat_params", "chat_prompt", "open_chat"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenChat:
+    """A conversation that is being answered; a parser for each of its n answers."""
+
+    ticket: Ticket
+    parsers: list[ReplyParser]
+    warnings: list[str]
+
+
+async def open_chat(request: Request, parsed: Parsed[ChatRequest], reply_id: str, warnings: list[str]) -> OpenChat:
+    """Hand a conversation to the engine."""
+    service, body = service_of(request), parsed.body
+    service.check_model(body.model)
+    params, wishes = chat_params(parsed), service.wishes(request, body)
+    prompt = await service.text(lambda: chat_prompt(service, body, wishes.cache_salt))
+    with_tools = bool(body.tools) and body.tool_choice != "none"
+    if with_tools or service.marks_are_special:
+        params.setdefault("skip_special_tokens", False)  # they may be what marks a call or reasoning
+    asked = service.ask(reply_id, prompt, params, wishes)
+    n = asked.request.params.n
+    if body.stream and (asked.request.params.best_of or 1) > n:
+        raise RequestError("A stream cannot have best_of > n: the best are known at the end.", param="best_of")
+    ticket = await service.submit(reply_id, [asked], streams=body.stream, timeout_s=body.timeout)
+    parsers = [service.reply_parser(prompt, with_tools) for _ in range(n)]
+    return OpenChat(ticket, parsers, [*warnings, *asked.warnings])
+
+
+def as_chat(given: dict[str, Any]) -> ChatRequest:
+    """A chat request made of another API's fields; None is "not given"."""
+    return parse_body({k: v for k, v in given.items() if v is not None}, ChatRequest, strict=True).body
+
+
+def chat_params(parsed: Parsed[ChatRequest]) -> dict[str, Any]:
+    """The sampling parameters of a chat request; RequestError for fields that cannot be honoured."""
+    body, params = parsed.body, dict(parsed.params)
+    refuse_unsupported(body.model_extra or {})
+    if body.max_completion_tokens is not None:
+        if params.get("max_tokens") not in (None, body.max_completion_tokens):
+            raise RequestError("max_tokens and max_completion_tokens differ; give one of them.", param="max_tokens")
+        params["max_tokens"] = body.max_completion_tokens
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    params.pop("logprobs", None)
+    if body.logprobs:
+        params["logprobs"] = body.top_logprobs or 0
+    if body.response_format is not None and body.response_format.get("type") != "text":
+        raise RequestError(
+            f"response_format of type {body.response_format.get('type')!r:.60} is not supported: the answer cannot be"
+            " held to a grammar yet. Leave it out, or give the type text.",
+            param="response_format",
+            code="unsupported_parameter",
+        )
+    if body.modalities not in (None, [], ["text"]):
+        raise RequestError("modalities: this model writes text only.", param="modalities", code="unsupported_parameter")
+    _check_tool_choice(body)
+    return params
+
+
+def _check_tool_choice(body: ChatRequest) -> None:
+    choice = body.tool_choice
+    if choice in (None, "none", "auto"):
+        return
+    named = isinstance(choice, dict) or choice == "required"
+    raise RequestError(
+        f"tool_choice {'naming a tool' if isinstance(choice, dict) else repr(choice)[:60]} is not supported"
+        + (
+            ": the answer cannot be held to a grammar yet. Give 'auto' or 'none'."
+            if named
+            else "; give 'auto' or 'none'."
+        ),
+        param="tool_choice",
+        code="unsupported_parameter" if named else None,
+    )
+
+
+def chat_options(service: Service, body: ChatRequest, salt: str) -> ChatOptions:
+    """How the conversation is written."""
+    if body.chat_template is not None and not service.settings.request_templates:
+        raise RequestError(
+            "chat_template: this server takes no templates from requests; start it with --request-templates.",
+            param="chat_template",
+            code="unsupported_parameter",
+        )
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    return {
+        "tools": None if body.tool_choice == "none" else body.tools or None,
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
+        "chat_template": body.chat_template,
+        "chat_template_kwargs": variables or None,
+        "cache_salt": salt or None,
+    }
+
+
+def chat_prompt(service: Service, body: ChatRequest, salt: str) -> PromptTokens:
+    """The prompt that the conversation becomes."""
+    return service.asker.chat_tokens(body.messages, chat_options(service, body, salt))
