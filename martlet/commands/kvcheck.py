@@ -30,6 +30,7 @@ __all__ = ["add_arguments", "execute", "warnings_of"]
 
 DEFAULT_CONTEXT = 2048
 FIRST_DEPTH = 128
+LAYER_TOKENS = 512  # of the text, for each layer alone: there are dozens of layers
 THIN = 64  # heads of fewer dimensions lose more: fewer values share the error of a code
 BAD_LAYER = 4.0  # a layer is bad if its divergence is so many times the median
 LOST = 0.1  # a mean divergence above which answers are visibly others
@@ -41,7 +42,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", help='the text, UTF-8; "-" reads stdin')
     parser.add_argument("--against", default="f16", metavar="TYPE", help="the base KV type (default: f16)")
     parser.add_argument("--chunks", type=int, default=4, metavar="N", help="windows of text, at most (default: 4)")
-    parser.add_argument("--layers", action="store_true", help="measure each layer alone as well, on the first window")
+    parser.add_argument(
+        "--layers", action="store_true", help=f"measure each layer alone as well, on {LAYER_TOKENS} tokens"
+    )
     parser.add_argument(
         "--guard", type=float, metavar="KLD", help="choose a type for each layer so that the divergence is at most this"
     )
@@ -67,6 +70,7 @@ def execute(args: Namespace) -> int:
         ops = make_backend(config)
         try:
             model = load_model(checkpoint, ops, context=size)
+            size = min(size, model.spec.context)
             for types in (base, *listed):
                 layer_types(model.spec, types)  # refuses layers that are not there
             texts = list(windows(ids, size, tokenizer.bos_id if tokenizer.add_bos else None))[: args.chunks]
@@ -126,7 +130,7 @@ class _Check:
         for layer in range(self._lens.n_layers):
             self._say(f"{types}: layer {layer + 1} of {self._lens.n_layers}")
             alone = KvTypes(self._base.usual, {**self._base.layers, layer: types.of(layer).name})
-            costs.append(self._mean(alone, self._texts[:1]))
+            costs.append(self._mean(alone, [self._texts[0][:LAYER_TOKENS]]))
         added: dict[str, Any] = {"layers": costs}
         if guard is not None:
             better = parse_kv_types("q8") if types.usual == "q4" else self._base

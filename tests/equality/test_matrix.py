@@ -81,6 +81,18 @@ def test_a_feature_or_a_pair_changes_nothing(smollm2_path: Path, plain: Answers,
 
 
 @pytest.mark.model
+@pytest.mark.parametrize(("kv_dtype", "token_bytes"), [("q8", 12_240), ("q4", 7_200)])
+def test_compressed_kv_is_as_exact_at_its_precision(
+    smollm2_path: Path, plain: Answers, kv_dtype: str, token_bytes: int
+) -> None:
+    alone = answers(smollm2_path, batch=False, kv_dtype=kv_dtype)
+    assert alone != plain
+    few_pages = {"max_context": 224, "kv_memory": 9 * 32 * token_bytes}
+    for options in ({"threads": 4}, {"max_step_tokens": 7, "max_seqs": 4}, few_pages):
+        assert answers(smollm2_path, batch=True, kv_dtype=kv_dtype, **options) == alone
+
+
+@pytest.mark.model
 def test_several_samples_of_a_request_are_what_each_would_be_alone(smollm2_path: Path) -> None:
     """n > 1: completion i has its own random numbers, whatever its siblings do."""
     many = SamplingParams(temperature=1.0, seed=3, max_tokens=8, n=4)
