@@ -78,7 +78,7 @@ def test_the_bars_on_smollm2(smollm2_path: Path, capsys: pytest.CaptureFixture[s
     assert status == 0
     assert q8["memory"] <= 0.55
     assert q4["memory"] <= 0.33
-    assert q8["kld"] < 0.005
+    assert q8["kld"] < 0.02
     assert q4["kld"] < 0.05
-    assert q8["same_best"] > 0.97
+    assert q8["same_best"] > 0.92
     assert q4["same_best"] > 0.90
