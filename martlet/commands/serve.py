@@ -24,6 +24,7 @@ from martlet.errors import RequestError
 __all__ = ["add_arguments", "execute"]
 
 MAX_KEY_FILE = 1 << 20  # bytes
+MAX_WAITING = {"max_waiting": 256, "max_waiting_tokens": 4 << 20}  # a server's queue has an end
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -61,8 +62,6 @@ def _add_limits(parser: ArgumentParser) -> None:
     for option, kind, metavar, text in (
         ("--max-body-bytes", read_size, "SIZE", "a request's body (default: 16M)"),
         ("--max-n", int, "N", "answers of one request (default: 128)"),
-        ("--max-queue", int, "N", "requests that wait (default: 256); more are answered 503"),
-        ("--max-queue-tokens", read_size, "N", "prompt tokens of all open requests (default: 4M)"),
         ("--max-connections", int, "N", "open connections (default: 1024)"),
         ("--requests-per-minute", int, "N", "of one API key, or address; more are answered 429 (default: no limit)"),
         ("--request-timeout", float, "S", "seconds that a request may take (default: no limit)"),
@@ -84,7 +83,11 @@ def execute(args: Namespace) -> int:
     from martlet.engine.build import build
     from martlet.server.run import serve
 
-    built = build(resolve_config({"model": model, **engine_options(args)}), show_progress)
+    options = {"model": model, **engine_options(args)}
+    for name, bound in MAX_WAITING.items():
+        if options[name] is None:
+            options[name] = bound
+    built = build(resolve_config(options), show_progress)
     for warning in built.warnings:
         print(f"martlet: {warning}", file=sys.stderr)
     if args.verbose:

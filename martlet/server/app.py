@@ -27,13 +27,21 @@ from martlet.server.errors import ApiError, api_error, error_response
 from martlet.server.gate import Gate
 from martlet.server.messages import count_tokens, messages
 from martlet.server.responses import responses
-from martlet.server.service import Service, service_of
+from martlet.server.service import Service
 from martlet.server.state import abort, health, metrics, model, models, ready, version
 from martlet.server.words import detokenize, explain, tokenize
 
 __all__ = ["create_app"]
 
 logger = logging.getLogger("martlet.server")
+
+
+async def _openapi(request: Request) -> Response:
+    """This server's description of itself, in OpenAPI's form."""
+    from martlet.server.openapi import openapi  # here, because nothing else needs it
+
+    return await openapi(request)
+
 
 ROUTES = (
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
@@ -52,6 +60,7 @@ ROUTES = (
     Route("/ready", ready),
     Route("/version", version),
     Route("/metrics", metrics),
+    Route("/openapi.json", _openapi),
 )
 
 
@@ -69,15 +78,14 @@ def create_app(service: Service) -> ASGIApp:
     app = Starlette(
         routes=ROUTES,
         lifespan=lifespan,
-        exception_handlers={HTTPException: _http_error, MartletError: _our_error, Exception: _any_error},
+        exception_handlers={HTTPException: _http_error, MartletError: _our_error, Exception: _our_error},
     )
     app.state.service = service
     return Gate(app, service.settings)
 
 
 async def _our_error(request: Request, error: Exception) -> Response:
-    found = api_error(error, service_of(request).bridge.retry_after_s)
-    return error_response(found, request.url.path)
+    return error_response(api_error(error), request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -88,7 +96,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
         error.status_code, words.get(error.status_code, str(error.detail)), headers=dict(error.headers or {})
     )
     return error_response(found, path)
-
-
-async def _any_error(request: Request, error: Exception) -> Response:
-    return error_response(api_error(error), request.url.path)

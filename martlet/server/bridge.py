@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from martlet.engine.driver import Asked, Driver
 from martlet.engine.engine import Engine
 from martlet.engine.outputs import OutputBuilder, Piece, RequestOutput
-from martlet.errors import CapacityError, MartletError, RequestError
+from martlet.errors import MartletError, RequestError
 from martlet.server.errors import ApiError
 from martlet.tokenizer.tokenizer import Tokenizer
 
@@ -41,7 +41,6 @@ class Ticket:
         self.ticket_id = ticket_id
         self.cause: ApiError | None = None  # why the server cancelled it
         self.streams = streams
-        self.n_tokens = sum(len(one.request.prompt_ids) for one in asked)
         self.asked = asked
         self.builders: list[OutputBuilder] = []  # the engine thread's while it runs; their outputs may be read
         self._bridge = bridge
@@ -109,19 +108,15 @@ class Bridge:
         engine: Engine,
         tokenizer: Tokenizer,
         *,
-        max_open: int,
-        max_open_tokens: int,
         on_end: Callable[[RequestOutput], None] = lambda output: None,
     ) -> None:
-        """`max_open` requests, and `max_open_tokens` of their prompts, may run or wait; `on_end` sees each at its end."""
+        """`on_end` sees each request at its end."""
         self.engine = engine
         self._on_end = on_end
         self.failed_steps = 0  # in a row
         self.error: str | None = None  # what ended the thread, if anything did
         self._driver = Driver(engine, tokenizer)
-        self._max_open, self._max_open_tokens = max_open, max_open_tokens
         self._open: dict[str, Ticket] = {}
-        self._mean_s = 1.0  # a request takes this long, from its arrival to its end
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -145,12 +140,6 @@ class Bridge:
         if ticket_id in self._open:
             raise RequestError(
                 f"A request with the id {ticket_id!r} is still open; choose another.", param="request_id"
-            )
-        n_open = sum(len(other.asked) for other in self._open.values())
-        n_tokens = sum(other.n_tokens for other in self._open.values())
-        if n_open and (n_open + len(asked) > self._max_open or n_tokens + ticket.n_tokens > self._max_open_tokens):
-            raise CapacityError(
-                f"The queue is full: {n_open:,} requests with {n_tokens:,} prompt tokens run or wait. Try again later."
             )
         self._open[ticket_id] = ticket
         try:
@@ -203,11 +192,6 @@ class Bridge:
         """All that run or wait."""
         return list(self._open.values())
 
-    @property
-    def retry_after_s(self) -> int:
-        """When a refused caller may find a place: how long requests took lately."""
-        return max(1, min(60, round(self._mean_s)))
-
     def trouble(self, limit_s: float) -> str | None:
         """Why no request can be answered now; None if the thread sleeps or has begun a round within `limit_s`."""
         if self.error is not None:
@@ -241,7 +225,7 @@ class Bridge:
         for ticket, number, pieces, finished in news:
             ticket.take(number, pieces, finished)
             if finished:
-                self._note(ticket.outputs[number])
+                self._on_end(ticket.outputs[number])
             if ticket.finished:
                 self._open.pop(ticket.ticket_id, None)
 
@@ -250,12 +234,6 @@ class Bridge:
         for ticket in self.open_tickets:
             ticket.fail(error)
         self._open.clear()
-
-    def _note(self, output: RequestOutput) -> None:
-        metrics = output.metrics
-        if metrics is not None and metrics.finished_s is not None:
-            self._mean_s += 0.1 * (metrics.finished_s - metrics.arrival_s - self._mean_s)
-        self._on_end(output)
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
     def _work(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import orjson
@@ -43,7 +44,7 @@ class ApiError(MartletError):
         super().__init__(message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + " …")
 
 
-def api_error(error: Exception, retry_after_s: int = 1) -> ApiError:
+def api_error(error: Exception) -> ApiError:
     """What an exception is to a client. An exception of ours says its words; any other is not the client's to read."""
     if isinstance(error, ApiError):
         return error
@@ -52,7 +53,9 @@ def api_error(error: Exception, retry_after_s: int = 1) -> ApiError:
     if isinstance(error, UnsupportedError):
         return ApiError(400, str(error), code="unsupported")
     if isinstance(error, CapacityError):
-        return ApiError(503, str(error), code="overloaded", headers={"Retry-After": str(retry_after_s)})
+        wait = error.retry_after_s
+        headers = {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
+        return ApiError(503, str(error), code="overloaded", headers=headers)
     if isinstance(error, MartletError):
         return ApiError(500, str(error), code="engine_error")
     return ApiError(500, "The server failed on this request; its log says more.", code="internal_error")

@@ -24,7 +24,7 @@ from martlet.server.stream import EventStream, event
 from martlet.server.tools.calls import Arguments, Call, Content
 from martlet.server.tools.reply import Part, Parts, Reasoning
 
-__all__ = ["count_tokens", "messages"]
+__all__ = ["MessagesRequest", "count_tokens", "messages"]
 
 
 class MessagesRequest(Body):

@@ -69,8 +69,12 @@ class GenerationRequest(Body):
     stream_options: StreamOptions | None = None
     user: str | None = None  # prefixes are shared between requests of the same user only
     cache_salt: str | None = None  # the same, in place of `user`
+    # When it wants to run; times in seconds.
     priority: int | None = None
-    timeout: float | None = None  # seconds that the request may take
+    ttft_target: float | None = None
+    itl_target: float | None = None
+    queue_timeout: float | None = None  # it fails if it has not started by then
+    timeout: float | None = None  # that it may take in all
     return_timings: bool = True
     # Of no effect here, and not worth a warning: they describe what a hosted service keeps and bills.
     metadata: dict[str, Any] | None = None

@@ -24,7 +24,7 @@ from martlet.server.replies import json_reply, usage_of
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.stream import EventStream, event
 
-__all__ = ["responses"]
+__all__ = ["ResponsesRequest", "responses"]
 
 _STATE = "this server keeps no conversations: send all of it as input"
 _REFUSED: Mapping[str, str] = MappingProxyType(

@@ -53,13 +53,7 @@ class Service:
         self.draining = False
         self.measures = Measures(self.model)
         built.engine.watch(self.measures)
-        self.bridge = Bridge(
-            built.engine,
-            built.tokenizer,
-            max_open=settings.max_queue + built.config.max_seqs,
-            max_open_tokens=settings.max_queue_tokens,
-            on_end=self.measures.ended_request,
-        )
+        self.bridge = Bridge(built.engine, built.tokenizer, on_end=self.measures.ended_request)
         # Templates and tokenizers are Python: one thread for them, so that the event loop goes on meanwhile.
         self._text = ThreadPoolExecutor(1, thread_name_prefix="martlet-text")
 
@@ -119,7 +113,14 @@ class Service:
         salt = body.cache_salt or body.user or ""
         if caller and len(self.settings.api_keys) > 1:
             salt = hashlib.sha256(f"{caller}\0{salt}".encode("utf-8", "surrogatepass")).hexdigest()
-        return Scheduling(priority=body.priority or 0, tenant=caller or body.user or "", cache_salt=salt)
+        return Scheduling(
+            priority=body.priority or 0,
+            tenant=caller or body.user or "",
+            cache_salt=salt,
+            ttft_target_s=body.ttft_target,
+            itl_target_s=body.itl_target,
+            queue_timeout_s=body.queue_timeout,
+        )
 
     def reply_parser(self, prompt: PromptTokens, with_tools: bool) -> ReplyParser:
         """What separates reasoning and calls from the text, by the template or as the settings say."""

@@ -13,8 +13,6 @@ _LEAST = {
     "port": 0,
     "max_body_bytes": 1,
     "max_n": 1,
-    "max_queue": 0,
-    "max_queue_tokens": 1,
     "max_connections": 1,
     "requests_per_minute": 1,
     "keep_alive_s": 0.01,
@@ -41,8 +39,6 @@ class ServerSettings:
     # Limits.
     max_body_bytes: int = 16 << 20
     max_n: int = 128  # answers of one request, over all its prompts
-    max_queue: int = 256  # requests that wait, beyond those that run
-    max_queue_tokens: int = 4 << 20  # of the prompts of all open requests
     max_connections: int = 1024
     requests_per_minute: int | None = None  # of one API key, or of one address where there are no keys
     # Times, in seconds.

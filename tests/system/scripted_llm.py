@@ -60,6 +60,7 @@ def scripted_built(
     template: str = TEMPLATE,
     suggested: Mapping[str, Any] | None = None,
     wrap: Callable[[ScriptedExecutor], Any] = lambda executor: executor,
+    **limits: int,
 ) -> Built:
     """All parts of a start, around a script."""
     norm = Norm(1e-5)
@@ -67,7 +68,7 @@ def scripted_built(
     spec = ModelSpec("llama", "scripted", 257, 8, context, (layer,), norm, True)
     tokenizer = byte_tokenizer()
     pages = PagePool(n_pages, PAGE)
-    scheduler = Scheduler(pages, SchedulerLimits(context, 16, 4, 8), frozenset({EOS}))
+    scheduler = Scheduler(pages, SchedulerLimits(context, 16, 4, 8, **limits), frozenset({EOS}))
     return Built(
         config=config,
         engine=Engine(scheduler, wrap(ScriptedExecutor(script, PAGE)), pages),

@@ -101,8 +101,8 @@ def events(response: httpx.Response | str) -> list[Any]:
 def serving(
     script: Script, *, step_s: float = 0.0, context: int = 256, n_pages: int = 512, **options: Any
 ) -> Iterator[Served]:
-    """Serve a script; `template` is a chat template, other options are the server's settings."""
-    template = {"template": options.pop("template")} if "template" in options else {}
+    """Serve a script; `template` is a chat template, `max_waiting…` the scheduler's, other options are the server's settings."""
+    parts = {name: options.pop(name) for name in ("template", "max_waiting", "max_waiting_tokens") if name in options}
     slow: list[Slow] = []
 
     def wrap(executor: ScriptedExecutor) -> Slow:
@@ -110,7 +110,7 @@ def serving(
         return slow[0]
 
     config = resolve_config({"model": __file__, "backend": "null", "max_seqs": 4, "max_context": context})
-    built: Built = scripted_built(config, script, context=context, n_pages=n_pages, wrap=wrap, **template)
+    built: Built = scripted_built(config, script, context=context, n_pages=n_pages, wrap=wrap, **parts)
     settings = ServerSettings(port=0, **{"model_name": "scripted", "shutdown_timeout_s": 1.0, **options})
     address: list[str] = []
     up = threading.Event()

@@ -230,20 +230,28 @@ def test_request_that_takes_too_long() -> None:
 
 def test_queue_that_is_full() -> None:
     """Ask 32: 503 with Retry-After, and others are served."""
-    with serving(endless, step_s=0.005, max_queue=0) as served:  # four run
-        open_ = [ask(served, stream=True) for _ in range(4)]
-        wait_until(lambda: served.gauge("num_requests_running") == 4)
+    with serving(endless, step_s=0.005, max_waiting=1) as served:  # four run
+        open_ = []
+        for n_running in (1, 2, 3, 4, 4):
+            open_.append(ask(served, stream=True))
+            wait_until(lambda n=n_running: served.gauge("num_requests_running") == n)  # type: ignore[misc]
+        wait_until(lambda: served.gauge("num_requests_waiting") == 1)
         refused = served.chat()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
         assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert served.chat(n=2, stream=True).status_code == 503
         for connection in open_:
             connection.close()
         served.check_idle()
-    with serving(endless, step_s=0.005, max_queue_tokens=50) as served:
-        first = ask(served, "x" * 40)
-        wait_until(lambda: is_running(served))
-        assert served.chat("x" * 40).status_code == 503
-        first.close()
+
+
+def test_request_that_waits_too_long() -> None:
+    with serving(endless, step_s=0.005) as served:
+        open_ = [ask(served, stream=True) for _ in range(4)]
+        wait_until(lambda: served.gauge("num_requests_running") == 4)
+        assert "queue_timeout_s" in served.chat(queue_timeout=0.05).json()["error"]["message"]
+        for connection in open_:
+            connection.close()
         served.check_idle()
 
 

@@ -284,3 +284,14 @@ def test_tokenize_and_back(served: Served) -> None:
     assert served.post("/detokenize", {"tokens": [-1]}).status_code == 400
     refused(served.post("/tokenize", {}), "prompt")
     refused(served.post("/detokenize", {"tokens": ["a"]}), "tokens[0]")
+
+
+def test_openapi_describes_every_route(served: Served) -> None:
+    found = served.http.get("/openapi.json").json()
+    assert found["openapi"].startswith("3.1")
+    assert set(found["paths"]) >= {CHAT, TEXT, "/v1/messages", "/v1/models/{name}", "/metrics"}
+    body = found["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    own, sampling = (found["components"]["schemas"][part["$ref"].rsplit("/", 1)[1]] for part in body["allOf"])
+    assert own["required"] == ["messages"]
+    assert own["properties"]["stream"]["type"] == "boolean"
+    assert {"temperature", "top_k", "stop", "seed"} <= set(sampling["properties"])
