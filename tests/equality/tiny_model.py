@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-__all__ = ["END", "NAN_ID", "write_tiny_model"]
+__all__ = ["END", "NAN_ID", "V", "add_tokenizer", "write_tiny_model"]
 
 END = 256
 NAN_ID = 255  # its embedding is NaN in a model written with nan=True
@@ -28,7 +28,7 @@ def write_tiny_model(path: Path, *, quantised: bool = True, nan: bool = False) -
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(V)
-    _add_tokenizer(writer)
+    add_tokenizer(writer)
 
     def add(name: str, *shape: int, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> None:
         values = (rng.standard_normal(shape) * (0.3 if len(shape) == 2 else 0.05)).astype(np.float32)
@@ -62,7 +62,8 @@ def write_tiny_model(path: Path, *, quantised: bool = True, nan: bool = False) -
     return path
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """The 256 bytes, an end token and one pair: V tokens."""
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # GPT-2's letters for bytes
     rest = {byte: chr(256 + number) for number, byte in enumerate(b for b in range(256) if b not in kept)}
     writer.add_tokenizer_model("gpt2")

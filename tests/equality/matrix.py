@@ -1,0 +1,290 @@
+"""The equality matrix: what it compares, its features, and how each shows that it happened (read `test_pairs.py` next).
+
+The plain run answers one request at a time on one thread, the whole prompt in one step, nothing cached, nothing forked.
+A row turns one or two features on, and must give the same bits: logits, log-probabilities, tokens, ends. A row in which
+its feature did not happen fails: every feature has a `proof` that reads what the run has done. A new feature of the
+engine is a new entry of FEATURES; a new type of KV pages is a parameter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from seen import Answers, Seen
+
+from martlet import LLM, SamplingParams
+from martlet.llm import BeamSearchParams
+from martlet.types import MissReason, Request, Scheduling
+
+__all__ = ["FEATURES", "Load", "differences", "make_load", "pairs_of", "plain_answers", "run_row"]
+
+PAGE = 32
+CONTEXT = 192
+PLENTY = 64  # pages, where there shall be enough
+POLICIES = ("priority", "shortest", "prefix", "fair", "deadline")
+
+
+@dataclass(frozen=True)
+class Load:
+    """The requests of a matrix: token ids with parameters, and the prompt of a beam search."""
+
+    requests: tuple[Request, ...]
+    fillers: tuple[tuple[int, ...], ...]  # prompts that push others out of memory
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What turns it on, and how the run shows that it was. Of two features the smaller of two numbers counts."""
+
+    proof: Callable[[Seen], bool]
+    options: dict[str, Any] = field(default_factory=dict)
+    max_seqs: int | None = None
+    pages: int | None = None
+    batch: bool = False  # all requests at once
+    shuffled: bool = False  # in another order, while others run
+    around: tuple[
+        str, ...
+    ] = ()  # what is asked before and after each request: "like", itself, "filler", itself "again"
+    beams: bool = False
+    disk: str | None = None  # "cold": an empty folder; "warm": one that another engine has left
+    excludes: tuple[str, ...] = ()  # of another way to do the same
+    in_pairs: bool = True
+
+
+def _hit(seen: Seen, good: Callable[[int, int, MissReason], bool]) -> bool:
+    return any(good(*use) for use in seen.uses())
+
+
+def _whole(seen: Seen, n_prompt: int) -> int:
+    """All that a prompt can find: its last position is always computed."""
+    return (n_prompt - 1) // seen.share * seen.share
+
+
+def _order_differs(seen: Seen) -> bool:
+    names = [name for name in seen.started if not name.startswith("beams")]
+    return names != sorted(names)
+
+
+def _policy(name: str, in_pairs: bool) -> Feature:
+    return Feature(
+        _order_differs,
+        {"policy": name},
+        max_seqs=3,
+        batch=True,
+        excludes=("other order", *(f"policy {other}" for other in POLICIES if other != name)),
+        in_pairs=in_pairs,
+    )
+
+
+FEATURES: dict[str, Feature] = {
+    "two threads": Feature(lambda seen: seen.n_threads == 2, {"threads": 2}),
+    "four threads": Feature(lambda seen: seen.n_threads == 4, {"threads": 4}, in_pairs=False),
+    "batch": Feature(lambda seen: seen.most_spans >= 3 and seen.n_mixed > 0, max_seqs=8, batch=True),
+    "other order": Feature(lambda seen: _order_differs(seen) and seen.joined > 0, max_seqs=8, shuffled=True),
+    "chunks of 7": Feature(lambda seen: max(seen.chunks.values()) >= 6, {"max_step_tokens": 7}),
+    "full hit": Feature(
+        lambda seen: _hit(seen, lambda n, of, why: n == _whole(seen, of) > 0), {"prefix_cache": True}, around=("again",)
+    ),
+    "partial hit": Feature(
+        lambda seen: _hit(seen, lambda n, of, why: 0 < n < _whole(seen, of)), {"prefix_cache": True}, around=("like",)
+    ),
+    "evicted": Feature(
+        lambda seen: seen.n_evicted > 0 and _hit(seen, lambda n, of, why: n > 0 and why is MissReason.EVICTED),
+        {"prefix_cache": True},
+        pages=8,
+        around=("filler", "again"),
+    ),
+    "disk": Feature(
+        lambda seen: seen.n_loads > 0 and seen.n_failed == 0, {"prefix_cache": True}, disk="warm", excludes=("swap",)
+    ),
+    "recompute": Feature(
+        lambda seen: seen.n_preempted > 0 and seen.n_again > 0, max_seqs=8, pages=7, batch=True, excludes=("swap",)
+    ),
+    "swap": Feature(
+        lambda seen: seen.n_preempted > 0 and seen.n_swapped > 0 and seen.n_failed == 0,
+        {"prefix_cache": True},
+        max_seqs=8,
+        pages=7,
+        batch=True,
+        disk="cold",
+    ),
+    "forks": Feature(lambda seen: seen.n_shared > 0 and (seen.n_copies > 0 or seen.share > PAGE), max_seqs=4),
+    "beams": Feature(lambda seen: seen.beside_beams > 0, max_seqs=4, beams=True),
+} | {f"policy {name}": _policy(name, name == "shortest") for name in POLICIES}
+
+
+def pairs_of(names: Sequence[str] = tuple(FEATURES)) -> list[tuple[str, str]]:
+    """All pairs of features that can be on together."""
+    return [
+        (one, other)
+        for one, other in itertools.combinations([name for name in names if FEATURES[name].in_pairs], 2)
+        if other not in FEATURES[one].excludes and one not in FEATURES[other].excludes
+    ]
+
+
+def page_bytes(path: Path, kv_dtype: str) -> int:
+    """Bytes that the memory plan takes for a page."""
+    with LLM(str(path), backend="null", threads=1, kv_dtype=kv_dtype, max_context=CONTEXT) as llm:
+        return PAGE * llm.plan.kv_per_token
+
+
+def plain_answers(path: Path, load: Load, kv_dtype: str) -> Answers:
+    """The plain run."""
+    with _open(path, kv_dtype, PLENTY) as llm:
+        seen = Seen(llm)
+        _drive(llm, load.requests)
+        seen.answers.beams = _search(llm, load)
+    assert seen.most_spans == 1
+    assert (seen.n_copies, seen.n_preempted, seen.n_shared, seen.n_again, seen.n_evicted) == (0, 0, 0, 0, 0)
+    assert max(seen.chunks.values()) == 1
+    assert not any(n for n, _, _ in seen.uses())
+    return seen.answers
+
+
+def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder: Path) -> Seen:
+    """Answer the requests with features on; `folder` is an empty one."""
+    features = [FEATURES[name] for name in names]
+    options: dict[str, Any] = {}
+    for feature in features:
+        options |= feature.options
+    seqs = [feature.max_seqs for feature in features if feature.max_seqs is not None]
+    options["max_seqs"] = min([*seqs, options.get("max_step_tokens", 8)]) if seqs else 1
+    pages = min([feature.pages for feature in features if feature.pages is not None], default=PLENTY)
+    disk = next((feature.disk for feature in features if feature.disk is not None), None)
+    if disk is not None:
+        options["kv_disk"] = str(folder)
+    if disk == "warm":
+        with _open(path, kv_dtype, PLENTY, **options) as llm:
+            _drive(llm, load.requests)
+    batch, shuffled, beams = (any(getattr(f, name) for f in features) for name in ("batch", "shuffled", "beams"))
+    asked = _asked(load, [what for feature in features for what in feature.around], shuffled)
+    with _open(path, kv_dtype, pages, **options) as llm:
+        assert llm.plan.n_pages == pages
+        seen = Seen(llm)
+
+        def search() -> None:
+            seen.answers.beams = _search(llm, load)
+
+        _drive(llm, asked, batch=batch, shuffled=shuffled, at_third=search if beams else None)
+        llm.engine.scheduler.check()
+    return seen
+
+
+def differences(found: Answers, plain: Answers, load: Load) -> list[str]:
+    """Where a run gave other bits than the plain one."""
+    wrong = []
+    for request in load.requests:
+        name = request.request_id
+        for other in (name, f"{name}-again"):
+            if other == name or any(key[0] == other for key in found.ends):
+                for what, one, two in zip(("answers", "logits"), found.of(other), plain.of(name), strict=True):
+                    if one != two:
+                        wrong.append(f"{what} of {other}")
+    if found.beams is not None and found.beams != plain.beams:
+        wrong.append("beams")
+    return wrong
+
+
+def _open(path: Path, kv_dtype: str, pages: int, **options: Any) -> LLM:
+    """An engine that is plain but for `options`. No measured time decides what happens: all steps take equally long."""
+    plain = {"threads": 1, "max_seqs": 1, "prefix_cache": False, "max_step_tokens": 256, "max_context": CONTEXT}
+    memory = {"kv_dtype": kv_dtype, "kv_memory": pages * page_bytes(path, kv_dtype)}
+    llm = LLM(str(path), **{**plain, **memory, **options})
+    seconds = itertools.count(1)
+    llm.engine.clock = llm.engine._recorder._clock = lambda: float(next(seconds))
+    llm.engine.scheduler.cost.load_s = lambda n_pages: 0.0  # type: ignore[method-assign]
+    return llm
+
+
+def _drive(
+    llm: LLM,
+    asked: Sequence[Request],
+    *,
+    batch: bool = False,
+    shuffled: bool = False,
+    at_third: Callable[[], None] | None = None,
+) -> None:
+    """Add requests: all at once, every third step (two if both), or each when the one before it has ended."""
+    waiting = deque(asked)
+    engine = llm.engine
+    for step in itertools.count():
+        if shuffled:
+            now = 0 if step % 3 else 1 + batch
+        else:
+            now = len(waiting) if batch else int(not engine.has_work)
+        for _ in range(min(now, len(waiting))):
+            engine.add(waiting.popleft())
+        if step == 3 and at_third is not None:
+            assert engine.has_work
+            at_third()
+        if engine.has_work:
+            engine.step()
+        elif not waiting:
+            return
+
+
+def _search(llm: LLM, load: Load) -> Any:
+    """The beams of a prompt that is also one of the requests."""
+    params = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=True)
+    [output] = llm.beam_search({"prompt_token_ids": list(load.requests[1].prompt_ids)}, params)
+    return [(beam.token_ids, beam.cum_logprob, beam.finish_reason) for beam in output.sequences]
+
+
+def _asked(load: Load, around: Sequence[str], shuffled: bool) -> list[Request]:
+    """The requests, each with what is asked before and after it."""
+    groups = []
+    for number, request in enumerate(load.requests):
+        group = [request]
+        if "like" in around:  # begins as it does, and then goes on otherwise
+            cut = max(1, len(request.prompt_ids) * 5 // 8)
+            ids = (*request.prompt_ids[:cut], *(id_ ^ 1 for id_ in request.prompt_ids[cut : cut + 9]))
+            group.insert(0, _other(request, "like", ids))
+        if "filler" in around:
+            group.append(_other(request, "filler", load.fillers[number % len(load.fillers)]))
+        if "again" in around:
+            group.append(replace(request, request_id=f"{request.request_id}-again"))
+        groups.append(group)
+    if shuffled:
+        random.Random(3).shuffle(groups)
+    return [request for group in groups for request in group]
+
+
+def _other(request: Request, what: str, ids: tuple[int, ...]) -> Request:
+    params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+    return replace(request, request_id=f"{request.request_id}-{what}", prompt_ids=ids, params=params)
+
+
+def make_load(vocab: int, prompts: Sequence[int], n_new: int, seed: int = 5) -> Load:
+    """Six requests of random ids below `vocab`: the first has a long answer, the third shares most of the second's prompt."""
+    rng = random.Random(seed)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(3, vocab) for _ in range(count))
+
+    made = [ids(count) for count in prompts]
+    made[2] = made[1][: len(made[2]) - 20] + made[2][-20:]
+    settings: list[dict[str, Any]] = [
+        {"temperature": 1.0, "seed": 2, "presence_penalty": 0.5, "logprobs": 1, "max_tokens": 4 * n_new},
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 1.0, "top_p": 0.95, "seed": 7, "logprobs": 2},
+        {"temperature": 1.2, "top_k": 40, "seed": 11, "n": 3, "logprobs": 1},
+        {"temperature": 0.7, "min_p": 0.02, "seed": 3, "repetition_penalty": 1.2, "logprobs": 0},
+        {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 1},
+    ]
+    requests = tuple(
+        Request(
+            str(number),
+            prompt,
+            SamplingParams(**{"max_tokens": n_new, "ignore_eos": True, **more}),
+            arrival_s=1.0,  # all at the same time: policies order them by what they are
+            scheduling=Scheduling(priority=5 - number, tenant="a" if number < 4 else "b", ttft_target_s=10.0 - number),
+        )
+        for number, (prompt, more) in enumerate(zip(made, settings, strict=True))
+    )
+    return Load(requests, tuple(ids(prompts[1] - 10) for _ in range(2)))

@@ -1,0 +1,139 @@
+"""What a run of the equality matrix answered, and what the engine did for it (read `matrix.py` next)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from martlet import LLM
+from martlet.kv_types import share_tokens
+from martlet.metrics import Observer, StepRecord
+from martlet.types import Event, MissReason, SeqId, StepPlan, StepResult
+from martlet.types import Sequence as Running
+
+__all__ = ["Answers", "Seen"]
+
+
+@dataclass
+class Answers:
+    """All that only equal bits make equal, by (request, completion)."""
+
+    tokens: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    logprobs: dict[tuple[str, int], list[Any]] = field(default_factory=lambda: defaultdict(list))
+    ends: dict[tuple[str, int], str] = field(default_factory=dict)
+    logits: dict[tuple[str, int, int], bytes] = field(default_factory=dict)  # digests, by position too
+    beams: list[Any] | None = None
+
+    def of(self, name: str) -> Any:
+        """What was found for one request."""
+        keys = sorted(key for key in self.ends if key[0] == name)
+        rows = {key[1:]: digest for key, digest in self.logits.items() if key[0] == name}
+        return [(self.tokens[key], self.logprobs[key], self.ends[key]) for key in keys], rows
+
+
+class Seen(Observer):
+    """Stands before the executor, and watches the engine: the answers, and what was done for them."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.answers = Answers()
+        self.sequences: dict[SeqId, Running] = {}
+        self.most_spans = self.n_mixed = self.n_copies = self.n_loads = self.n_swapped = self.n_shared = 0
+        self.n_preempted = self.n_again = self.n_failed = self.n_evicted = 0
+        self.n_threads = 1 + sum(thread.name.startswith("martlet-") for thread in threading.enumerate())
+        self.share = share_tokens(llm.config.kv_dtype)  # where sequences may leave what they share
+        self.chunks: dict[SeqId, int] = defaultdict(int)  # spans of a prompt
+        self.started: list[str] = []  # requests in the order of their first spans
+        self.joined = 0  # sequences whose first span stood beside one that was decoding
+        self.beside_beams = 0  # steps that a beam search shared with requests
+        self._reach: dict[SeqId, int] = defaultdict(int)
+        self._inner = llm.engine.executor
+        self._runner: Any = llm.engine.executor._runner
+        self._sample = self._runner._sample
+        self._runner._sample = self._spy
+        cache = llm.engine.scheduler.cache
+        if cache is not None:
+            evict = cache.evict
+            cache.evict = lambda n, *, save=True: self._count_evicted(evict(n, save=save))
+        llm.engine.executor = self
+        llm.engine.watch(self)
+
+    # -- as an executor -------------------------------------------------------------------------------------------
+    def run(self, plan: StepPlan) -> StepResult:
+        """Look at a plan, and run it."""
+        known = set(self.sequences)
+        self.sequences |= {seq.seq_id: seq for seq in plan.added}
+        decodes = [span for span in plan.spans if span.start >= self.sequences[span.seq].n_prompt]
+        self.most_spans = max(self.most_spans, len(plan.spans))
+        self.n_mixed += 0 < len(decodes) < len(plan.spans)
+        self.joined += sum(seq.seq_id not in known for seq in plan.added) if decodes else 0
+        self.n_copies += len(plan.copies)
+        self.n_loads += len(plan.loads)
+        self.n_preempted += len(plan.preempted)
+        again = {page for seq in self.sequences.values() if seq.n_preempted for page in seq.pages}
+        self.n_swapped += sum(load.page in again for load in plan.loads)
+        names = set()
+        for span in plan.spans:
+            seq = self.sequences[span.seq]
+            names.add(seq.request.request_id.startswith("beams"))
+            if seq.request.request_id not in self.started:
+                self.started.append(seq.request.request_id)
+            self.chunks[span.seq] += span.start < seq.n_prompt
+            self.n_again += max(0, min(span.start + span.count, self._reach[span.seq]) - span.start)
+            self._reach[span.seq] = max(self._reach[span.seq], span.start + span.count)
+        self.beside_beams += len(names) == 2
+        siblings = [self.sequences[span.seq] for span in plan.spans]
+        for one, other in itertools.combinations(siblings, 2):
+            same = one.request.request_id == other.request.request_id
+            self.n_shared += same and not set(one.pages).isdisjoint(other.pages)
+        result = self._inner.run(plan)
+        self.n_failed += len(result.failed_loads) + len(result.failed_saves)
+        return result
+
+    def embed(self, ids: Any, pages: Any) -> Any:
+        return self._inner.embed(ids, pages)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    # -- as an observer -------------------------------------------------------------------------------------------
+    def stepped(self, record: StepRecord) -> None:
+        self.take(record.events)
+
+    def ended(self, events: Any, now: float) -> None:
+        self.take(events)
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Note what was answered."""
+        for event in events:
+            key = event.request_id, event.index
+            if event.token_id is not None:
+                self.answers.tokens[key].append(event.token_id)
+            self.answers.logprobs[key] += event.prompt_logprobs
+            if event.logprobs is not None:
+                self.answers.logprobs[key].append(event.logprobs)
+            if event.finish is not None:
+                assert key not in self.answers.ends, f"{key} ended twice"
+                self.answers.ends[key] = f"{event.finish} {event.stop_reason} {event.error}"
+
+    def uses(self) -> Iterator[tuple[int, int, MissReason]]:
+        """Of each sequence that is no beam: positions that it did not have to compute at first, of how many, and why."""
+        for seq in self.sequences.values():
+            if not seq.request.request_id.startswith("beams"):
+                yield seq.cache_use.n_tokens, seq.n_prompt, seq.cache_use.reason
+
+    def _spy(self, span: Any, logits: Any) -> Any:
+        seq = self.sequences[span.seq]
+        for row, position in enumerate(range(span.start + span.count - span.n_logits, span.start + span.count)):
+            key = seq.request.request_id, seq.index, position
+            digest = blake2b(logits[row].tobytes(), digest_size=16).digest()
+            assert self.answers.logits.setdefault(key, digest) == digest, f"other logits when computed again: {key}"
+        return self._sample(span, logits)
+
+    def _count_evicted(self, count: int) -> int:
+        self.n_evicted += count
+        return count
