@@ -27,6 +27,7 @@ __all__ = ["FEATURES", "Load", "differences", "make_load", "pairs_of", "plain_an
 PAGE = 32
 CONTEXT = 192
 PLENTY = 64  # pages, where there shall be enough
+SHUFFLED = (0, 1, 5, 3, 2, 4)
 POLICIES = ("priority", "shortest", "prefix", "fair", "deadline")
 
 
@@ -48,6 +49,7 @@ class Feature:
     pages: int | None = None
     batch: bool = False  # all requests at once
     shuffled: bool = False  # in another order, while others run
+    primed: bool = False  # something like one of the last was asked before all
     around: tuple[
         str, ...
     ] = ()  # what is asked before and after each request: "like", itself, "filler", itself "again"
@@ -67,16 +69,17 @@ def _whole(seen: Seen, n_prompt: int) -> int:
 
 
 def _order_differs(seen: Seen) -> bool:
-    names = [name for name in seen.started if not name.startswith("beams")]
+    names = [name for name in seen.started if name.isdigit()]
     return names != sorted(names)
 
 
 def _policy(name: str, in_pairs: bool) -> Feature:
     return Feature(
         _order_differs,
-        {"policy": name},
+        {"policy": name, "prefix_cache": True},
         max_seqs=3,
         batch=True,
+        primed=True,
         excludes=("other order", *(f"policy {other}" for other in POLICIES if other != name)),
         in_pairs=in_pairs,
     )
@@ -85,8 +88,12 @@ def _policy(name: str, in_pairs: bool) -> Feature:
 FEATURES: dict[str, Feature] = {
     "two threads": Feature(lambda seen: seen.n_threads == 2, {"threads": 2}),
     "four threads": Feature(lambda seen: seen.n_threads == 4, {"threads": 4}, in_pairs=False),
-    "batch": Feature(lambda seen: seen.most_spans >= 3 and seen.n_mixed > 0, max_seqs=8, batch=True),
-    "other order": Feature(lambda seen: _order_differs(seen) and seen.joined > 0, max_seqs=8, shuffled=True),
+    "batch": Feature(
+        lambda seen: seen.most_spans >= 2 and (seen.n_mixed > 0 or seen.n_preempted > 0), max_seqs=8, batch=True
+    ),
+    "other order": Feature(
+        lambda seen: _order_differs(seen) and (seen.joined > 0 or seen.n_preempted > 0), max_seqs=8, shuffled=True
+    ),
     "chunks of 7": Feature(lambda seen: max(seen.chunks.values()) >= 6, {"max_step_tokens": 7}),
     "full hit": Feature(
         lambda seen: _hit(seen, lambda n, of, why: n == _whole(seen, of) > 0), {"prefix_cache": True}, around=("again",)
@@ -104,7 +111,7 @@ FEATURES: dict[str, Feature] = {
         lambda seen: seen.n_loads > 0 and seen.n_failed == 0, {"prefix_cache": True}, disk="warm", excludes=("swap",)
     ),
     "recompute": Feature(
-        lambda seen: seen.n_preempted > 0 and seen.n_again > 0, max_seqs=8, pages=7, batch=True, excludes=("swap",)
+        lambda seen: seen.n_preempted > 0 and seen.n_again > 0, max_seqs=8, pages=7, batch=True, excludes=("swap", "disk")
     ),
     "swap": Feature(
         lambda seen: seen.n_preempted > 0 and seen.n_swapped > 0 and seen.n_failed == 0,
@@ -115,8 +122,8 @@ FEATURES: dict[str, Feature] = {
         disk="cold",
     ),
     "forks": Feature(lambda seen: seen.n_shared > 0 and (seen.n_copies > 0 or seen.share > PAGE), max_seqs=4),
-    "beams": Feature(lambda seen: seen.beside_beams > 0, max_seqs=4, beams=True),
-} | {f"policy {name}": _policy(name, name == "shortest") for name in POLICIES}
+    "beams": Feature(lambda seen: seen.beside_beams > 0 or seen.n_preempted > 0, max_seqs=4, beams=True),
+} | {f"policy {name}": _policy(name, name == "priority") for name in POLICIES}
 
 
 def pairs_of(names: Sequence[str] = tuple(FEATURES)) -> list[tuple[str, str]]:
@@ -171,6 +178,8 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
         def search() -> None:
             seen.answers.beams = _search(llm, load)
 
+        if any(feature.primed for feature in features):
+            _drive(llm, [replace(_like(load.requests[4]), request_id="first")])
         _drive(llm, asked, batch=batch, shuffled=shuffled, at_third=search if beams else None)
         llm.engine.scheduler.check()
     return seen
@@ -232,27 +241,31 @@ def _drive(
 def _search(llm: LLM, load: Load) -> Any:
     """The beams of a prompt that is also one of the requests."""
     params = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=True)
-    [output] = llm.beam_search({"prompt_token_ids": list(load.requests[1].prompt_ids)}, params)
+    [output] = llm.beam_search({"prompt_token_ids": list(load.requests[4].prompt_ids)}, params)
     return [(beam.token_ids, beam.cum_logprob, beam.finish_reason) for beam in output.sequences]
 
 
 def _asked(load: Load, around: Sequence[str], shuffled: bool) -> list[Request]:
-    """The requests, each with what is asked before and after it."""
-    groups = []
-    for number, request in enumerate(load.requests):
+    """The requests, with what is asked before and after each, or after all."""
+    groups, again = [], []
+    for number in SHUFFLED if shuffled else range(len(load.requests)):
+        request = load.requests[number]
         group = [request]
-        if "like" in around:  # begins as it does, and then goes on otherwise
-            cut = max(1, len(request.prompt_ids) * 5 // 8)
-            ids = (*request.prompt_ids[:cut], *(id_ ^ 1 for id_ in request.prompt_ids[cut : cut + 9]))
-            group.insert(0, _other(request, "like", ids))
-        if "filler" in around:
-            group.append(_other(request, "filler", load.fillers[number % len(load.fillers)]))
-        if "again" in around:
-            group.append(replace(request, request_id=f"{request.request_id}-again"))
+        if "like" in around:
+            group.insert(0, _like(request))
+        repeated = replace(request, request_id=f"{request.request_id}-again")
+        if "filler" in around and number > 0:
+            group += [_other(request, "filler", load.fillers[number % len(load.fillers)]), repeated]
+        elif "again" in around:
+            again.insert(0, repeated)
         groups.append(group)
-    if shuffled:
-        random.Random(3).shuffle(groups)
-    return [request for group in groups for request in group]
+    return [request for group in [*groups, again] for request in group]
+
+
+def _like(request: Request) -> Request:
+    """One that begins as `request` does, and then goes on otherwise."""
+    cut = max(1, len(request.prompt_ids) * 5 // 8)
+    return _other(request, "like", (*request.prompt_ids[:cut], *(id_ ^ 1 for id_ in request.prompt_ids[cut : cut + 9])))
 
 
 def _other(request: Request, what: str, ids: tuple[int, ...]) -> Request:
@@ -271,11 +284,11 @@ def make_load(vocab: int, prompts: Sequence[int], n_new: int, seed: int = 5) -> 
     made[2] = made[1][: len(made[2]) - 20] + made[2][-20:]
     settings: list[dict[str, Any]] = [
         {"temperature": 1.0, "seed": 2, "presence_penalty": 0.5, "logprobs": 1, "max_tokens": 4 * n_new},
-        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.0, "logprobs": 2, "max_tokens": 2 * n_new},
         {"temperature": 1.0, "top_p": 0.95, "seed": 7, "logprobs": 2},
-        {"temperature": 1.2, "top_k": 40, "seed": 11, "n": 3, "logprobs": 1},
-        {"temperature": 0.7, "min_p": 0.02, "seed": 3, "repetition_penalty": 1.2, "logprobs": 0},
         {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 1},
+        {"temperature": 0.7, "min_p": 0.02, "seed": 3, "repetition_penalty": 1.2, "max_tokens": n_new // 2},
+        {"temperature": 1.2, "top_k": 40, "seed": 11, "n": 3, "logprobs": 1},
     ]
     requests = tuple(
         Request(
@@ -283,8 +296,8 @@ def make_load(vocab: int, prompts: Sequence[int], n_new: int, seed: int = 5) -> 
             prompt,
             SamplingParams(**{"max_tokens": n_new, "ignore_eos": True, **more}),
             arrival_s=1.0,  # all at the same time: policies order them by what they are
-            scheduling=Scheduling(priority=5 - number, tenant="a" if number < 4 else "b", ttft_target_s=10.0 - number),
+            scheduling=Scheduling(priority=place, tenant="a" if number < 4 else "b", ttft_target_s=10.0 + place),
         )
-        for number, (prompt, more) in enumerate(zip(made, settings, strict=True))
+        for number, (prompt, more, place) in enumerate(zip(made, settings, (0, 1, 4, 3, 2, 5), strict=True))
     )
     return Load(requests, tuple(ids(prompts[1] - 10) for _ in range(2)))

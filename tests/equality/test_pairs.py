@@ -12,9 +12,11 @@ from matrix import FEATURES, Load, differences, make_load, pairs_of, plain_answe
 from seen import Answers
 
 KV_DTYPES = ("f16", "f32", "q8", "q4")
-COMBINATIONS = [(kind, kv_dtype) for kv_dtype in KV_DTYPES for kind in KINDS]
+COMBINATIONS = [(kind, kv_dtype) for kind in KINDS for kv_dtype in KV_DTYPES]
+CHOSEN = [("quantised", "f16"), ("window", "f32"), ("softcap", "q8"), ("qk norm", "q4")]
+CHOSEN += [("quantised", "q4"), ("window", "f16"), ("softcap", "f16"), ("qk norm", "q8")]
 PAIRS = pairs_of()
-LOAD = make_load(vocab=256, prompts=(20, 140, 110, 70, 64, 40), n_new=25)
+LOAD = make_load(vocab=256, prompts=(20, 140, 110, 40, 64, 66), n_new=25)
 
 
 @pytest.fixture(scope="module")
