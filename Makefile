@@ -7,7 +7,7 @@ PROMPT ?= Why is the sky blue?
 # Where `make bench` finds llama.cpp's programs; docs/tuning.md says how to build them.
 LLAMA_CPP ?=
 
-.PHONY: run test lint models bench check-large clean
+.PHONY: run test lint models bench check-large matrix clean
 
 run: $(VENV)/installed
 	$(BIN)/martlet pull $(MODEL)
@@ -28,6 +28,10 @@ models: $(VENV)/installed
 check-large: $(VENV)/installed-dev
 	for name in gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b; do $(BIN)/martlet pull $$name || exit 1; done
 	$(BIN)/python -m pytest -m large
+
+# Every row of the equality matrix: all pairs of features on every kind of model and type of KV pages.
+matrix: $(VENV)/installed-dev models
+	$(BIN)/python -m pytest -m exhaustive tests/equality
 
 bench: $(VENV)/installed
 	$(BIN)/python bench/compare_llamacpp.py $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP))

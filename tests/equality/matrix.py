@@ -22,10 +22,9 @@ from martlet import LLM, SamplingParams
 from martlet.llm import BeamSearchParams
 from martlet.types import MissReason, Request, Scheduling
 
-__all__ = ["FEATURES", "Load", "differences", "make_load", "pairs_of", "plain_answers", "run_row"]
+__all__ = ["FEATURES", "Load", "check", "make_load", "pairs_of", "plain_answers", "run_row"]
 
 PAGE = 32
-CONTEXT = 192
 PLENTY = 64  # pages, where there shall be enough
 SHUFFLED = (0, 1, 5, 3, 2, 4)
 POLICIES = ("priority", "shortest", "prefix", "fair", "deadline")
@@ -35,6 +34,9 @@ POLICIES = ("priority", "shortest", "prefix", "fair", "deadline")
 class Load:
     """The requests of a matrix: token ids with parameters, and the prompt of a beam search."""
 
+    context: int
+    few: int  # pages, of which running sequences need more
+    some: int  # pages, of which kept prefixes need more
     requests: tuple[Request, ...]
     fillers: tuple[tuple[int, ...], ...]  # prompts that push others out of memory
 
@@ -46,9 +48,10 @@ class Feature:
     proof: Callable[[Seen], bool]
     options: dict[str, Any] = field(default_factory=dict)
     max_seqs: int | None = None
-    pages: int | None = None
+    pages: str | None = None  # the field of Load that says how many there are
     batch: bool = False  # all requests at once
-    shuffled: bool = False  # in another order, while others run
+    staggered: bool = False  # while others run
+    shuffled: bool = False  # in another order
     primed: bool = False  # something like one of the last was asked before all
     around: tuple[
         str, ...
@@ -95,6 +98,9 @@ FEATURES: dict[str, Feature] = {
         lambda seen: _order_differs(seen) and (seen.joined > 0 or seen.n_preempted > 0), max_seqs=8, shuffled=True
     ),
     "chunks of 7": Feature(lambda seen: max(seen.chunks.values()) >= 6, {"max_step_tokens": 7}),
+    "chunks by time": Feature(  # no step is as short: a page of each prompt at a time
+        lambda seen: max(seen.chunks.values()) >= 3, {"stall_ms": 1.0}, max_seqs=8, staggered=True
+    ),
     "full hit": Feature(
         lambda seen: _hit(seen, lambda n, of, why: n == _whole(seen, of) > 0), {"prefix_cache": True}, around=("again",)
     ),
@@ -104,24 +110,30 @@ FEATURES: dict[str, Feature] = {
     "evicted": Feature(
         lambda seen: seen.n_evicted > 0 and _hit(seen, lambda n, of, why: n > 0 and why is MissReason.EVICTED),
         {"prefix_cache": True},
-        pages=8,
+        pages="some",
         around=("filler", "again"),
     ),
     "disk": Feature(
         lambda seen: seen.n_loads > 0 and seen.n_failed == 0, {"prefix_cache": True}, disk="warm", excludes=("swap",)
     ),
     "recompute": Feature(
-        lambda seen: seen.n_preempted > 0 and seen.n_again > 0, max_seqs=8, pages=7, batch=True, excludes=("swap", "disk")
+        lambda seen: seen.n_preempted > 0 and seen.n_again > 0,
+        max_seqs=8,
+        pages="few",
+        batch=True,
+        excludes=("swap", "disk"),
     ),
     "swap": Feature(
         lambda seen: seen.n_preempted > 0 and seen.n_swapped > 0 and seen.n_failed == 0,
         {"prefix_cache": True},
         max_seqs=8,
-        pages=7,
+        pages="few",
         batch=True,
         disk="cold",
     ),
-    "forks": Feature(lambda seen: seen.n_shared > 0 and (seen.n_copies > 0 or seen.share > PAGE), max_seqs=4),
+    "forks": Feature(
+        lambda seen: seen.n_shared > 0 and (seen.n_copies > 0 or seen.share > PAGE or seen.n_preempted > 0), max_seqs=4
+    ),
     "beams": Feature(lambda seen: seen.beside_beams > 0 or seen.n_preempted > 0, max_seqs=4, beams=True),
 } | {f"policy {name}": _policy(name, name == "priority") for name in POLICIES}
 
@@ -137,13 +149,13 @@ def pairs_of(names: Sequence[str] = tuple(FEATURES)) -> list[tuple[str, str]]:
 
 def page_bytes(path: Path, kv_dtype: str) -> int:
     """Bytes that the memory plan takes for a page."""
-    with LLM(str(path), backend="null", threads=1, kv_dtype=kv_dtype, max_context=CONTEXT) as llm:
+    with LLM(str(path), backend="null", threads=1, kv_dtype=kv_dtype, max_context=PAGE) as llm:
         return PAGE * llm.plan.kv_per_token
 
 
 def plain_answers(path: Path, load: Load, kv_dtype: str) -> Answers:
     """The plain run."""
-    with _open(path, kv_dtype, PLENTY) as llm:
+    with _open(path, load, kv_dtype, PLENTY) as llm:
         seen = Seen(llm)
         _drive(llm, load.requests)
         seen.answers.beams = _search(llm, load)
@@ -162,16 +174,16 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
         options |= feature.options
     seqs = [feature.max_seqs for feature in features if feature.max_seqs is not None]
     options["max_seqs"] = min([*seqs, options.get("max_step_tokens", 8)]) if seqs else 1
-    pages = min([feature.pages for feature in features if feature.pages is not None], default=PLENTY)
+    pages = min([getattr(load, feature.pages) for feature in features if feature.pages is not None], default=PLENTY)
     disk = next((feature.disk for feature in features if feature.disk is not None), None)
     if disk is not None:
         options["kv_disk"] = str(folder)
     if disk == "warm":
-        with _open(path, kv_dtype, PLENTY, **options) as llm:
+        with _open(path, load, kv_dtype, PLENTY, **options) as llm:
             _drive(llm, load.requests)
-    batch, shuffled, beams = (any(getattr(f, name) for f in features) for name in ("batch", "shuffled", "beams"))
-    asked = _asked(load, [what for feature in features for what in feature.around], shuffled)
-    with _open(path, kv_dtype, pages, **options) as llm:
+    batch, staggered, beams = (any(getattr(f, name) for f in features) for name in ("batch", "staggered", "beams"))
+    asked = _asked(load, [what for f in features for what in f.around], any(f.shuffled for f in features))
+    with _open(path, load, kv_dtype, pages, **options) as llm:
         assert llm.plan.n_pages == pages
         seen = Seen(llm)
 
@@ -180,12 +192,12 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
 
         if any(feature.primed for feature in features):
             _drive(llm, [replace(_like(load.requests[4]), request_id="first")])
-        _drive(llm, asked, batch=batch, shuffled=shuffled, at_third=search if beams else None)
+        _drive(llm, asked, batch=batch, staggered=staggered, at_third=search if beams else None)
         llm.engine.scheduler.check()
     return seen
 
 
-def differences(found: Answers, plain: Answers, load: Load) -> list[str]:
+def _differences(found: Answers, plain: Answers, load: Load) -> list[str]:
     """Where a run gave other bits than the plain one."""
     wrong = []
     for request in load.requests:
@@ -200,9 +212,16 @@ def differences(found: Answers, plain: Answers, load: Load) -> list[str]:
     return wrong
 
 
-def _open(path: Path, kv_dtype: str, pages: int, **options: Any) -> LLM:
+def check(path: Path, load: Load, plain: Answers, kv_dtype: str, features: Sequence[str], folder: Path) -> None:
+    """Assert that a row gives the bits of the plain run, and that every feature of it happened."""
+    seen = run_row(path, load, kv_dtype, features, folder)
+    assert _differences(seen.answers, plain, load) == []
+    assert [name for name in features if not FEATURES[name].proof(seen)] == [], "features that did not happen"
+
+
+def _open(path: Path, load: Load, kv_dtype: str, pages: int, **options: Any) -> LLM:
     """An engine that is plain but for `options`. No measured time decides what happens: all steps take equally long."""
-    plain = {"threads": 1, "max_seqs": 1, "prefix_cache": False, "max_step_tokens": 256, "max_context": CONTEXT}
+    plain = {"threads": 1, "max_seqs": 1, "prefix_cache": False, "max_step_tokens": 256, "max_context": load.context}
     memory = {"kv_dtype": kv_dtype, "kv_memory": pages * page_bytes(path, kv_dtype)}
     llm = LLM(str(path), **{**plain, **memory, **options})
     seconds = itertools.count(1)
@@ -216,15 +235,15 @@ def _drive(
     asked: Sequence[Request],
     *,
     batch: bool = False,
-    shuffled: bool = False,
+    staggered: bool = False,
     at_third: Callable[[], None] | None = None,
 ) -> None:
-    """Add requests: all at once, every third step (two if both), or each when the one before it has ended."""
+    """Add requests: one every third step, else all at once, else each when the one before it has ended."""
     waiting = deque(asked)
     engine = llm.engine
     for step in itertools.count():
-        if shuffled:
-            now = 0 if step % 3 else 1 + batch
+        if staggered:
+            now = int(step % 3 == 0)
         else:
             now = len(waiting) if batch else int(not engine.has_work)
         for _ in range(min(now, len(waiting))):
@@ -273,7 +292,9 @@ def _other(request: Request, what: str, ids: tuple[int, ...]) -> Request:
     return replace(request, request_id=f"{request.request_id}-{what}", prompt_ids=ids, params=params)
 
 
-def make_load(vocab: int, prompts: Sequence[int], n_new: int, seed: int = 5) -> Load:
+def make_load(
+    vocab: int, prompts: Sequence[int], n_new: int, *, context: int, few: int, some: int, seed: int = 5
+) -> Load:
     """Six requests of random ids below `vocab`: the first has a long answer, the third shares most of the second's prompt."""
     rng = random.Random(seed)
 
@@ -287,7 +308,14 @@ def make_load(vocab: int, prompts: Sequence[int], n_new: int, seed: int = 5) -> 
         {"temperature": 0.0, "logprobs": 2, "max_tokens": 2 * n_new},
         {"temperature": 1.0, "top_p": 0.95, "seed": 7, "logprobs": 2},
         {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 1},
-        {"temperature": 0.7, "min_p": 0.02, "seed": 3, "repetition_penalty": 1.2, "max_tokens": n_new // 2},
+        {
+            "temperature": 0.7,
+            "min_p": 0.02,
+            "seed": 3,
+            "repetition_penalty": 1.2,
+            "logprobs": 0,
+            "max_tokens": n_new // 2,
+        },
         {"temperature": 1.2, "top_k": 40, "seed": 11, "n": 3, "logprobs": 1},
     ]
     requests = tuple(
@@ -300,4 +328,4 @@ def make_load(vocab: int, prompts: Sequence[int], n_new: int, seed: int = 5) -> 
         )
         for number, (prompt, more, place) in enumerate(zip(made, settings, (0, 1, 4, 3, 2, 5), strict=True))
     )
-    return Load(requests, tuple(ids(prompts[1] - 10) for _ in range(2)))
+    return Load(context, few, some, requests, tuple(ids(max(prompts) - 10) for _ in range(2)))

@@ -1,143 +1,67 @@
-"""The equality matrix: what else the engine does never changes a request's tokens or log-probabilities, bit for bit.
+"""The equality matrix on SmolLM2: what else the engine does changes no bit of a request's logits, log-probabilities and tokens.
 
-Each feature alone and each pair of features is compared with the plain run: one request at a time, the whole prompt in
-one step, two threads. A new feature of the engine is a new entry of FEATURES.
+matrix.py says what is compared; test_pairs.py has the same for tiny models, every pair of features among them.
 """
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
+from matrix import FEATURES, check, make_load, pairs_of, plain_answers
+from seen import Answers
 
-from martlet import LLM, SamplingParams
-
-PROMPTS = [
-    "The capital of France is",
-    "def fibonacci(n):\n",
-    "Once upon a time, in a small village by the sea, there lived an old fisherman who " * 6,
-    "3333+777? é 東京 \t\n",
+LOAD = make_load(vocab=49_000, prompts=(30, 90, 80, 44, 40, 40), n_new=9, context=128, few=5, some=5)
+SINGLE = [name for name in FEATURES if not name.startswith("policy") and name != "four threads"]
+PAIRS = [
+    ("two threads", "batch"),
+    ("two threads", "chunks of 7"),
+    ("two threads", "swap"),
+    ("batch", "evicted"),
+    ("batch", "beams"),
+    ("other order", "full hit"),
+    ("chunks of 7", "partial hit"),
+    ("chunks of 7", "disk"),
+    ("chunks by time", "forks"),
+    ("full hit", "recompute"),
+    ("partial hit", "policy priority"),
+    ("swap", "forks"),
 ]
-PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=12, logprobs=3),
-    SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=12, logprobs=3, repetition_penalty=1.1),
-    SamplingParams(temperature=1.2, top_k=40, min_p=0.02, seed=11, max_tokens=12, logprobs=3, prompt_logprobs=2),
-    SamplingParams(temperature=0.0, max_tokens=12, logprobs=3, min_tokens=5),
-]
-CONTEXT = 256
-# Feature → options of the engine that turn it on; "batch" means that all requests are given at once, "again" that they
-# were all answered before, so that their prefixes are cached.
-FEATURES: dict[str, dict[str, Any]] = {
-    "one thread": {"threads": 1},
-    "four threads": {"threads": 4},
-    "chunks of 7": {"max_step_tokens": 7, "max_seqs": 4},
-    "batch": {},
-    "again": {},
-    "chunks by time": {"stall_ms": 1.0, "policy": "shortest"},  # no step is as short: the smallest chunks there are
-    "no prefix cache": {"prefix_cache": False},
-    "few pages": {"kv_memory": 9 * 32 * 23_040},  # of 32 tokens; all four requests need 10: somebody is preempted
-}
-PAIRS = [(name,) for name in FEATURES] + [
-    pair
-    for pair in itertools.combinations(FEATURES, 2)
-    if pair not in (("one thread", "four threads"), ("again", "no prefix cache"))
-]
-
-Answers = list[Any]
-
-
-def answers(path: Path, batch: bool, again: bool = False, **options: Any) -> Answers:
-    """Everything that the requests got, in a form that only equal bits make equal; `again`: when they come again."""
-    with LLM(str(path), **{"max_context": CONTEXT, "threads": 2, **options}) as llm:
-        if again:
-            llm.generate(PROMPTS, PARAMS)
-        if batch:
-            outputs = llm.generate(PROMPTS, PARAMS)
-        else:
-            outputs = [llm.generate(prompt, params)[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
-    return [
-        (o.prompt_token_ids, o.prompt_logprobs, [(c.token_ids, c.text, c.logprobs, c.finish_reason) for c in o.outputs])
-        for o in outputs
-    ]
 
 
 @pytest.fixture(scope="module")
 def plain(smollm2_path: Path) -> Answers:
-    return answers(smollm2_path, batch=False)
+    return plain_answers(smollm2_path, LOAD, "f16")
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("features", PAIRS, ids=" + ".join)
-def test_a_feature_or_a_pair_changes_nothing(smollm2_path: Path, plain: Answers, features: tuple[str, ...]) -> None:
-    options: dict[str, Any] = {}
-    for feature in features:
-        options |= FEATURES[feature]
-    if "kv_memory" in options:
-        options["max_context"] = 224  # what seven pages hold: any one request fits, all together do not
-    batch = "batch" in features or "few pages" in features
-    assert answers(smollm2_path, batch, "again" in features, **options) == plain
+@pytest.mark.parametrize("features", [*((name,) for name in SINGLE), *PAIRS], ids=" + ".join)
+def test_a_feature_or_a_pair(smollm2_path: Path, plain: Answers, features: tuple[str, ...], tmp_path: Path) -> None:
+    check(smollm2_path, LOAD, plain, "f16", features, tmp_path)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("kv_dtype", "token_bytes"), [("q8", 12_240), ("q4", 7_200)])
-def test_compressed_kv_is_as_exact_at_its_precision(
-    smollm2_path: Path, plain: Answers, kv_dtype: str, token_bytes: int
+@pytest.mark.parametrize("kv_dtype", ["q8", "q4"])
+def test_compressed_pages_are_as_exact_at_their_precision(
+    smollm2_path: Path, plain: Answers, kv_dtype: str, tmp_path: Path
 ) -> None:
-    alone = answers(smollm2_path, batch=False, kv_dtype=kv_dtype)
-    assert alone != plain
-    few_pages = {"max_context": 224, "kv_memory": 9 * 32 * token_bytes}
-    for options in ({"threads": 4}, {"max_step_tokens": 7, "max_seqs": 4}, few_pages):
-        assert answers(smollm2_path, batch=True, kv_dtype=kv_dtype, **options) == alone
+    alone = plain_answers(smollm2_path, LOAD, kv_dtype)
+    assert alone.logits["1", 0, 89] != plain.logits["1", 0, 89]
+    for features in (("two threads", "batch"), ("chunks of 7", "recompute"), ("partial hit", "disk")):
+        check(smollm2_path, LOAD, alone, kv_dtype, features, tmp_path)
 
 
 @pytest.mark.model
-def test_several_samples_of_a_request_are_what_each_would_be_alone(smollm2_path: Path) -> None:
-    """n > 1: completion i has its own random numbers, whatever its siblings do."""
-    many = SamplingParams(temperature=1.0, seed=3, max_tokens=8, n=4)
-    with LLM(str(smollm2_path), max_context=CONTEXT) as llm:
-        four = llm.generate(PROMPTS[0], many)[0].outputs
-        two = llm.generate(PROMPTS[0], SamplingParams(temperature=1.0, seed=3, max_tokens=8, n=2))[0].outputs
-    assert [c.token_ids for c in four[:2]] == [c.token_ids for c in two]
-    assert len({tuple(c.token_ids) for c in four}) > 1
-
-
-STEM = "In a small village by the sea there lived an old fisherman who had never learned to swim. " * 5  # 95 tokens
-LONG = [STEM + "He said:", STEM + "One day", STEM[90:] + "A ship", STEM + STEM[:40], STEM + "He said: never"]
-LONG_PARAMS = [SamplingParams(temperature=t, seed=5, max_tokens=16, logprobs=2) for t in (0.0, 0.8, 1.0, 0.0, 0.7)]
-
-
-def long_answers(llm: LLM, batch: bool) -> tuple[Answers, int]:
-    """What the long prompts got, and how many tokens of them came from the second tier."""
-    if batch:
-        outputs = llm.generate(LONG, LONG_PARAMS)
-    else:
-        outputs = [llm.generate(prompt, params)[0] for prompt, params in zip(LONG, LONG_PARAMS, strict=True)]
-    loaded = sum(o.metrics.n_loaded for o in outputs if o.metrics is not None)
-    return [[(c.token_ids, c.text, c.logprobs, c.finish_reason) for c in o.outputs] for o in outputs], loaded
-
-
-@pytest.fixture(scope="module")
-def plain_long(smollm2_path: Path) -> Answers:
-    with LLM(str(smollm2_path), max_context=CONTEXT, threads=2, prefix_cache=False) as llm:
-        return long_answers(llm, batch=False)[0]
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("features", [pair for pair in pairs_of() if pair not in PAIRS], ids=" + ".join)
+def test_every_other_pair(smollm2_path: Path, plain: Answers, features: tuple[str, ...], tmp_path: Path) -> None:
+    check(smollm2_path, LOAD, plain, "f16", features, tmp_path)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("feature", ["alone", "one thread", "four threads", "chunks of 7", "batch"])
-def test_pages_from_the_second_tier_change_nothing(
-    smollm2_path: Path, plain_long: Answers, tmp_path: Path, feature: str
-) -> None:
-    """The tier, alone and with each feature: in a pool that pushes pages out, and in a process that starts with them."""
-    options: dict[str, Any] = {"threads": 2, "kv_memory": 9 * 32 * 23_040, "max_context": 224, "kv_disk": str(tmp_path)}
-    options |= FEATURES.get(feature, {})
-    loaded = []
-    for _ in range(2):
-        with LLM(str(smollm2_path), **options) as llm:
-            for _ in range(2):
-                found, n_loaded = long_answers(llm, batch=feature == "batch")
-                assert found == plain_long
-                loaded.append(n_loaded)
-    assert loaded[2] > 0  # of the process before
-    assert loaded[1] > 0 or feature in ("chunks of 7", "batch")  # evicted, and back; or the pool keeps what they share
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8", "q4"])
+@pytest.mark.parametrize("feature", SINGLE)
+def test_other_types_of_pages(smollm2_path: Path, kv_dtype: str, feature: str, tmp_path: Path) -> None:
+    load = make_load(vocab=49_000, prompts=(20, 140, 110, 40, 64, 66), n_new=25, context=192, few=7, some=8)
+    check(smollm2_path, load, plain_answers(smollm2_path, load, kv_dtype), kv_dtype, (feature,), tmp_path)
