@@ -13,6 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ FEATURES: dict[str, Feature] = {
         lambda seen: _hit(seen, lambda n, of, why: n == _whole(seen, of) > 0), {"prefix_cache": True}, around=("again",)
     ),
     "partial hit": Feature(
-        lambda seen: _hit(seen, lambda n, of, why: 0 < n < _whole(seen, of)), {"prefix_cache": True}, around=("like",)
+        lambda seen: _hit(seen, lambda n, of, why: 0 < n < _whole(seen, of) or (n > 0 and why is MissReason.DIFFERS)),
+        {"prefix_cache": True},
+        around=("like",),
     ),
     "evicted": Feature(
         lambda seen: seen.n_evicted > 0 and _hit(seen, lambda n, of, why: n > 0 and why is MissReason.EVICTED),
@@ -147,7 +150,8 @@ def pairs_of(names: Sequence[str] = tuple(FEATURES)) -> list[tuple[str, str]]:
     ]
 
 
-def page_bytes(path: Path, kv_dtype: str) -> int:
+@cache
+def _page_bytes(path: Path, kv_dtype: str) -> int:
     """Bytes that the memory plan takes for a page."""
     with LLM(str(path), backend="null", threads=1, kv_dtype=kv_dtype, max_context=PAGE) as llm:
         return PAGE * llm.plan.kv_per_token
@@ -222,7 +226,7 @@ def check(path: Path, load: Load, plain: Answers, kv_dtype: str, features: Seque
 def _open(path: Path, load: Load, kv_dtype: str, pages: int, **options: Any) -> LLM:
     """An engine that is plain but for `options`. No measured time decides what happens: all steps take equally long."""
     plain = {"threads": 1, "max_seqs": 1, "prefix_cache": False, "max_step_tokens": 256, "max_context": load.context}
-    memory = {"kv_dtype": kv_dtype, "kv_memory": pages * page_bytes(path, kv_dtype)}
+    memory = {"kv_dtype": kv_dtype, "kv_memory": pages * _page_bytes(path, kv_dtype)}
     llm = LLM(str(path), **{**plain, **memory, **options})
     seconds = itertools.count(1)
     llm.engine.clock = llm.engine._recorder._clock = lambda: float(next(seconds))

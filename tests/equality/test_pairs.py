@@ -26,8 +26,6 @@ CHOSEN = [
     ("softcap", "q8"),
     ("qk norm", "q4"),
     ("softcap", "f16"),
-    ("window", "q4"),
-    ("quantised", "q8"),
 ]
 COMBINATIONS = [(kind, kv_dtype) for kind in KINDS for kv_dtype in KV_TYPES]
 PAIRS = pairs_of()
