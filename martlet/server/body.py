@@ -127,6 +127,8 @@ def _refusal(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_context=False)[0]
     param = ""
     for part in first["loc"]:
+        if part == "str" or (isinstance(part, str) and "[" in part):
+            continue  # which type of several, which tells a client nothing
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
     more = f" ({error.error_count() - 1:,} more faults)" if error.error_count() > 1 else ""
     if first["type"] == "missing":

@@ -11,7 +11,7 @@ import asyncio
 from typing import Any, Protocol
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -77,9 +77,8 @@ class EventStream(Response):
                     raise
             if not leaving.done():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (TimeoutError, ClientDisconnect, OSError):
+        except (TimeoutError, OSError):  # uvicorn closes a connection whose response was not finished
             self._ticket.cancel(ApiError(499, "The client left, or does not read."))
-            raise ClientDisconnect from None
         finally:
             self._ticket.cancel()
             leaving.cancel()

@@ -125,7 +125,7 @@ def serving(
     thread.start()
     assert up.wait(20)
     try:
-        with httpx.Client(base_url=address[0], timeout=20) as client:
+        with httpx.Client(base_url=address[0], timeout=20, verify=False) as client:
             yield Served(address[0], service, slow[0], client)
     finally:
         server.should_exit = True

@@ -102,7 +102,7 @@ def test_response_goes_on_after_a_call(plain: Served) -> None:
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"input": 5}, "input.str"),
+        ({"input": 5}, "input"),
         ({"truncation": "auto"}, "truncation"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"temperature": "hot"}, "temperature"),

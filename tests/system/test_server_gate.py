@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -177,6 +179,30 @@ def test_metrics_under_vllms_names() -> None:
     assert 'vllm:request_generation_tokens_bucket{le="2.0",model_name="scripted"} 0.0' in text
     assert 'vllm:inter_token_latency_seconds_count{model_name="scripted"} 3.0' in text
     assert 'vllm:prompt_tokens_total{model_name="scripted"} 7.0' in text
+
+
+def test_tls(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not here to make a certificate")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    make = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert]
+    subprocess.run([*make, *subject], check=True, capture_output=True)
+    with serving(spell("abc"), tls_cert=cert, tls_key=key) as served:
+        assert served.base.startswith("https://")
+        with httpx.Client(base_url=served.base, verify=ssl.create_default_context(cafile=cert)) as client:
+            assert client.get("/health").json() == {"status": "ok", "trouble": None}
+
+
+def test_other_commands_do_not_import_the_server() -> None:
+    """The first token of `martlet run` does not wait for it."""
+    code = "import sys, martlet.cli, martlet.commands.run, martlet.llm; print(sorted(sys.modules))"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert "'martlet.llm'" in done.stdout
+    for name in ("starlette", "uvicorn", "pydantic", "orjson", "asyncio", "prometheus_client", "martlet.server"):
+        assert f"'{name}'" not in done.stdout
 
 
 # -- the process -------------------------------------------------------------------------------------------------------
