@@ -23,7 +23,7 @@ from martlet import LLM, SamplingParams
 from martlet.llm import BeamSearchParams
 from martlet.types import MissReason, Request, Scheduling
 
-__all__ = ["FEATURES", "Load", "check", "make_load", "pairs_of", "plain_answers", "run_row"]
+__all__ = ["FEATURES", "Load", "check", "make_load", "open_row", "pairs_of", "plain_answers", "run_row"]
 
 PAGE = 32
 PLENTY = 64  # pages, where there shall be enough
@@ -159,7 +159,7 @@ def _page_bytes(path: Path, kv_dtype: str) -> int:
 
 def plain_answers(path: Path, load: Load, kv_dtype: str) -> Answers:
     """The plain run."""
-    with _open(path, load, kv_dtype, PLENTY) as llm:
+    with open_row(path, load.context, kv_dtype, PLENTY) as llm:
         seen = Seen(llm)
         _drive(llm, load.requests)
         seen.answers.beams = _search(llm, load)
@@ -183,11 +183,11 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
     if disk is not None:
         options["kv_disk"] = str(folder)
     if disk == "warm":
-        with _open(path, load, kv_dtype, PLENTY, **options) as llm:
+        with open_row(path, load.context, kv_dtype, PLENTY, **options) as llm:
             _drive(llm, load.requests)
     batch, staggered, beams = (any(getattr(f, name) for f in features) for name in ("batch", "staggered", "beams"))
     asked = _asked(load, [what for f in features for what in f.around], any(f.shuffled for f in features))
-    with _open(path, load, kv_dtype, pages, **options) as llm:
+    with open_row(path, load.context, kv_dtype, pages, **options) as llm:
         assert llm.plan.n_pages == pages
         seen = Seen(llm)
 
@@ -223,9 +223,9 @@ def check(path: Path, load: Load, plain: Answers, kv_dtype: str, features: Seque
     assert [name for name in features if not FEATURES[name].proof(seen)] == [], "features that did not happen"
 
 
-def _open(path: Path, load: Load, kv_dtype: str, pages: int, **options: Any) -> LLM:
+def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any) -> LLM:
     """An engine that is plain but for `options`. No measured time decides what happens: all steps take equally long."""
-    plain = {"threads": 1, "max_seqs": 1, "prefix_cache": False, "max_step_tokens": 256, "max_context": load.context}
+    plain = {"threads": 1, "max_seqs": 1, "prefix_cache": False, "max_step_tokens": 256, "max_context": context}
     memory = {"kv_dtype": kv_dtype, "kv_memory": pages * _page_bytes(path, kv_dtype)}
     llm = LLM(str(path), **{**plain, **memory, **options})
     seconds = itertools.count(1)
