@@ -63,10 +63,13 @@ def test_client_that_leaves_while_it_decodes(stream: bool) -> None:
 
 
 def test_client_that_leaves_while_it_waits_or_prefills() -> None:
-    with serving(endless, step_s=0.02, context=2000, n_pages=1000) as served:
-        prefilling = ask(served, "x" * 1500, stream=True)  # 16 tokens a step
-        wait_until(lambda: is_running(served))
-        running = [ask(served, stream=True) for _ in range(3)]
+    with serving(endless, step_s=0.02, context=2000, n_pages=4000) as served:  # room for all
+        running = []
+        for n_running in (1, 2, 3):
+            running.append(ask(served, stream=True))
+            wait_until(lambda n=n_running: served.gauge("num_requests_running") == n)  # type: ignore[misc]
+        prefilling = ask(served, "x" * 1500, stream=True)  # 13 tokens a step
+        wait_until(lambda: served.gauge("num_requests_running") == 4)
         waiting = [ask(served, stream=True) for _ in range(3)]
         wait_until(lambda: served.gauge("num_requests_waiting") == 3)
         for connection in waiting:
