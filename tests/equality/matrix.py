@@ -111,7 +111,10 @@ FEATURES: dict[str, Feature] = {
         around=("like",),
     ),
     "evicted": Feature(
-        lambda seen: seen.n_evicted > 0 and _hit(seen, lambda n, of, why: n > 0 and why is MissReason.EVICTED),
+        lambda seen: (
+            seen.n_evicted > 0
+            and (_hit(seen, lambda n, of, why: n > 0 and why is MissReason.EVICTED) or seen.n_loads > 0)
+        ),
         {"prefix_cache": True},
         pages="some",
         around=("filler", "again"),

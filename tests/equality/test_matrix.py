@@ -11,7 +11,10 @@ import pytest
 from matrix import FEATURES, check, make_load, pairs_of, plain_answers
 from seen import Answers
 
+from martlet.kv_types import KV_TYPES
+
 LOAD = make_load(vocab=49_000, prompts=(30, 90, 80, 44, 40, 40), n_new=9, context=128, few=5, some=5)
+LONG_LOAD = make_load(vocab=49_000, prompts=(20, 140, 110, 40, 64, 66), n_new=25, context=192, few=7, some=8)
 SINGLE = [name for name in FEATURES if not name.startswith("policy") and name != "four threads"]
 PAIRS = [
     ("two threads", "batch"),
@@ -34,6 +37,11 @@ def plain(smollm2_path: Path) -> Answers:
     return plain_answers(smollm2_path, LOAD, "f16")
 
 
+@pytest.fixture(scope="module")
+def plain_long(smollm2_path: Path) -> Answers:
+    return plain_answers(smollm2_path, LONG_LOAD, "f16")
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("features", [*((name,) for name in SINGLE), *PAIRS], ids=" + ".join)
 def test_a_feature_or_a_pair(smollm2_path: Path, plain: Answers, features: tuple[str, ...], tmp_path: Path) -> None:
@@ -52,15 +60,15 @@ def test_compressed_pages_are_as_exact_at_their_precision(
 
 @pytest.mark.model
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("features", [pair for pair in pairs_of() if pair not in PAIRS], ids=" + ".join)
-def test_every_other_pair(smollm2_path: Path, plain: Answers, features: tuple[str, ...], tmp_path: Path) -> None:
-    check(smollm2_path, LOAD, plain, "f16", features, tmp_path)
+@pytest.mark.parametrize("features", pairs_of(), ids=" + ".join)
+def test_every_pair(smollm2_path: Path, plain_long: Answers, features: tuple[str, ...], tmp_path: Path) -> None:
+    check(smollm2_path, LONG_LOAD, plain_long, "f16", features, tmp_path)
 
 
 @pytest.mark.model
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8", "q4"])
-@pytest.mark.parametrize("feature", SINGLE)
-def test_other_types_of_pages(smollm2_path: Path, kv_dtype: str, feature: str, tmp_path: Path) -> None:
-    load = make_load(vocab=49_000, prompts=(20, 140, 110, 40, 64, 66), n_new=25, context=192, few=7, some=8)
-    check(smollm2_path, load, plain_answers(smollm2_path, load, kv_dtype), kv_dtype, (feature,), tmp_path)
+@pytest.mark.parametrize("kv_dtype", [name for name in KV_TYPES if name != "f16"])
+def test_other_types_of_pages(smollm2_path: Path, kv_dtype: str, tmp_path: Path) -> None:
+    alone = plain_answers(smollm2_path, LONG_LOAD, kv_dtype)
+    for feature in SINGLE:
+        check(smollm2_path, LONG_LOAD, alone, kv_dtype, (feature,), tmp_path / feature)
