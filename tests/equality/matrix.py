@@ -89,6 +89,7 @@ def _policy(name: str, in_pairs: bool) -> Feature:
     )
 
 
+# Beside a feature that takes most of the pages away, and so makes somebody lose theirs, others may have to run one by one.
 FEATURES: dict[str, Feature] = {
     "two threads": Feature(lambda seen: seen.n_threads == 2, {"threads": 2}),
     "four threads": Feature(lambda seen: seen.n_threads == 4, {"threads": 4}, in_pairs=False),
@@ -96,7 +97,10 @@ FEATURES: dict[str, Feature] = {
         lambda seen: seen.most_spans >= 2 and (seen.n_mixed > 0 or seen.n_preempted > 0), max_seqs=8, batch=True
     ),
     "other order": Feature(
-        lambda seen: _order_differs(seen) and (seen.joined > 0 or seen.n_preempted > 0), max_seqs=8, shuffled=True
+        lambda seen: _order_differs(seen) and (seen.joined > 0 or seen.n_preempted > 0),
+        max_seqs=8,
+        staggered=True,
+        shuffled=True,
     ),
     "chunks of 7": Feature(lambda seen: max(seen.chunks.values()) >= 6, {"max_step_tokens": 7}),
     "chunks by time": Feature(  # no step is as short: a page of each prompt at a time
