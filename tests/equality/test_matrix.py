@@ -18,13 +18,12 @@ LONG_LOAD = make_load(vocab=49_000, prompts=(20, 140, 110, 40, 64, 66), n_new=25
 SINGLE = [name for name in FEATURES if not name.startswith("policy") and name != "four threads"]
 PAIRS = [
     ("two threads", "batch"),
-    ("two threads", "chunks of 7"),
-    ("two threads", "swap"),
+    ("two threads", "recompute"),
     ("batch", "evicted"),
     ("batch", "beams"),
     ("other order", "full hit"),
     ("chunks of 7", "partial hit"),
-    ("chunks of 7", "disk"),
+    ("batch", "disk"),
     ("chunks by time", "forks"),
     ("full hit", "recompute"),
     ("partial hit", "policy priority"),

@@ -20,13 +20,7 @@ from martlet.kv_types import KV_TYPES
 
 LOAD = make_load(vocab=256, prompts=(20, 140, 110, 40, 64, 66), n_new=25, context=192, few=7, some=8)
 OTHER_LOAD = make_load(vocab=256, prompts=(21, 139, 97, 47, 65, 67), n_new=25, context=192, few=7, some=8, seed=6)
-CHOSEN = [
-    ("quantised", "f16"),
-    ("window", "f32"),
-    ("softcap", "q8"),
-    ("qk norm", "q4"),
-    ("softcap", "f16"),
-]
+CHOSEN = [("quantised", "f16"), ("window", "f32"), ("softcap", "q8"), ("qk norm", "q4")]
 COMBINATIONS = [(kind, kv_dtype) for kind in KINDS for kv_dtype in KV_TYPES]
 PAIRS = pairs_of()
 
