@@ -262,7 +262,7 @@ class Bridge:
             self._busy_since = time.monotonic()
         for job in jobs:
             job()
-        if self._live:
+        if self.engine.has_work:  # what was live may just have been aborted
             try:
                 self._driver.step()
                 self.failed_steps = 0
