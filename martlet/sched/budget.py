@@ -14,7 +14,7 @@ from martlet.sched.cost import CostModel
 __all__ = ["MORE", "StepBudget", "stall_limit"]
 
 MORE = 3.0  # a step with prompts may take so many times as long as one that only decodes
-MOST = 12.0  # the same where a prompt's time to first token is in danger
+MOST = 12.0  # the same where a prompt's time to first token is in danger, or more wait for it than decode
 ROWS = 4  # of a tile of the kernels
 ITL_SHARE = 0.9  # of an inter-token target, for a step: the rest is for what the model does not know
 
@@ -28,9 +28,17 @@ class StepBudget:
     tokens: int
     scores: int  # rows of logits that prompts may ask for, beyond the one kept for each sequence
     seconds: float | None = None
+    closed: bool = False  # nothing for prompts in this step, which shows what decoding takes
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no time is left for a prompt."""
+        return self.closed or (self.seconds is not None and self.seconds <= 0.0)
 
     def chunk(self, start: int, remaining: int) -> int:
         """How many of a prompt's remaining positions to compute; 0 if nothing is left for it."""
+        if self.closed:
+            return 0
         count = min(remaining, self.tokens)
         if self.seconds is not None:
             within = self.cost.prefill_within(max(0.0, self.seconds), start, count)
@@ -41,7 +49,7 @@ class StepBudget:
 
     def least(self, remaining: int) -> int:
         """What the first prompt of a step gets in any case."""
-        return min(remaining, self.tokens, ROWS)
+        return 0 if self.closed else min(remaining, self.tokens, ROWS)
 
     def spend(self, start: int, count: int, n_logits: int) -> None:
         """Take off what a span takes."""
@@ -52,22 +60,27 @@ class StepBudget:
 
 
 def stall_limit(
-    decode_s: float, stall_s: float | None, itl_target_s: float | None, urgent: tuple[float, float] | None
+    decode_s: float,
+    crowd: float,
+    stall_s: float | None,
+    itl_target_s: float | None,
+    urgent: tuple[float, float] | None,
 ) -> float:
     """Seconds that prompts may add to a step whose decoding part takes `decode_s`.
 
     `stall_s` and `itl_target_s`, the smallest of those that decode, bound the step. Without `stall_s` it is MORE times
-    the decoding part. `urgent` is what a prompt still takes to compute and the time to its deadline: their ratio is the
+    the decoding part, and as many times more as prompts wait for each sequence that decodes (`crowd`): whose time is
+    spent, theirs or the decoding ones', counts by the head. `urgent` is what a prompt still takes to compute and the time to its deadline: their ratio is the
     share of all time that it needs, and the step is as long as that makes it, up to MOST times the decoding part.
     """
     if stall_s is not None:
         limit = stall_s
     else:
-        factor = MORE
+        factor = min(MOST, MORE * max(1.0, crowd))
         if urgent is not None:
             left_s, to_deadline_s = urgent
             share = min(1.0, left_s / to_deadline_s) if to_deadline_s > 0.0 else 1.0
-            factor = min(MOST, max(MORE, 1.0 / max(1.0 - share, 1.0 / MOST)))
+            factor = min(MOST, max(factor, 1.0 / max(1.0 - share, 1.0 / MOST)))
         limit = factor * decode_s
     if itl_target_s is not None:
         limit = min(limit, ITL_SHARE * itl_target_s)

@@ -20,6 +20,7 @@ DECODE_PRIOR, PREFILL_PRIOR = (1e-3, 5e-4, 5e-4), (1e-4, 5e-4, 5e-4)  # seconds;
 FAST, SLOW = 1.0, 0.3  # share of the error that an update corrects: of the first ones, and later
 SETTLED = 8  # how many are the first ones
 OUTLIER = 1.0  # relative error from which on a step counts as having just this: something else ran
+PROBE = 32  # steps with prompts in a row, after which one without shows again what decoding takes
 LOAD_WEIGHT = 0.2  # of the newest measurement in the mean time of a page's load
 
 Features = tuple[float, float, float]
@@ -75,6 +76,15 @@ class CostModel:
         self._decode = LinearFit(DECODE_PRIOR)
         self._prefill = LinearFit(PREFILL_PRIOR)
         self._load_s: float | None = None  # of one page
+        self._blind = PROBE  # steps since one that only decoded
+
+    @property
+    def wants_decode(self) -> bool:
+        """Whether it is time for a step without prompts: from mixed steps alone nobody can tell what decoding takes.
+
+        Taken for too short, it would leave prompts too little time, and what they then take would be blamed on them.
+        """
+        return self._blind >= PROBE
 
     def decode_s(self, work: Work) -> float:
         """What a step takes for its decoding rows, and for being a step."""
@@ -101,6 +111,7 @@ class CostModel:
 
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from a step that took `seconds`."""
+        self._blind = self._blind + 1 if work.n_prefill else 0
         if work.n_prefill:
             self._prefill.update((1.0, work.n_prefill, work.prefill_reads / SCALE), seconds - self.decode_s(work))
         else:

@@ -177,6 +177,9 @@ class Planner:
         )
         if work.n_decode == 0:
             return budget
+        if self._cost.wants_decode:
+            budget.closed = True
+            return budget
         targets = (seq.request.scheduling.itl_target_s for seq in self.running if len(seq.ids) - seq.n_cached == 1)
         itl = min((target for target in targets if target is not None), default=None)
         urgent = None
@@ -185,7 +188,8 @@ class Planner:
             if target is not None and seq.n_generated == 0:
                 left = self._cost.prefill_s(seq.n_cached, len(seq.ids) - seq.n_cached)
                 urgent = left, seq.arrival_s + target - now
-        budget.seconds = stall_limit(self._cost.decode_s(work), limits.stall_s, itl, urgent)
+        crowd = (len(prompts) + len(self.waiting)) / work.n_decode
+        budget.seconds = stall_limit(self._cost.decode_s(work), crowd, limits.stall_s, itl, urgent)
         return budget
 
     def _add_chunk(self, seq: Sequence, budget: StepBudget, draft: Draft) -> None:
@@ -236,7 +240,7 @@ class Planner:
             if seq is None:
                 return
             parent = None if seq.parent is None else self._live.get(seq.parent)
-            if parent is None and draft.work.n_prefill and budget.seconds is not None and budget.seconds <= 0.0:
+            if parent is None and budget.is_spent and (draft.work.n_prefill or budget.closed):
                 return  # no time is left for its prompt
             if self._is_held(seq, parent):
                 held.add(seq)

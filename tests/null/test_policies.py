@@ -194,7 +194,7 @@ def test_ten_percent_too_little_memory_makes_no_storm(policy: str) -> None:
     assert len(world.order) == 120
     assert worst <= MAX_PREEMPTED
     assert world.scheduler.n_preempted < 120
-    assert computed < 1.3 * 120 * 87
+    assert computed < 1.5 * 120 * 87  # a storm computes everything many times over
 
 
 def test_the_queue_is_bounded_by_requests() -> None:
