@@ -215,11 +215,11 @@ def _validate(config: EngineConfig) -> None:
         )
     if not config.prefix_cache and config.origins.get("kv_disk", ("",))[0] is Origin.OPTION:
         raise RequestError("kv_disk keeps what the prefix cache holds, and prefix_cache is off.", param="kv_disk")
-    if config.kv_disk is not None and (not isinstance(config.kv_disk, str) or not config.kv_disk):
+    if config.kv_disk is not None and not _is_path(config.kv_disk):
         raise RequestError(f"kv_disk is {config.kv_disk!r}; expected the path of a folder.", param="kv_disk")
     for name in ("trace", "capsule"):
         value = getattr(config, name)
-        if value is not None and (not isinstance(value, str) or not value):
+        if value is not None and not _is_path(value):
             raise RequestError(f"{name} is {value!r}; expected the path of a file to write.", param=name)
     for name in ("chat_template", "tokenizer_pre"):
         value = getattr(config, name)
@@ -230,13 +230,21 @@ def _validate(config: EngineConfig) -> None:
             raise RequestError(f"{name} is {getattr(config, name)!r}; expected True or False.", param=name)
     stall = config.stall_ms
     if stall is not None and (isinstance(stall, bool) or not isinstance(stall, int | float) or not 0 < stall < 1e9):
-        raise RequestError(f"stall_ms is {stall!r}; expected milliseconds above 0.", param="stall_ms")
+        raise RequestError(f"stall_ms is {stall!r}; expected milliseconds, above 0 and below 1e9.", param="stall_ms")
     if config.max_step_tokens < config.max_seqs:
         raise RequestError(
             f"max_step_tokens is {config.max_step_tokens}, fewer than max_seqs, {config.max_seqs}: each running"
             " sequence needs a token in every step. Raise max_step_tokens or lower max_seqs.",
             param="max_step_tokens",
         )
+
+
+def _is_path(value: object) -> bool:
+    """Whether a system could have a file of this name."""
+    try:
+        return isinstance(value, str) and bool(value) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 def _require_whole(name: str, value: object, least: int, most: int) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Self, TypedDict, Unpack
 import numpy as np
 
 from martlet.config import EngineConfig, Setting, resolve_config
-from martlet.engine.asking import Asker
+from martlet.engine.asking import Asker, wishes_of
 from martlet.engine.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search_beams
 from martlet.engine.build import Built, Progress, build
 from martlet.engine.driver import Asked, Driver, Stream
@@ -211,12 +211,10 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of one prompt or several, in the order of the prompts (vLLM's offline API)."""
         parts = self._parts
-        wishes = scheduling or Scheduling()
         asked = []
         for prompt in listed(prompts):
             tokens = tokens_of(prompt, parts.tokenizer)
-            own = replace(wishes, cache_salt=tokens.cache_salt or wishes.cache_salt)
-            asked.append((tokens.text, tokens.ids, own))
+            asked.append((tokens.text, tokens.ids, wishes_of(tokens, scheduling)))
         name = f"beams-{next(self._numbers)}"
         return search_beams(self._driver, parts.tokenizer, asked, params, parts.plan.context, name)
 

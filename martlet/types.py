@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
 
 __all__ = [
@@ -78,9 +79,16 @@ class CacheUse:
     )
 
 
+MOST_PRIORITY = 1 << 31  # in size: beyond it times of arrival would be lost in a policy's sums
+MOST_SECONDS = 1e9
+
+
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """When a request wants to run, and with whom it shares. Times in seconds from its arrival."""
+    """When a request wants to run, and with whom it shares. Times in seconds from its arrival.
+
+    Raises RequestError, naming the field, for a value that is not one.
+    """
 
     priority: int = 0  # lower runs first, as in vLLM; used by the priority policy
     tenant: str = ""  # who gets a fair share, under the fair policy
@@ -88,6 +96,32 @@ class Scheduling:
     ttft_target_s: float | None = None  # time to first token
     itl_target_s: float | None = None  # time between tokens
     queue_timeout_s: float | None = None  # it fails if it has not started by then
+
+    def __post_init__(self) -> None:
+        level = self.priority
+        if isinstance(level, bool) or not isinstance(level, int) or abs(level) > MOST_PRIORITY:
+            raise RequestError(
+                f"priority is {level!r:.40}; expected a whole number from {-MOST_PRIORITY:,} to {MOST_PRIORITY:,}.",
+                param="priority",
+            )
+        for name in ("tenant", "cache_salt"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or not _is_unicode(text):
+                raise RequestError(f"{name} is {text!r:.40}; expected Unicode text.", param=name)
+        for name in ("ttft_target_s", "itl_target_s", "queue_timeout_s"):
+            time = getattr(self, name)
+            if time is not None and (
+                isinstance(time, bool) or not isinstance(time, int | float) or not 0 < time <= MOST_SECONDS
+            ):
+                raise RequestError(
+                    f"{name} is {time!r:.40}; expected seconds, above 0 and at most {MOST_SECONDS:,.0f}, or None.",
+                    param=name,
+                )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be encoded: half a surrogate pair cannot."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,22 @@ from martlet.tokenizer.chat import ChatTemplate
 from martlet.tokenizer.turns import TurnMemory
 from martlet.types import Request, Scheduling
 
-__all__ = ["Asker"]
+__all__ = ["Asker", "wishes_of"]
 
 _REWRITES = (
     "The chat template writes an earlier answer otherwise than it was generated (it drops the reasoning, perhaps):"
     " the conversation is computed again from there on."
 )
+
+
+def wishes_of(prompt: PromptTokens, scheduling: Scheduling | None) -> Scheduling:
+    """When a prompt wants to run; its own salt wins. RequestError for what is no Scheduling."""
+    if not isinstance(scheduling, Scheduling | None):
+        raise RequestError(
+            f"scheduling is of type {type(scheduling).__name__}; expected Scheduling(…).", param="scheduling"
+        )
+    wishes = scheduling or Scheduling()
+    return replace(wishes, cache_salt=prompt.cache_salt) if prompt.cache_salt else wishes
 
 
 class Asker:
@@ -69,9 +79,7 @@ class Asker:
         """A request for the engine; RequestError for parameters that are wrong."""
         built = self._built
         resolved, settings = with_seed(*resolve_params(params, built.suggested), built.seeds)
-        wishes = scheduling or Scheduling()
-        if prompt.cache_salt:
-            wishes = replace(wishes, cache_salt=prompt.cache_salt)
+        wishes = wishes_of(prompt, scheduling)
         ids = truncated(prompt.ids, resolved, built.plan.context)
         request = Request(request_id, ids, resolved, prompt.text, scheduling=wishes)
         return Asked(request, settings, prompt.warnings, self._noting(prompt, ids))

@@ -123,6 +123,11 @@ def search_beams(
     name: str,
 ) -> list[BeamSearchOutput]:
     """Search for each prompt, all at once; RequestError if one cannot run. `name` is what its requests are called."""
+    if not isinstance(params, BeamSearchParams):
+        raise RequestError(
+            f"params is of type {type(params).__name__}; expected BeamSearchParams(beam_width=…, max_tokens=…).",
+            param="params",
+        )
     if 2 * params.beam_width > tokenizer.vocab_size:
         raise RequestError(
             f"beam_width is {params.beam_width}; the vocabulary has {tokenizer.vocab_size} tokens, and twice as many as"

@@ -18,6 +18,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,8 @@ class CapsuleWriter(Observer):
             os.replace(partial, self._path)
         except OSError as error:
             warnings.warn(f"the capsule {self._path} was not written: {error}", RuntimeWarning, stacklevel=2)
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     def _full(self, more: int) -> bool:
         self._size += more

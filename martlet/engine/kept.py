@@ -32,9 +32,11 @@ def open_kept_pages(
     if config.kv_disk is None or not config.prefix_cache:
         return None
     size = page_bytes(ops, caches)
-    if Layout(config.page_size, size).slots_within(config.kv_disk_size) == 0:
+    layout = Layout(config.page_size, size)
+    if layout.slots_within(config.kv_disk_size) == 0:
         raise CapacityError(
-            f"kv_disk_size is {config.kv_disk_size:,} bytes, and one page takes {size:,}: raise it, or leave kv_disk out."
+            f"kv_disk_size is {config.kv_disk_size:,} bytes, and one page takes {size:,}, the smallest file"
+            f" {layout.least_bytes:,}: raise it, or leave kv_disk out."
         )
     owner = Owner(
         model=(spec.name or Path(config.model).stem)[:MAX_NAME],
@@ -51,7 +53,7 @@ def make_cache(config: EngineConfig, pages: PagePool, tier: TierFile | None) -> 
     if not config.prefix_cache:
         return None
     share = share_tokens(config.kv_dtype)
-    if tier is None:
+    if tier is None or tier.n_slots == 0:  # 0: the disk was found full at the first try
         return RadixCache(pages, share_tokens=share)
     cache = RadixCache(pages, share_tokens=share, tier=TierSlots(tier.n_slots))
     cache.adopt((record.slot, record.key, record.parent, record.ids) for record in tier.records())

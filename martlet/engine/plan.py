@@ -149,8 +149,8 @@ def plan_memory(footprint: Footprint, config: EngineConfig, available: int | Non
             wanted = config.page_size if config.max_context is None else context
             needed = plan.kv_per_token * -(-wanted // config.page_size) * config.page_size
             raise CapacityError(
-                f"kv_memory is {_mib(config.kv_memory)}, which holds {holds:,} tokens; a context of {wanted:,} needs"
-                f" {_mib(needed)}: raise kv_memory or lower max_context."
+                f"kv_memory is {config.kv_memory:,} bytes, which hold {holds:,} tokens; a context of {wanted:,} needs"
+                f" {needed:,} bytes: raise kv_memory{'' if config.max_context is None else ' or lower max_context'}."
             )
         plan = replace(plan, n_pages=n_pages, sequences=max(1, holds // context))
         if holds < context:

@@ -11,6 +11,7 @@ from martlet.config import EngineConfig
 from martlet.engine.capsule import FORMAT, CapsuleWriter
 from martlet.engine.plan import MemoryPlan
 from martlet.engine.trace import TraceWriter
+from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint
 from martlet.machine import processor_name
 from martlet.metrics import Observer
@@ -33,13 +34,35 @@ def observers(
 ) -> list[Observer]:
     """Make those that the settings ask for; `resources` closes them."""
     found: list[Observer] = []
-    if config.trace is not None:
-        found.append(TraceWriter(config.trace, f"martlet: {Path(config.model).name}"))
-    if config.capsule is not None:
-        found.append(CapsuleWriter(config.capsule, capsule_header(config, plan, checkpoint, ops)))
-    for observer in found:
+    for name, path in (("trace", config.trace), ("capsule", config.capsule)):
+        if path is None:
+            continue
+        try:
+            _check_target(name, Path(path), config)
+            if name == "trace":
+                observer: Observer = TraceWriter(path, f"martlet: {Path(config.model).name}")
+            else:
+                observer = CapsuleWriter(path, capsule_header(config, plan, checkpoint, ops))
+        except OSError as error:
+            raise RequestError(
+                f"{name} is {path}, which cannot be written ({error.strerror}): give a file in a folder that can be.",
+                param=name,
+            ) from error
         resources.callback(observer.close)
+        found.append(observer)
     return found
+
+
+def _check_target(name: str, path: Path, config: EngineConfig) -> None:
+    """A trace is written as it comes, also into a device or a pipe; a capsule takes the place of what was there."""
+    if not path.exists():
+        return
+    if name == "capsule" and not path.is_file():
+        raise RequestError(f"capsule is {path}, which is no regular file: give the path of a file.", param=name)
+    others = {"the model": config.model, "the trace": config.trace if name == "capsule" else None}
+    for what, other in others.items():
+        if other is not None and Path(other).exists() and path.samefile(other):
+            raise RequestError(f"{name} is {path}, which is {what} as well: give another file.", param=name)
 
 
 def capsule_header(config: EngineConfig, plan: MemoryPlan, checkpoint: Checkpoint, ops: Backend) -> dict[str, Any]:

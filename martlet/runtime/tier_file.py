@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import warnings
 import zlib
@@ -26,6 +27,7 @@ from martlet.types import Load, Save, SlotId
 __all__ = ["StoredFile", "TierFile", "open_tier", "remove_file", "stored_files"]
 
 SUFFIX = ".kv"
+NAME = re.compile(r"[0-9a-f]{16,}(-[2-9])?\.kv")  # what may be removed: a folder can hold others' files, also *.kv
 COPIES = 8  # files of one fingerprint: each process needs its own
 MAX_FAILURES = 3  # of the disk in a row, after which it is left alone
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -218,7 +220,7 @@ def stored_files(folder: Path) -> list[StoredFile]:
         return found
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False):
+            if NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     status = entry.stat(follow_symlinks=False)
                     found.append(StoredFile(Path(entry.path), status.st_blocks * 512, status.st_mtime))

@@ -121,6 +121,11 @@ class Layout:
         """How many slots a file of this size can hold."""
         return max(0, min(MAX_SLOTS, (file_bytes - self.first_slot) // self.slot_bytes))
 
+    @property
+    def least_bytes(self) -> int:
+        """The smallest budget on disk that a slot fits."""
+        return FILE_HEADER_BYTES + BLOCK + self.slot_bytes + self.header_bytes
+
     def slots_within(self, most_bytes: int) -> int:
         """How many slots fit a budget on disk, where the table takes the blocks in use only."""
         room = most_bytes - FILE_HEADER_BYTES - BLOCK

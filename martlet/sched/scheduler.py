@@ -184,7 +184,17 @@ class Scheduler:
         return self._planner.n_preempted
 
     def borrow(self, n_tokens: int) -> tuple[PageId, ...]:
-        """Pages for so many positions, for use between two steps; to be given to the pool's `free`. CapacityError."""
+        """Pages for so many positions, for use between two steps; to be given to the pool's `free`.
+
+        Raises RequestError for more than the context and CapacityError where too few are free.
+        """
+        if n_tokens > self._limits.context:
+            raise RequestError(
+                f"The prompt has {n_tokens:,} tokens and the context holds {self._limits.context:,}: shorten the prompt"
+                f" by {n_tokens - self._limits.context:,} tokens or raise max_context.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
         need = self._pages.pages_for(n_tokens)
         pages = self._keeper.take(need, save=False)
         if pages is None:

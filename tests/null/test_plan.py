@@ -118,7 +118,9 @@ def test_kv_memory_sets_the_pages_and_bounds_the_context() -> None:
 
 @pytest.mark.parametrize("kv_memory", [MIB, 1])
 def test_kv_memory_too_small_for_the_context(kv_memory: int) -> None:
-    with pytest.raises(CapacityError, match=r"a context of 1,024 needs 2 MiB: raise kv_memory or lower max_context"):
+    with pytest.raises(
+        CapacityError, match=r"a context of 1,024 needs 2,097,152 bytes: raise kv_memory or lower max_context"
+    ):
         plan_memory(FOOTPRINT, config(kv_memory=kv_memory, max_context=1024), None)
 
 

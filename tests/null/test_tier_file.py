@@ -31,6 +31,7 @@ OWNER = Owner("A model", "f" * 16, "f16", 32, 10_000)
 LAYOUT = Layout(32, 10_000)
 MIB = 1 << 20
 SALT = b"\0" * 32
+OLD, OLDER, NEW, USED = (digit * 16 for digit in "1234")  # fingerprints of other models
 
 
 def key(number: int) -> bytes:
@@ -253,21 +254,21 @@ def test_the_file_stays_within_its_bound(tmp_path: Path) -> None:
 
 def test_files_of_other_models_make_room(tmp_path: Path) -> None:
     """The bound is for all files together; the one that was not used for longest goes first, never one in use."""
-    for number, name in enumerate(["old", "older", "new"]):
+    for number, name in enumerate([OLD, OLDER, NEW]):
         tier = opened(tmp_path, MIB, replace(OWNER, fingerprint=name))
         for slot in range(20):
             assert tier.save(save_of(slot, slot), page_of(slot))
         tier.close()
         os.utime(tier.path, (0, [2000, 1000, 3000][number]))
-    used = opened(tmp_path, MIB, replace(OWNER, fingerprint="used"))
+    used = opened(tmp_path, MIB, replace(OWNER, fingerprint=USED))
     os.utime(used.path, (0, 500))
     tier = opened(tmp_path)
     for slot in range(30):
         assert tier.save(save_of(slot, slot), page_of(slot))
-    assert [file.path.stem for file in stored_files(tmp_path)] == ["f" * 16, "new", "old", "used"]
+    assert [file.path.stem for file in stored_files(tmp_path)] == [OLD, NEW, USED, "f" * 16]
     for slot in range(30, 78):
         assert tier.save(save_of(slot, slot), page_of(slot))
-    assert [file.path.stem for file in stored_files(tmp_path)] == ["f" * 16, "used"]
+    assert [file.path.stem for file in stored_files(tmp_path)] == [USED, "f" * 16]
     assert used.save(save_of(0, 0), page_of(0))
     assert not tier.save(save_of(81, 81), page_of(81))  # the others' bytes are in use
     assert sum(file.disk_bytes for file in stored_files(tmp_path)) <= MIB + 16_384
@@ -430,6 +431,20 @@ def test_a_folder_that_is_not_there_has_no_files(tmp_path: Path) -> None:
     assert stored_files(tmp_path / "nowhere") == []
     (tmp_path / "note.txt").write_text("x")
     (tmp_path / "link.kv").symlink_to(tmp_path / "note.txt")
-    (tmp_path / "junk.kv").write_text("junk")
+    (tmp_path / f"{'a' * 32}.kv").write_text("junk")
     [file] = stored_files(tmp_path)
-    assert (file.path.name, file.read()) == ("junk.kv", (None, []))
+    assert (file.path.name, file.read()) == (f"{'a' * 32}.kv", (None, []))
+
+
+def test_files_of_others_are_never_removed_to_make_room(tmp_path: Path) -> None:
+    """Other programs have files that end in .kv as well (Kivy's are written by hand)."""
+    names = ["main.kv", "screen-2.kv", f"{'a' * 32}.kv.kv", f"{'A' * 32}.kv", f"{'a' * 32}-x.kv", ".kv"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"theirs" * 10_000)
+        os.utime(tmp_path / name, (1, 1))
+    assert stored_files(tmp_path) == []
+    tier = opened(tmp_path, 64 << 10)
+    for slot in range(4):
+        assert tier.save(save_of(slot, slot), page_of(slot))
+    tier.close()
+    assert all((tmp_path / name).read_bytes() == b"theirs" * 10_000 for name in names)

@@ -34,10 +34,10 @@ def test_ls_says_whose_pages_how_many_tokens_and_how_large(tmp_path: Path, capsy
     """Row 15 of what users ask for."""
     kept(tmp_path).close()
     other = kept(tmp_path, replace(OWNER, fingerprint="c3d4" * 8, model="Bad\x1b[31m"), pages=2)
-    (tmp_path / "junk.kv").write_bytes(b"junk")
+    (tmp_path / f"{'0' * 32}.kv").write_bytes(b"junk")
     assert main(["cache", "ls", "--kv-disk", str(tmp_path), "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert [(rows[n]["model"], rows[n]["tokens"], rows[n]["in_use"]) for n in ("a1b2" * 8, "c3d4" * 8, "junk")] == [
+    assert [(rows[n]["model"], rows[n]["tokens"], rows[n]["in_use"]) for n in ("a1b2" * 8, "c3d4" * 8, "0" * 32)] == [
         ("SmolLM2", 96, False),
         ("Bad?[31m", 64, True),
         (None, 0, False),
@@ -56,7 +56,7 @@ def test_ls_says_whose_pages_how_many_tokens_and_how_large(tmp_path: Path, capsy
 def test_rm_removes_by_name_and_leaves_what_is_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(3):
         kept(tmp_path, replace(OWNER, fingerprint=f"{number}" * 32, model=f"M{number}")).close()
-    used = kept(tmp_path, replace(OWNER, fingerprint="u" * 32))
+    used = kept(tmp_path, replace(OWNER, fingerprint="d" * 32))
     (tmp_path / "note.txt").write_text("not ours")
     disk = ["--kv-disk", str(tmp_path)]
     assert main(["cache", "rm", "000", "M2", *disk]) == 0
@@ -67,7 +67,7 @@ def test_rm_removes_by_name_and_leaves_what_is_in_use(tmp_path: Path, capsys: py
     captured = capsys.readouterr()
     assert "Removed 1 files" in captured.out
     assert "in use" in captured.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["note.txt", f"{'u' * 32}.kv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{'d' * 32}.kv", "note.txt"]
     used.close()
     assert main(["cache", "rm", "--all", *disk]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]

@@ -69,5 +69,5 @@ def test_a_trace_that_cannot_be_written_is_said_at_the_start(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for option in ("--trace", "--capsule"):
-        assert main(["run", model, "hello", "--raw", option, str(tmp_path / "no" / "x.json"), *COMMON]) == 1
+        assert main(["run", model, "hello", "--raw", option, str(tmp_path / "no" / "x.json"), *COMMON]) == 2
         assert "No such file or directory" in capsys.readouterr().err
