@@ -6,7 +6,8 @@ dimension of many positions and a score needs no horizontal sum, and its values 
     keys    [page][KV head][D][32]          values  [page][KV head][32][D, filled to 16]
 
 Each function also fetches the same place of the page that comes next: pages lie anywhere, so the processor's own
-prefetchers lose them at every end.
+prefetchers lose them at every end. It goes to the second-level cache, which can wait for many more lines at a time than
+the first can.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def float_scores(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
         while two and place < PAGE:
             low, high = zero(), zero()
             for d in range(size):
-                v.prefetch(ahead, (d * PAGE + place) * item)
+                v.prefetch_l2(ahead, (d * PAGE + place) * item)
                 low = v.tile_fma(low, load(keys, d * PAGE + place), scratch, d, Q_STRIDE_FLOATS)
                 high = v.tile_fma(high, load(keys, d * PAGE + place + lanes), scratch, d, Q_STRIDE_FLOATS)
             v.tile_store(low, scratch, SCORES + place, PAGE)
@@ -91,7 +92,7 @@ def float_scores(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
         while place < PAGE:
             acc = zero()
             for d in range(size):
-                v.prefetch(ahead, (d * PAGE + place) * item)
+                v.prefetch_l2(ahead, (d * PAGE + place) * item)
                 acc = v.tile_fma(acc, load(keys, d * PAGE + place), scratch, d, Q_STRIDE_FLOATS)
             v.tile_store(acc, scratch, SCORES + place, PAGE)
             place += lanes
@@ -113,7 +114,7 @@ def float_sums(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
             low = v.tile_scale(load_tile(state, at, lanes), scratch, ALPHAS)
             high = v.tile_scale(load_tile(state, at + lanes * ROWS_PER_TILE, lanes), scratch, ALPHAS)
             for i in range(first, stop):
-                v.prefetch(ahead, (i * padded + d) * item)
+                v.prefetch_l2(ahead, (i * padded + d) * item)
                 low = v.tile_fma(low, load(values, i * padded + d), scratch, SCORES + i, PAGE)
                 high = v.tile_fma(high, load(values, i * padded + d + lanes), scratch, SCORES + i, PAGE)
             v.tile_store(low, state, at, lanes)
@@ -123,7 +124,7 @@ def float_sums(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
             at = SUMS + d * ROWS_PER_TILE
             acc = v.tile_scale(load_tile(state, at, lanes), scratch, ALPHAS)
             for i in range(first, stop):
-                v.prefetch(ahead, (i * padded + d) * item)
+                v.prefetch_l2(ahead, (i * padded + d) * item)
                 acc = v.tile_fma(acc, load(values, i * padded + d), scratch, SCORES + i, PAGE)
             v.tile_store(acc, state, at, lanes)
             d += lanes

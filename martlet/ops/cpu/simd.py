@@ -116,11 +116,14 @@ class Verbs(ModuleType):
         raw = self.bytes
         self.load_bytes = verb(2, lambda p, i: raw, lambda b, t, p, i: load(b, p, i, raw.ir))
 
-        def prefetch(b: Any, t: Any, p: Any, i: Any) -> None:
-            read, keep, data = constant(I32, 0), constant(I32, 3), constant(I32, 1)
-            call(b, "llvm.prefetch.p0", ir.VoidType(), at(b, p, i, I8), read, keep, data)
+        def prefetch(locality: int) -> Any:
+            def emit(b: Any, t: Any, p: Any, i: Any) -> None:
+                read, keep, data = constant(I32, 0), constant(I32, locality), constant(I32, 1)
+                call(b, "llvm.prefetch.p0", ir.VoidType(), at(b, p, i, I8), read, keep, data)
 
-        self.prefetch = verb(2, lambda p, i: None, prefetch)  # (pointer, byte)
+            return verb(2, lambda p, i: None, emit)
+
+        self.prefetch, self.prefetch_l2 = prefetch(3), prefetch(2)  # (pointer, byte): to the first cache, to the second
 
         def gather(item: ir.Type) -> Any:
             """(p, i, stride) → int32 lane r = the item at byte i + r * stride: the same one of each of `lanes` rows."""
