@@ -61,7 +61,8 @@ class Case:
         options = (float_bits(self.scale), float_bits(self.softcap), self.window)
         memory = (own.ctypes.data, states.ctypes.data, self.n_states)
         cache = (*self.cache.addresses, *self.cache.page_bytes)
-        kernels(f"attention_{self.kind}", step, q, out, *cache, *shape, *options, *memory, threads=threads)
+        name = f"attention_{self.kind}_{min(self.heads // self.kv_heads, 8)}"
+        kernels(name, step, q, out, *cache, *shape, *options, *memory, threads=threads)
         assert not states[:, ARRIVED].any()  # ready for the next step
         assert out.base is not None
         assert np.isnan(np.delete(out.base, np.s_[5 : 5 + width], 1)).all()  # nothing beside it was written

@@ -37,6 +37,8 @@ from martlet.ops.cpu.record import (
     BYTES,
     COUNTER,
     LARGEST,
+    NEW_LARGEST,
+    NEW_TOTALS,
     PAGE,
     Q_STRIDE_FLOATS,
     RECENT_TOKENS,
@@ -89,57 +91,84 @@ class Unit(NamedTuple):
     partials: int  # address of the tile's first state; 0: one thread does the whole tile
 
 
-def softmax(v: Verbs) -> Callable[..., Any]:
-    """(scratch, state, m, skip, count): row m sees places skip … count - 1 of the page: scores to p, and m, l and α."""
+def softmax(v: Verbs, rows: int, own: bool, earlier: bool) -> Callable[..., Any]:
+    """(record, scratch, state, positions, first_row, unit, page): the tile's scores of a page to p, and m, l and α.
+
+    Of a page of their own group only rows see anything if `own`, of one before only if `earlier`.
+    """
     lanes, exp, parts = v.lanes, exponential(v), PAGE // v.lanes
 
     def form(whole: bool) -> Callable[..., Any]:
-        @njit(forceinline=True, **OPTIONS)
+        @helper
         def seen(x, part, skip, count, otherwise):  # type: ignore[no-untyped-def]
             if whole:
                 return x
             x = v.keep_first(x, count - part * lanes, v.splat(otherwise))
             return v.keep_first(v.splat(otherwise), skip - part * lanes, x)
 
-        @njit(forceinline=True, **OPTIONS)
-        def run(scratch, state, m, skip, count):  # type: ignore[no-untyped-def]
-            start = SCORES + m * PAGE
-            before = v.splat(state[LARGEST + m])
-            largest = before
-            for part in range(parts):
-                score = seen(v.load_f32(scratch, start + part * lanes), part, skip, count, HIDDEN)
-                largest = v.max(largest, score)
-            largest = v.splat(v.max_lanes(largest))
-            total = v.splat(0.0)
-            for part in range(parts):
-                p = exp(v.sub(v.load_f32(scratch, start + part * lanes), largest))
-                p = seen(p, part, skip, count, 0.0)
-                v.store(scratch, start + part * lanes, p)
-                total = v.add(total, p)
-            alpha = v.first_lane(exp(v.sub(before, largest)))
-            state[LARGEST + m] = v.first_lane(largest)
-            scratch[ALPHAS + m] = alpha
-            state[TOTALS + m] = state[TOTALS + m] * alpha + v.sum_lanes(total)
+        @helper
+        def run(record, scratch, state, positions, first_row, unit, page):  # type: ignore[no-untyped-def]
+            heads, window = record[HEADS_PER_KV], record[WINDOW]
+            skip, count = 0, PAGE
+            for m in range(rows):
+                if not whole:
+                    skip, count = places_seen(positions, first_row, unit, m, heads, window, page)
+                largest = v.splat(state[LARGEST + m])
+                for part in range(parts):
+                    score = v.load_f32(scratch, SCORES + m * PAGE + part * lanes)
+                    largest = v.max(largest, seen(score, part, skip, count, HIDDEN))
+                scratch[NEW_LARGEST + m] = v.max_lanes(largest)
+            for m in range(rows):
+                if not whole:
+                    skip, count = places_seen(positions, first_row, unit, m, heads, window, page)
+                largest, total = v.splat(scratch[NEW_LARGEST + m]), v.splat(0.0)
+                for part in range(parts):
+                    at = SCORES + m * PAGE + part * lanes
+                    p = seen(exp(v.sub(v.load_f32(scratch, at), largest)), part, skip, count, 0.0)
+                    v.store(scratch, at, p)
+                    total = v.add(total, p)
+                scratch[NEW_TOTALS + m] = v.sum_lanes(total)
+            for m in range(0, rows, lanes):  # all rows at once
+                new = v.load_f32(scratch, NEW_LARGEST + m)
+                alpha = exp(v.sub(v.load_f32(state, LARGEST + m), new))
+                v.store(scratch, ALPHAS + m, alpha)
+                v.store(state, LARGEST + m, new)
+                total = v.mul(v.load_f32(state, TOTALS + m), alpha)
+                v.store(state, TOTALS + m, v.add(total, v.load_f32(scratch, NEW_TOTALS + m)))
 
         return run
 
+    @helper
+    def places_seen(positions, first_row, unit, m, heads, window, page):  # type: ignore[no-untyped-def]
+        """The first place of a page that row m sees, and the one after its last; rows that are not there see as the last."""
+        position = positions[first_row + (unit.pair + min(m, unit.n - 1)) // heads]
+        skip, count = position - window + 1 - page * PAGE if window > 0 else 0, position + 1 - page * PAGE
+        if not (own and earlier):
+            is_own = position // RECENT_TOKENS == page * PAGE // RECENT_TOKENS
+            if (is_own and not own) or (not is_own and not earlier):
+                count = 0
+        return skip, count
+
     whole_page, part_of_page = form(True), form(False)
 
-    @njit(forceinline=True, **OPTIONS)
-    def row(scratch, state, m, skip, count):  # type: ignore[no-untyped-def]
-        if skip <= 0 and count >= PAGE:
-            whole_page(scratch, state, m, skip, count)
+    @helper
+    def tile(record, scratch, state, positions, first_row, unit, page):  # type: ignore[no-untyped-def]
+        heads, window = record[HEADS_PER_KV], record[WINDOW]
+        _, count = places_seen(positions, first_row, unit, 0, heads, window, page)
+        skip, last_count = places_seen(positions, first_row, unit, rows - 1, heads, window, page)
+        if skip <= 0 and count >= PAGE and last_count >= PAGE:
+            whole_page(record, scratch, state, positions, first_row, unit, page)
         else:
-            part_of_page(scratch, state, m, skip, count)
+            part_of_page(record, scratch, state, positions, first_row, unit, page)
 
-    return row
+    return tile
 
 
 def state_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(state, size): nothing seen yet; (state, part, size): take in the segment after those that `state` has seen."""
     lanes, exp = v.lanes, exponential(v)
 
-    @njit(forceinline=True, **OPTIONS)
+    @helper
     def clear(state, size):  # type: ignore[no-untyped-def]
         for m in range(rows):
             state[LARGEST + m] = v.narrow(HIDDEN)
@@ -147,7 +176,7 @@ def state_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[.
         for d in range(0, (size + 15) // 16 * 16 * ROWS_PER_TILE, lanes):
             v.store(state, SUMS + d, v.splat(0.0))
 
-    @njit(forceinline=True, **OPTIONS)
+    @helper
     def merge(state, part, size):  # type: ignore[no-untyped-def]
         for m in range(rows):
             before, new = v.splat(state[LARGEST + m]), v.splat(part[LARGEST + m])
@@ -167,7 +196,7 @@ def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[...
     """(record, scratch, first_row, unit): the tile's queries, scaled, to the scratch; its outputs from the state."""
     lanes, quantize = v.lanes, quantizer(v)
 
-    @njit(forceinline=True, **OPTIONS)
+    @helper
     def begin(record, scratch, first_row, unit):  # type: ignore[no-untyped-def]
         size, heads, scale = record[HEAD_DIM], record[HEADS_PER_KV], v.splat(v.float_bits(record[SCALE]))
         for m in range(rows):  # rows that are not there are zeros
@@ -178,7 +207,7 @@ def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[...
                 v.store(scratch, m * Q_STRIDE_FLOATS + d, v.mul(v.load_first(q, d, here), scale))
             scratch[ALPHAS + m] = v.narrow(1.0)
 
-    @njit(forceinline=True, **OPTIONS)
+    @helper
     def finish(record, state, first_row, unit):  # type: ignore[no-untyped-def]
         size, heads = record[HEAD_DIM], record[HEADS_PER_KV]
         for m in range(unit.n):
@@ -205,9 +234,9 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
 
     It is number `page` of the sequence; `ahead` is the place in the cache of the one that comes next.
     """
-    lanes, tanh, softmax_row, float_place = v.lanes, hyperbolic_tangent(v), softmax(v), recent_place(v)
+    lanes, tanh, float_place = v.lanes, hyperbolic_tangent(v), recent_place(v)
 
-    @njit(forceinline=True, **OPTIONS)
+    @helper
     def cap_scores(record, scratch):  # type: ignore[no-untyped-def]
         if record[SOFTCAP] != 0:
             cap = v.splat(v.float_bits(record[SOFTCAP]))
@@ -217,32 +246,27 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
     def form(kind: str, own: bool, earlier: bool) -> Callable[..., Any]:
         """Go over a page: for rows whose own group it is in, for rows that it is earlier for, or for both."""
         page_scores, page_sums = (make(v, rows) for make in PAGE_FORMS[kind])
+        softmax_tile = softmax(v, rows, own, earlier)
 
-        @njit(forceinline=True, **OPTIONS)
+        @helper
         def run(record, scratch, state, positions, first_row, unit, page, here, ahead, low, high):  # type: ignore[no-untyped-def]
-            size, heads, window = record[HEAD_DIM], record[HEADS_PER_KV], record[WINDOW]
+            size = record[HEAD_DIM]
             page_scores(size, scratch, here[0], ahead[0])
             cap_scores(record, scratch)
-            for m in range(unit.n):
-                position = positions[first_row + (unit.pair + m) // heads]
-                skip, count = position - window + 1 - page * PAGE if window > 0 else 0, position + 1 - page * PAGE
-                is_own = position // RECENT_TOKENS == page * PAGE // RECENT_TOKENS
-                if (is_own and not own) or (not is_own and not earlier):
-                    count = 0
-                softmax_row(scratch, state, m, skip, count)
+            softmax_tile(record, scratch, state, positions, first_row, unit, page)
             first, stop = max(0, low - page * PAGE), min(PAGE, high + 1 - page * PAGE)
             page_sums(size, scratch, state, here[1], ahead[1], first, stop)
 
         return run
 
-    @njit(forceinline=True, **OPTIONS)
+    @helper
     def place(record, number):  # type: ignore[no-untyped-def]
         return v.i8p(record[KEYS] + number * record[KEY_BYTES]), v.i8p(record[VALUES] + number * record[VALUE_BYTES])
 
     if dtype != "q4":
         all_rows = form(dtype, True, True)
 
-        @njit(forceinline=True, **OPTIONS)
+        @helper
         def see_at_once(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high):  # type: ignore[no-untyped-def]
             here, beyond = place(record, pages[page] * record[N_KV_HEADS] + unit.g), place(record, ahead)
             all_rows(record, scratch, state, positions, first_row, unit, page, here, beyond, low, high)
@@ -250,7 +274,7 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
         return see_at_once
     earlier_rows, own_rows = form(dtype, False, True), form("f16", True, False)
 
-    @njit(forceinline=True, **OPTIONS)
+    @helper
     def see(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high):  # type: ignore[no-untyped-def]
         group = page * PAGE // RECENT_TOKENS
         if group < high // RECENT_TOKENS:
@@ -281,7 +305,10 @@ def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
         first, last = low // SEGMENT, high // SEGMENT
         state_bytes = floats_of(size) * 4
         whole, shared = v.advance(scratch, STATE), unit.partials != 0
-        clear(whole, size)
+        if first == last:  # taking one segment in changes nothing
+            whole = v.advance(scratch, SEGMENT_STATE)
+        else:
+            clear(whole, size)
         for segment in range(unit.segment if shared else first, (unit.segment if shared else last) + 1):
             state = v.advance(scratch, SEGMENT_STATE)
             if shared:
@@ -292,7 +319,7 @@ def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
                 follows = page + 1 < stop_page or (not shared and segment < last)
                 beyond = pages[page + 1] * n_kv_heads + unit.g if follows else ahead
                 see_page(record, scratch, state, positions, pages, recent, first_row, unit, page, beyond, low, high)
-            if not shared:
+            if not shared and first < last:
                 merge(whole, state, size)
         if shared:
             arrived = v.i64p(unit.partials + ARRIVED * 4)
@@ -314,7 +341,7 @@ def unit_finder(v: Verbs) -> Callable[..., Any]:
     """
     tile_rows, first_of, floats_of = v.rows, helper(first_seen), helper(state_floats)
 
-    @njit(forceinline=True, **OPTIONS)
+    @helper
     def find(record, step, n_threads, number, cursor):  # type: ignore[no-untyped-def]
         starts, positions = v.i32p(step[STEP_SPAN_STARTS]), v.i32p(step[STEP_POSITIONS])
         heads, size, n_kv_heads = record[HEADS_PER_KV], record[HEAD_DIM], record[N_KV_HEADS]
@@ -343,13 +370,16 @@ def unit_finder(v: Verbs) -> Callable[..., Any]:
     return find
 
 
-def attention_kernel(v: Verbs, dtype: str) -> Callable[..., None]:
-    """The kernel for one kind of cache. A thread claims a unit ahead, to fetch its first page in time."""
-    one, few = tile_attention(v, 1, dtype), tile_attention(v, 4, dtype)
-    many = tile_attention(v, v.rows, dtype) if v.rows > 4 else few
+def attention_kernel(v: Verbs, dtype: str, heads: int) -> Callable[..., None]:
+    """The kernel for one kind of cache, and for tiles of one token: `heads` query heads share a KV head.
+
+    A thread claims a unit ahead, to fetch its first page in time.
+    """
+    few, many = min(heads, v.rows), tile_attention(v, v.rows, dtype)
+    token = many if few == v.rows else tile_attention(v, few, dtype)
     find, first_of = unit_finder(v), helper(first_seen)
 
-    @njit(forceinline=True, **OPTIONS)
+    @helper
     def first_page(record, step, unit):  # type: ignore[no-untyped-def]
         """Where the cache has the first page that a unit sees."""
         if unit.b < 0:
@@ -371,10 +401,8 @@ def attention_kernel(v: Verbs, dtype: str) -> Callable[..., None]:
             ahead = first_page(record, step, following)
             table = unit.b * step[STEP_PAGE_STRIDE] * 4
             pages, recent = v.i32p(step[STEP_PAGE_TABLE] + table), v.i32p(step[STEP_RECENT_TABLE] + table)
-            if unit.n == 1:
-                one(record, scratch, positions, pages, recent, starts[unit.b], unit, ahead)
-            elif unit.n <= 4:
-                few(record, scratch, positions, pages, recent, starts[unit.b], unit, ahead)
+            if unit.n <= few:
+                token(record, scratch, positions, pages, recent, starts[unit.b], unit, ahead)
             else:
                 many(record, scratch, positions, pages, recent, starts[unit.b], unit, ahead)
             unit = following

@@ -16,7 +16,7 @@ from martlet.ops import kv_pages
 from martlet.ops.cpu.isa import Isa, best_isa, isa_named
 from martlet.ops.cpu.layout import BLOCK, GROUP, QuantLayout, group_bytes
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
-from martlet.ops.cpu.record import AHEAD, AHEAD_STRIDE, PAGE, SCRATCH_FLOATS, STEP_FIELDS
+from martlet.ops.cpu.record import AHEAD, AHEAD_STRIDE, PAGE, ROWS_PER_TILE, SCRATCH_FLOATS, STEP_FIELDS
 from martlet.ops.cpu.store import KernelStore, environment_digest
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, PackJob, Part, pack_weight
@@ -259,7 +259,8 @@ class CpuBackend:
         args = [q.address, q.stride, out.address, out.stride, *cache.addresses, *cache.page_bytes, *shape, *options]
         args += [self._scratch.ctypes.data, *self._recording.attention_states(spec.n_kv_heads, spec.head_dim)]
         args.append(cache.recent_address)
-        kernel, reads = f"attention_{cache.dtype}", [q.region, cache.region, *cache.recent_regions]
+        heads = min(spec.n_heads // spec.n_kv_heads, ROWS_PER_TILE)
+        kernel, reads = f"attention_{cache.dtype}_{heads}", [q.region, cache.region, *cache.recent_regions]
         whole = spec.head_dim % BLOCK == 0
         self._recording.emit(kernel, q.rows, args, reads, [out.region], makes_bytes=whole)
 

@@ -20,6 +20,7 @@ from martlet.ops.cpu.linear import linear_float, linear_quant
 from martlet.ops.cpu.pack import pack_float, pack_quant
 from martlet.ops.cpu.quantize import quantize_kernel
 from martlet.ops.cpu.reading import read_kernel
+from martlet.ops.cpu.record import ROWS_PER_TILE
 from martlet.ops.cpu.rope import rope_kernel, rope_table_kernel
 from martlet.ops.cpu.rowwise import (
     act_mul_kernel,
@@ -52,7 +53,11 @@ BUILDERS: dict[str, Builder] = {
     "kv_write_q8": kv_write_q8_kernel,
     "kv_write_q4": kv_write_q4_kernel,
     "pack_q4": pack_q4_kernel,
-    **{f"attention_{dtype}": partial(attention_kernel, dtype=dtype) for dtype in KV_TYPES},
+    **{
+        f"attention_{dtype}_{n}": partial(attention_kernel, dtype=dtype, heads=n)
+        for dtype in KV_TYPES
+        for n in range(1, ROWS_PER_TILE + 1)
+    },
     **{f"act_mul_{kind.value}": partial(act_mul_kernel, kind=kind) for kind in Activation},
 }
 for layout in LAYOUTS.values():

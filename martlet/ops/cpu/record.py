@@ -30,6 +30,8 @@ __all__ = [
     "LAUNCHED",
     "LINE_WORDS",
     "MAX_HEAD_DIM",
+    "NEW_LARGEST",
+    "NEW_TOTALS",
     "N_RECORDS",
     "PAGE",
     "Q_STRIDE_FLOATS",
@@ -101,8 +103,8 @@ TO_WAKE = SLEEPING + 1  # + LINE_WORDS * worker: 1 from `launch`, if Python has 
 CONTROL, LAST = 4, 5
 IDLE_SPINS = 40_000  # looks for a step before a worker sleeps: about a millisecond
 
-# Attention (`attention.py`): a page's positions, and a thread's scratch in floats: queries, scores and then p, α, and two
-# states of a tile's rows: that of a segment and that of all before it. A state holds of each row the largest score and
+# Attention (`attention.py`): a page's positions, and a thread's scratch in floats: queries, scores and then p, α, a page's
+# largest scores and sums, and two states of a tile's rows: that of a segment and that of all before it. A state holds of each row the largest score and
 # the sum of p, how many segments have arrived (where threads share a row), and the rows' sums of p times values.
 PAGE, MAX_HEAD_DIM = 32, 512
 RECENT_TOKENS, KV_BLOCK = 64, 32  # those of kv_types.py, here because the store only knows this folder's code
@@ -111,7 +113,8 @@ Q_STRIDE_FLOATS = MAX_HEAD_DIM + 16  # rows a little apart from a power of two, 
 LARGEST, TOTALS, ARRIVED, SUMS = 0, 16, 32, 48
 SCORES = ROWS_PER_TILE * Q_STRIDE_FLOATS
 ALPHAS = SCORES + ROWS_PER_TILE * PAGE
-SEGMENT_STATE = ALPHAS + 16
+NEW_LARGEST, NEW_TOTALS = ALPHAS + 16, ALPHAS + 32
+SEGMENT_STATE = ALPHAS + 48
 
 
 def state_floats(head_dim: int) -> int:
