@@ -109,6 +109,9 @@ class Backend(Protocol):
     def download(self, array: Array) -> F32:
         """Copy an activation of the step that ran last to NumPy: float32 [rows, width]."""
 
+    def view(self, array: Array) -> F32:
+        """What `download` gives, without a copy where there need be none: it holds until the next run, and is read only."""
+
     def empty(self, rows: Rows, width: int) -> Array:
         """Scratch for an activation, float32 [rows, width]; call only inside `capture`'s function."""
 

@@ -16,6 +16,7 @@ from martlet.spec import Activation, Attention, Rope
 __all__ = ["NullBackend"]
 
 F32 = NDArray[np.float32]
+_ZERO = np.zeros((), np.float32)
 U8 = NDArray[np.uint8]
 
 
@@ -55,6 +56,10 @@ class NullBackend:
     def download(self, array: Array) -> F32:
         """Zeros."""
         return np.zeros((self.sizes[array.rows], array.width), np.float32)
+
+    def view(self, array: Array) -> F32:
+        """Zeros that take no memory."""
+        return np.broadcast_to(_ZERO, (self.sizes[array.rows], array.width))
 
     def empty(self, rows: Rows, width: int) -> Array:
         """A shape."""

@@ -24,26 +24,20 @@ I32 = NDArray[np.int32]
 
 
 class SequenceRows:
-    """A sequence's ids and page numbers, in arrays as long as they can get."""
+    """A sequence's ids and page numbers. `version` changes with the pages."""
 
-    def __init__(self, ids: Iterable[int], limit: int, page_size: int) -> None:
-        self.ids: I32 = np.empty(limit, dtype=np.int32)
-        self.n_ids = 0
-        self.pages: I32 = np.empty(-(-limit // page_size), dtype=np.int32)
-        self.n_pages = 0
+    __slots__ = ("ids", "pages", "recent", "version")
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        self.ids = list(ids)
+        self.pages: list[int] = []
+        self.version = 0
         self.recent: dict[int, int] = {}  # what it holds of the float16 pages beside q4 ones (`recent.py`)
-        for token_id in ids:
-            self.append(token_id)
-
-    def append(self, token_id: int) -> None:
-        """Add the id of the next position."""
-        self.ids[self.n_ids] = token_id
-        self.n_ids += 1
 
     def take_pages(self, first: int, pages: tuple[PageId, ...]) -> None:
         """Note the pages that a span brings: they take the places from `first` on, and the table ends after them."""
-        self.n_pages = first + len(pages)
-        self.pages[first : self.n_pages] = pages
+        self.pages[first:] = pages
+        self.version += 1
 
 
 class StepBuffers:
@@ -60,44 +54,45 @@ class StepBuffers:
         self._slots = np.zeros(limits.max_tokens, dtype=np.int32)
         self._starts = np.zeros(limits.max_seqs + 1, dtype=np.int32)
         self._table = np.zeros((limits.max_seqs, limits.max_pages_per_seq), dtype=np.int32)
+        self._in_table: list[tuple[SequenceRows, int] | None] = [None] * limits.max_seqs  # and its version
         self._logit_rows = np.zeros(limits.max_logits, dtype=np.int32)
         self._recent_slots = np.zeros(limits.max_tokens if recent else 0, dtype=np.int32)
         self._recent_table = np.zeros(self._table.shape if recent else (0, 0), dtype=np.int32)
-        self._count_up = np.arange(max(limits.max_tokens, limits.max_logits), dtype=np.int32)
+        self._count_up = np.arange(limits.max_tokens, dtype=np.int32)
 
     def fill(self, spans: Iterable[Span], sequences: Mapping[SeqId, SequenceRows]) -> StepInputs:
         """Lay the spans out as rows, in their order."""
-        row = n_seqs = n_logits = 0
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        starts, logit_rows = [0], []
         if self._recent:
             self._recent.begin_step()
-        for span in spans:
+        for n_seqs, span in enumerate(spans):
             sequence = sequences[span.seq]
             if span.new_pages:
                 sequence.take_pages(span.first_page, span.new_pages)
-            self._rows(sequence, span.start, span.count, row)
-            self._table[n_seqs, : sequence.n_pages] = sequence.pages[: sequence.n_pages]
+            self._add_rows(sequence, span.start, span.count, (ids, positions, slots))
+            in_table = self._in_table[n_seqs]
+            if in_table is None or in_table[0] is not sequence or in_table[1] != sequence.version:
+                self._table[n_seqs, : len(sequence.pages)] = sequence.pages
+                self._in_table[n_seqs] = sequence, sequence.version
             if self._recent:
-                table = self._recent_table[n_seqs]
-                self._recent.place(sequence.recent, span.start, span.count, table)
-                positions = self._positions[row : row + span.count]
-                slots = table[positions // self._page_size] * self._page_size + positions % self._page_size
-                self._recent_slots[row : row + span.count] = slots
-            row += span.count
-            n_seqs += 1
-            self._starts[n_seqs] = row
+                self._place_recent(self._recent, sequence, span, n_seqs, len(ids))
+            row = len(ids)
+            starts.append(row)
             if span.n_logits == 1:
-                self._logit_rows[n_logits] = row - 1
+                logit_rows.append(row - 1)
             elif span.n_logits:
-                rows = self._logit_rows[n_logits : n_logits + span.n_logits]
-                np.add(self._count_up[: span.n_logits], row - span.n_logits, out=rows)
-            n_logits += span.n_logits
+                logit_rows += range(row - span.n_logits, row)
+        n_seqs, row = len(starts) - 1, len(ids)
         return StepInputs(
-            self._ids[:row],
-            self._positions[:row],
-            self._slots[:row],
-            self._starts[: n_seqs + 1],
+            _put(ids, self._ids),
+            _put(positions, self._positions),
+            _put(slots, self._slots),
+            _put(starts, self._starts),
             self._table[:n_seqs],
-            self._logit_rows[:n_logits],
+            _put(logit_rows, self._logit_rows),
             self._recent_slots[:row],
             self._recent_table[:n_seqs],
         )
@@ -107,14 +102,33 @@ class StepBuffers:
         if self._recent:
             self._recent.release(sequence.recent)
 
-    def _rows(self, sequence: SequenceRows, start: int, count: int, row: int) -> None:
-        size = self._page_size
-        if count == 1:  # decode: scalars are quicker than arrays of one
-            self._ids[row] = sequence.ids[start]
-            self._positions[row] = start
-            self._slots[row] = sequence.pages[start // size] * size + start % size
+    def _add_rows(
+        self, sequence: SequenceRows, start: int, count: int, rows: tuple[list[int], list[int], list[int]]
+    ) -> None:
+        """Add a span's ids, positions and slots."""
+        (ids, positions, slots), size = rows, self._page_size
+        if count == 1:  # decode: lists are quicker than arrays of one
+            ids.append(sequence.ids[start])
+            positions.append(start)
+            slots.append(sequence.pages[start // size] * size + start % size)
             return
-        positions = self._positions[row : row + count]
-        np.add(self._count_up[:count], start, out=positions)
-        self._ids[row : row + count] = sequence.ids[start : start + count]
-        self._slots[row : row + count] = sequence.pages[positions // size] * size + positions % size
+        places = np.add(self._count_up[:count], start)
+        ids += sequence.ids[start : start + count]
+        positions += places.tolist()
+        slots += (np.array(sequence.pages)[places // size] * size + places % size).tolist()
+
+    def _place_recent(
+        self, recent: RecentGroups, sequence: SequenceRows, span: Span, n_seqs: int, stop_row: int
+    ) -> None:
+        """Say where a span's newest positions go, which end at row `stop_row`."""
+        table, size = self._recent_table[n_seqs], self._page_size
+        recent.place(sequence.recent, span.start, span.count, table)
+        places = np.add(self._count_up[: span.count], span.start)
+        self._recent_slots[stop_row - span.count : stop_row] = table[places // size] * size + places % size
+
+
+def _put(values: list[int], buffer: I32) -> I32:
+    """The values at the buffer's beginning."""
+    view = buffer[: len(values)]
+    view[:] = values
+    return view

@@ -34,9 +34,9 @@ class _Running:
 
     __slots__ = ("n_prompt", "prompt_logprobs", "rows", "sampler")
 
-    def __init__(self, seq: Sequence, page_size: int, shared: Sampler) -> None:
+    def __init__(self, seq: Sequence, shared: Sampler) -> None:
         params = seq.request.params
-        self.rows = SequenceRows(seq.ids, seq.limit, page_size)
+        self.rows = SequenceRows(seq.ids)
         self.n_prompt = seq.n_prompt
         self.prompt_logprobs = params.prompt_logprobs
         self.sampler: SequenceSampler | None = None  # of a request that wants no token, only its prompt's logprobs
@@ -79,7 +79,7 @@ class Runner:
             self._sequences.pop(seq_id, None)
             self._rows.pop(seq_id, None)
         for seq in plan.added:
-            running = _Running(seq, self._page_size, self._sampler)
+            running = _Running(seq, self._sampler)
             self._sequences[seq.seq_id] = running
             self._rows[seq.seq_id] = running.rows
         moved = self._moves.run(plan)
@@ -91,20 +91,20 @@ class Runner:
         output = self._program.run(inputs)
         if len(inputs.logit_rows) == 0:
             return ()
-        logits = self._ops.download(output)  # [L, V]
+        logits = self._ops.view(output)  # [L, V]
         sampled: list[Sampled] = []
         row = 0
         for span in spans:
             if span.n_logits:
-                sampled.append(self._sample(span, logits[row : row + span.n_logits]))
                 row += span.n_logits
+                sampled.append(self._sample(span, logits, row))
         return tuple(sampled)
 
     def embed(self, ids: Seq[int], pages: tuple[PageId, ...]) -> F32:
         """Return the mean over the prompt of what the final norm gives, [C], summed in float64."""
         if self._hidden is None:
             self._hidden = self._ops.capture(lambda: hidden_states(self._ops, self._model, self._caches), self._limits)
-        rows = {_ALONE: SequenceRows(ids, len(ids), self._page_size)}
+        rows = {_ALONE: SequenceRows(ids)}
         total = np.zeros(self._model.spec.hidden, dtype=np.float64)
         for start in range(0, len(ids), self._limits.max_tokens):
             count = min(self._limits.max_tokens, len(ids) - start)
@@ -117,7 +117,7 @@ class Runner:
     def warm(self) -> None:
         """Run a step of one row, so that the first request finds everything in place; nothing of it is kept."""
         span = Span(_ALONE, 0, 1, (PageId(0),), 1)
-        rows = {_ALONE: SequenceRows((0,), 1, self._page_size)}
+        rows = {_ALONE: SequenceRows((0,))}
         self._ops.download(self._program.run(self._buffers.fill((span,), rows)))
         self._buffers.release(rows[_ALONE])
 
@@ -131,20 +131,20 @@ class Runner:
         self._rows.clear()
         self._ops.close()
 
-    def _sample(self, span: Span, logits: F32) -> Sampled:
-        """Read the logits of a span's last rows: first what they say of the prompt, then the next token."""
+    def _sample(self, span: Span, logits: F32, stop: int) -> Sampled:
+        """Read the logits of a span, the rows up to `stop`: first what they say of the prompt, then the next token."""
         running = self._sequences[span.seq]
         end = span.start + span.count
         scored: tuple[TokenLogprobs, ...] = ()
         try:
             if running.prompt_logprobs is not None and end - span.n_logits < running.n_prompt - 1:
-                scored = self._score(running, end - span.n_logits, logits)
-            if end < running.rows.n_ids or running.sampler is None:
+                scored = self._score(running, end - span.n_logits, logits[stop - span.n_logits : stop])
+            if end < len(running.rows.ids) or running.sampler is None:
                 return Sampled(span.seq, None, prompt_logprobs=scored)
-            token_id, logprobs = running.sampler.sample(logits[-1])
+            token_id, logprobs = running.sampler.sample(logits[stop - 1])
         except SampleError as error:  # it ends this sequence only
             return Sampled(span.seq, None, error=str(error))
-        running.rows.append(token_id)
+        running.rows.ids.append(token_id)
         return Sampled(span.seq, token_id, logprobs, scored)
 
     def _score(self, running: _Running, start: int, logits: F32) -> tuple[TokenLogprobs, ...]:
@@ -152,6 +152,6 @@ class Runner:
         assert running.prompt_logprobs is not None
         stop = min(start + len(logits), running.n_prompt - 1)
         return tuple(
-            token_logprobs(logits[position - start], int(running.rows.ids[position + 1]), running.prompt_logprobs)
+            token_logprobs(logits[position - start], running.rows.ids[position + 1], running.prompt_logprobs)
             for position in range(start, stop)
         )

@@ -9,6 +9,7 @@ length. docs/sampling.md has the formulas and the meaning of every parameter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -151,7 +152,7 @@ class SequenceSampler:
         """
         known = logits[: self._shared.vocab]
         best = int(known.argmax())  # of a row with NaN: the first NaN
-        if not np.isfinite(known[best]):
+        if not math.isfinite(known[best]):
             raise SampleError(f"The model's logits are not usable: found {known[best]} for token {best}.")
         params, mu = self.params, self._mu[-1]
         if self._takes_best and self._may(best, mask):

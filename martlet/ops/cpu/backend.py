@@ -77,8 +77,12 @@ class CpuBackend:
 
     def download(self, array: CpuArray) -> F32:
         """An activation of the step that ran last."""
+        return self.view(array).copy()
+
+    def view(self, array: CpuArray) -> F32:
+        """The activation itself."""
         n_rows = int(self._step[ROW_FIELDS[array.rows]])
-        return array.buffer.reshape(-1, array.stride)[:n_rows, array.start : array.start + array.width].copy()
+        return array.buffer.reshape(-1, array.stride)[:n_rows, array.start : array.start + array.width]
 
     def empty(self, rows: Rows, width: int) -> CpuArray:
         """Scratch for an activation."""
