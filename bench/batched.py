@@ -58,11 +58,12 @@ def main() -> None:
 
 def start_engine(path: Path, args: argparse.Namespace) -> Built:
     """An engine with room for the largest run."""
-    each, most = args.prompt + args.steps + 40, max(args.sequences)
+    most = max(args.sequences)
+    each = args.prompt + args.steps + 40 + 10 * most  # the first prompts go on while the last are computed
     options: dict[str, Any] = {"model": str(path), "threads": args.threads, "max_seqs": most, "kv_dtype": args.kv_dtype}
     with open_checkpoint(path) as checkpoint:
         spec = measure_for(checkpoint, resolve_config(options)).spec
-    context = min(spec.context, each)
+    context = each = min(spec.context, each)
     pages = most * -(-each // 32) + 1
     kv_memory = pages * 32 * kv_bytes_per_token(spec, parse_kv_types(args.kv_dtype))
     return build(resolve_config({**options, "max_context": context, "kv_memory": kv_memory}))
