@@ -50,7 +50,7 @@ class KvLens:
         caches = [self._cache(layer, types.of(layer).name) for layer in range(self.n_layers)]
         program = self._ops.capture(lambda: forward(self._ops, self._model, caches), self._limits)
         buffers = StepBuffers(self._limits, PAGE_SIZE, RecentGroups(self._recent, PAGE_SIZE))
-        rows = {ONLY: SequenceRows(ids, len(ids), PAGE_SIZE)}
+        rows = {ONLY: SequenceRows(ids)}
         pages = tuple(PageId(number) for number in range(self._n_pages))
         for start in range(0, len(ids), self._limits.max_tokens):
             count = min(self._limits.max_tokens, len(ids) - start)
