@@ -76,7 +76,7 @@ class Layer:
 
         self.program = ops.capture(step, limits)
         self.ids = [np.random.default_rng(s).integers(0, VOCAB, LENGTH) for s in range(3)]
-        self.rows = {SeqId(s): SequenceRows(ids, LENGTH, PAGE) for s, ids in enumerate(self.ids)}
+        self.rows = {SeqId(s): SequenceRows(ids) for s, ids in enumerate(self.ids)}
 
     def run(self, steps: list[Spans]) -> list[F32]:
         """The rows of each sequence, in order of position; sequence s has pages 13 s to 13 s + 12."""
@@ -176,7 +176,7 @@ def test_what_a_page_held_before_is_not_seen(kernel_folder: Path, dtype: str) ->
     spec, ops = SPECS["heads of 64"], CpuBackend(2, kernel_folder)
     layer = Layer(ops, dtype, spec)
     clean = layer.run(WHOLE)
-    before, others = layer.rows, [SequenceRows(np.full(LENGTH, 11), LENGTH, PAGE) for _ in range(3)]
+    before, others = layer.rows, [SequenceRows([11] * LENGTH) for _ in range(3)]
     layer.rows = {SeqId(s): rows for s, rows in enumerate(others)}
     for rows in before.values():
         layer.buffers.release(rows)
