@@ -59,8 +59,9 @@ def main() -> None:
 def start_engine(path: Path, args: argparse.Namespace) -> Built:
     """An engine with room for the largest run."""
     most = max(args.sequences)
-    each = args.prompt + args.steps + 40 + 10 * most  # the first prompts go on while the last are computed
+    each = args.prompt + args.steps + 40 + most  # the first prompts go on while the last are computed
     options: dict[str, Any] = {"model": str(path), "threads": args.threads, "max_seqs": most, "kv_dtype": args.kv_dtype}
+    options["stall_ms"] = 1e6  # prompts first
     with open_checkpoint(path) as checkpoint:
         spec = measure_for(checkpoint, resolve_config(options)).spec
     context = each = min(spec.context, each)

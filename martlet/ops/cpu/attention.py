@@ -28,7 +28,8 @@ from martlet.ops.cpu.kv_float import float_scores, float_sums
 from martlet.ops.cpu.kv_q4 import q4_scores, q4_sums, recent_place
 from martlet.ops.cpu.kv_q8 import q8_scores, q8_sums
 from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.mathlib import exponential, hyperbolic_tangent
+from martlet.ops.cpu.mathlib import hyperbolic_tangent
+from martlet.ops.cpu.online_softmax import softmax, state_functions
 from martlet.ops.cpu.quantize import quantizer
 from martlet.ops.cpu.record import (
     ALPHAS,
@@ -36,9 +37,6 @@ from martlet.ops.cpu.record import (
     ARRIVED,
     BYTES,
     COUNTER,
-    LARGEST,
-    NEW_LARGEST,
-    NEW_TOTALS,
     PAGE,
     Q_STRIDE_FLOATS,
     RECENT_TOKENS,
@@ -63,7 +61,6 @@ from martlet.ops.cpu.simd import Verbs
 __all__ = ["attention_kernel"]
 
 helper = njit(forceinline=True, **OPTIONS)
-HIDDEN = -1e30  # the score of a position that must not be seen
 SEGMENT = SEGMENT_PAGES * PAGE
 
 Q, Q_STRIDE, OUT, OUT_STRIDE, KEYS, VALUES, KEY_BYTES, VALUE_BYTES = range(ARGS, ARGS + 8)  # bytes: a page's, of a head
@@ -89,107 +86,6 @@ class Unit(NamedTuple):
     g: int
     segment: int
     partials: int  # address of the tile's first state; 0: one thread does the whole tile
-
-
-def softmax(v: Verbs, rows: int, own: bool, earlier: bool) -> Callable[..., Any]:
-    """(record, scratch, state, positions, first_row, unit, page): the tile's scores of a page to p, and m, l and α.
-
-    Of a page of their own group only rows see anything if `own`, of one before only if `earlier`.
-    """
-    lanes, exp, parts = v.lanes, exponential(v), PAGE // v.lanes
-
-    def form(whole: bool) -> Callable[..., Any]:
-        @helper
-        def seen(x, part, skip, count, otherwise):  # type: ignore[no-untyped-def]
-            if whole:
-                return x
-            x = v.keep_first(x, count - part * lanes, v.splat(otherwise))
-            return v.keep_first(v.splat(otherwise), skip - part * lanes, x)
-
-        @helper
-        def run(record, scratch, state, positions, first_row, unit, page):  # type: ignore[no-untyped-def]
-            heads, window = record[HEADS_PER_KV], record[WINDOW]
-            skip, count = 0, PAGE
-            for m in range(rows):
-                if not whole:
-                    skip, count = places_seen(positions, first_row, unit, m, heads, window, page)
-                largest = v.splat(state[LARGEST + m])
-                for part in range(parts):
-                    score = v.load_f32(scratch, SCORES + m * PAGE + part * lanes)
-                    largest = v.max(largest, seen(score, part, skip, count, HIDDEN))
-                scratch[NEW_LARGEST + m] = v.max_lanes(largest)
-            for m in range(rows):
-                if not whole:
-                    skip, count = places_seen(positions, first_row, unit, m, heads, window, page)
-                largest, total = v.splat(scratch[NEW_LARGEST + m]), v.splat(0.0)
-                for part in range(parts):
-                    at = SCORES + m * PAGE + part * lanes
-                    p = seen(exp(v.sub(v.load_f32(scratch, at), largest)), part, skip, count, 0.0)
-                    v.store(scratch, at, p)
-                    total = v.add(total, p)
-                scratch[NEW_TOTALS + m] = v.sum_lanes(total)
-            for m in range(0, rows, lanes):  # all rows at once
-                new = v.load_f32(scratch, NEW_LARGEST + m)
-                alpha = exp(v.sub(v.load_f32(state, LARGEST + m), new))
-                v.store(scratch, ALPHAS + m, alpha)
-                v.store(state, LARGEST + m, new)
-                total = v.mul(v.load_f32(state, TOTALS + m), alpha)
-                v.store(state, TOTALS + m, v.add(total, v.load_f32(scratch, NEW_TOTALS + m)))
-
-        return run
-
-    @helper
-    def places_seen(positions, first_row, unit, m, heads, window, page):  # type: ignore[no-untyped-def]
-        """The first place of a page that row m sees, and the one after its last; rows that are not there see as the last."""
-        position = positions[first_row + (unit.pair + min(m, unit.n - 1)) // heads]
-        skip, count = position - window + 1 - page * PAGE if window > 0 else 0, position + 1 - page * PAGE
-        if not (own and earlier):
-            is_own = position // RECENT_TOKENS == page * PAGE // RECENT_TOKENS
-            if (is_own and not own) or (not is_own and not earlier):
-                count = 0
-        return skip, count
-
-    whole_page, part_of_page = form(True), form(False)
-
-    @helper
-    def tile(record, scratch, state, positions, first_row, unit, page):  # type: ignore[no-untyped-def]
-        heads, window = record[HEADS_PER_KV], record[WINDOW]
-        _, count = places_seen(positions, first_row, unit, 0, heads, window, page)
-        skip, last_count = places_seen(positions, first_row, unit, rows - 1, heads, window, page)
-        if skip <= 0 and count >= PAGE and last_count >= PAGE:
-            whole_page(record, scratch, state, positions, first_row, unit, page)
-        else:
-            part_of_page(record, scratch, state, positions, first_row, unit, page)
-
-    return tile
-
-
-def state_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(state, size): nothing seen yet; (state, part, size): take in the segment after those that `state` has seen."""
-    lanes, exp = v.lanes, exponential(v)
-
-    @helper
-    def clear(state, size):  # type: ignore[no-untyped-def]
-        for m in range(rows):
-            state[LARGEST + m] = v.narrow(HIDDEN)
-            state[TOTALS + m] = v.narrow(0.0)
-        for d in range(0, (size + 15) // 16 * 16 * ROWS_PER_TILE, lanes):
-            v.store(state, SUMS + d, v.splat(0.0))
-
-    @helper
-    def merge(state, part, size):  # type: ignore[no-untyped-def]
-        for m in range(rows):
-            before, new = v.splat(state[LARGEST + m]), v.splat(part[LARGEST + m])
-            largest = v.max(before, new)
-            alpha, beta = exp(v.sub(before, largest)), exp(v.sub(new, largest))
-            state[LARGEST + m] = v.first_lane(largest)
-            total = v.mul(v.splat(state[TOTALS + m]), alpha)
-            state[TOTALS + m] = v.first_lane(v.fma(v.splat(part[TOTALS + m]), beta, total))
-            for d in range(0, (size + 15) // 16 * 16, lanes):
-                at = SUMS + d * ROWS_PER_TILE + m * lanes
-                v.store(state, at, v.fma(v.load_f32(part, at), beta, v.mul(v.load_f32(state, at), alpha)))
-
-    return clear, merge
 
 
 def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -253,7 +149,7 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
             size = record[HEAD_DIM]
             page_scores(size, scratch, here[0], ahead[0])
             cap_scores(record, scratch)
-            softmax_tile(record, scratch, state, positions, first_row, unit, page)
+            softmax_tile(scratch, state, positions, first_row, unit, page, record[HEADS_PER_KV], record[WINDOW])
             first, stop = max(0, low - page * PAGE), min(PAGE, high + 1 - page * PAGE)
             page_sums(size, scratch, state, here[1], ahead[1], first, stop)
 

@@ -117,11 +117,9 @@ class Verbs(ModuleType):
         self.load_bytes = verb(2, lambda p, i: raw, lambda b, t, p, i: load(b, p, i, raw.ir))
 
         def prefetch(locality: int) -> Any:
-            def emit(b: Any, t: Any, p: Any, i: Any) -> None:
-                read, keep, data = constant(I32, 0), constant(I32, locality), constant(I32, 1)
-                call(b, "llvm.prefetch.p0", ir.VoidType(), at(b, p, i, I8), read, keep, data)
-
-            return verb(2, lambda p, i: None, emit)
+            how = [constant(I32, hint) for hint in (0, locality, 1)]  # read, how near, data
+            fetch = "llvm.prefetch.p0", ir.VoidType()
+            return verb(2, lambda p, i: None, lambda b, t, p, i: call(b, *fetch, at(b, p, i, I8), *how) and None)
 
         self.prefetch, self.prefetch_l2 = prefetch(3), prefetch(2)  # (pointer, byte): to the first cache, to the second
 
