@@ -117,8 +117,7 @@ class Verbs(ModuleType):
         self.load_bytes = verb(2, lambda p, i: raw, lambda b, t, p, i: load(b, p, i, raw.ir))
 
         def prefetch(locality: int) -> Any:
-            how = [constant(I32, hint) for hint in (0, locality, 1)]  # read, how near, data
-            fetch = "llvm.prefetch.p0", ir.VoidType()
+            fetch, how = ("llvm.prefetch.p0", ir.VoidType()), [constant(I32, hint) for hint in (0, locality, 1)]
             return verb(2, lambda p, i: None, lambda b, t, p, i: call(b, *fetch, at(b, p, i, I8), *how) and None)
 
         self.prefetch, self.prefetch_l2 = prefetch(3), prefetch(2)  # (pointer, byte): to the first cache, to the second
