@@ -96,8 +96,8 @@ class Runner:
         row = 0
         for span in spans:
             if span.n_logits:
+                sampled.append(self._sample(span, logits[row : row + span.n_logits]))
                 row += span.n_logits
-                sampled.append(self._sample(span, logits, row))
         return tuple(sampled)
 
     def embed(self, ids: Seq[int], pages: tuple[PageId, ...]) -> F32:
@@ -131,17 +131,17 @@ class Runner:
         self._rows.clear()
         self._ops.close()
 
-    def _sample(self, span: Span, logits: F32, stop: int) -> Sampled:
-        """Read the logits of a span, the rows up to `stop`: first what they say of the prompt, then the next token."""
+    def _sample(self, span: Span, logits: F32) -> Sampled:
+        """Read the logits of a span's last rows: first what they say of the prompt, then the next token."""
         running = self._sequences[span.seq]
         end = span.start + span.count
         scored: tuple[TokenLogprobs, ...] = ()
         try:
             if running.prompt_logprobs is not None and end - span.n_logits < running.n_prompt - 1:
-                scored = self._score(running, end - span.n_logits, logits[stop - span.n_logits : stop])
+                scored = self._score(running, end - span.n_logits, logits)
             if end < len(running.rows.ids) or running.sampler is None:
                 return Sampled(span.seq, None, prompt_logprobs=scored)
-            token_id, logprobs = running.sampler.sample(logits[stop - 1])
+            token_id, logprobs = running.sampler.sample(logits[-1])
         except SampleError as error:  # it ends this sequence only
             return Sampled(span.seq, None, error=str(error))
         running.rows.ids.append(token_id)
