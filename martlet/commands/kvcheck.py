@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from martlet.bench.kv_quality import Compared, KvLens, choose_types, compare, join
-from martlet.commands.options import add_engine_options, engine_options, read_text, resolve_model
+from martlet.commands.options import add_engine_options, engine_options, read_file, resolve_model
 from martlet.commands.perplexity import windows
 from martlet.config import resolve_config
 from martlet.engine.build import load_tokenizer, make_backend
@@ -56,7 +56,9 @@ def execute(args: Namespace) -> int:
     """Run the command."""
     if args.guard is not None and not args.guard > 0:
         raise RequestError(f"guard is {args.guard}; expected a divergence above 0, such as 0.01.", param="guard")
-    text = read_text("-", "file") if args.file == "-" else _read(args.file)
+    if args.chunks < 1:
+        raise RequestError(f"chunks is {args.chunks}; expected 1 or more.", param="chunks")
+    text = read_file(args.file)
     path = resolve_model(args.model, args.offline)
     config = resolve_config({"model": path, **engine_options(args)})
     base = parse_kv_types(args.against)
@@ -88,11 +90,6 @@ def execute(args: Namespace) -> int:
         for note in notes:
             print(f"martlet: {note}", file=sys.stderr)
     return 0
-
-
-def _read(name: str) -> str:
-    with open(name, encoding="utf-8") as file:
-        return file.read()
 
 
 class _Check:

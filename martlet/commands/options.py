@@ -33,6 +33,7 @@ __all__ = [
     "heed_offline",
     "open_llm",
     "print_settings",
+    "read_file",
     "read_size",
     "read_text",
     "resolve_model",
@@ -358,6 +359,11 @@ def read_text(text: str | None, param: str = "prompt") -> str:
     if text is None and sys.stdin.isatty():
         raise RequestError(f"There is no {param}: give it as an argument, or through stdin.", param=param)
     return _utf8(sys.stdin.buffer.read(), "stdin", param)
+
+
+def read_file(name: str) -> str:
+    """The text of a file, or of stdin where the name is "-"; RequestError if it is not UTF-8."""
+    return read_text("-", "file") if name == "-" else _utf8(Path(name).read_bytes(), name, "file")
 
 
 def print_settings(title: str, settings: tuple[Setting, ...]) -> None:

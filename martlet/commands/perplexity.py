@@ -14,7 +14,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from martlet.commands.options import add_engine_options, open_llm, read_text
+from martlet.commands.options import add_engine_options, open_llm, read_file
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
 
@@ -37,11 +37,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def execute(args: Namespace) -> int:
     """Run the command."""
-    if args.file == "-":
-        text = read_text("-", "file")
-    else:
-        with open(args.file, encoding="utf-8") as file:
-            text = file.read()
+    if args.chunks is not None and args.chunks < 1:
+        raise RequestError(f"chunks is {args.chunks}; expected 1 or more.", param="chunks")
+    text = read_file(args.file)
     size = DEFAULT_CONTEXT if args.context is None else args.context
     with open_llm(args, max_context=size + 1) as llm:  # one more: a request generates at least one token
         tokenizer = llm.get_tokenizer()

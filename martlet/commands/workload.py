@@ -54,6 +54,8 @@ def execute_workload(args: Namespace) -> int:
     from martlet.bench.report import chart, compare, summary, table
 
     workload = _workload(args)
+    if args.out is not None and not Path(args.out).absolute().parent.is_dir():
+        raise RequestError(f"--out is {args.out}, and its folder does not exist: make it first.", param="out")
     earlier = None if args.compare is None else _read_report(Path(args.compare))
     context = args.context or workload.longest
     if context < workload.longest:
@@ -95,7 +97,9 @@ def _workload(args: Namespace) -> Workload:
         least = 0 if name in ("seed", "shared_tokens", "intrusion_tokens") else 1
         if name == "rate":
             if not 0.001 <= value <= 1e6:
-                raise RequestError(f"--rate is {value}; expected arrivals a second, above 0.", param="rate")
+                raise RequestError(
+                    f"--rate is {value}; expected arrivals a second, from 0.001 to 1,000,000.", param="rate"
+                )
         elif value < least:
             raise RequestError(f"{name} is {value}; expected {least} or more.", param=name)
     return Workload(args.kind, **chosen)

@@ -179,7 +179,7 @@ class TestCommand:
             (["bench", "prefix", "m", "--rate", "3"], "--rate is of no use for bench prefix"),
             (["bench", "throughput", "m", "--depth", "3"], "--depth is of no use for bench throughput"),
             (["bench", "m", "--shared", "3"], "--shared is of no use for bench speed"),
-            (["bench", "latency", "m", "--rate", "0"], "above 0"),
+            (["bench", "latency", "m", "--rate", "0"], "from 0.001"),
             (["bench", "latency", "m", "-n", "0"], "gen_tokens is 0; expected 1 or more"),
         ],
     )

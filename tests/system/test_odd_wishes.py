@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from martlet.cli import main
 from martlet.engine.beams import BeamSearchParams
 from martlet.errors import CapacityError, RequestError
 from martlet.llm import LLM
@@ -161,3 +162,34 @@ def test_a_capsule_never_takes_a_devices_place(tiny: Path, tmp_path: Path) -> No
 def test_memory_below_a_page_is_told_in_bytes(tiny: Path) -> None:
     with pytest.raises(CapacityError, match=r"kv_memory is 12,287 bytes, which hold 0 tokens.*needs 12,288 bytes"):
         LLM(str(tiny), backend="reference", kv_memory=12_287)
+
+
+@pytest.mark.parametrize("command", ["kvcheck", "perplexity"])
+def test_a_text_that_is_none_is_named(
+    command: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.bin"
+    text.write_bytes(b"ab\xff\xfe")
+    assert main([command, str(tiny), str(text)]) == 2
+    assert f"{text} is not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["kvcheck", "perplexity"])
+@pytest.mark.parametrize("chunks", ["0", "-1"])
+def test_no_windows_are_refused(
+    command: str, chunks: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("x" * 400)
+    assert main([command, str(tiny), str(text), "-c", "64", "--chunks", chunks]) == 2
+    assert f"chunks is {chunks}; expected 1 or more" in capsys.readouterr().err
+
+
+def test_a_report_without_a_folder_is_refused_before_the_work(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "nowhere" / "report"
+    assert main(["bench", "throughput", str(tiny), "--requests", "1", "--out", str(out)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "its folder does not exist" in captured.err
