@@ -2,6 +2,7 @@
 
     decoding  seconds ≈ a₀ + a₁ · rows + a₂ · positions that they read      of steps that only decode
     prompts   seconds ≈ b₀ + b₁ · rows + b₂ · positions that they read      of all others, beyond their decoding part
+                        + b₃ · positions that lie before them               (read once for all rows of a chunk)
 
 Two, so that what prompts take never passes for what decoding takes: a step's length is a multiple of the first. Each
 is fitted by the projections of Kaczmarz in a norm that weighs every coefficient by its size: a measured step scales the
@@ -11,19 +12,22 @@ needs a unit, features that always move together share their cost, and an update
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from operator import mul
 
 __all__ = ["CostModel", "LinearFit", "Work"]
 
 SCALE = 1024.0  # positions are counted in thousands, so that all features are of a like size
-DECODE_PRIOR, PREFILL_PRIOR = (1e-3, 5e-4, 5e-4), (1e-4, 5e-4, 5e-4)  # seconds; until steps are measured
+DECODE_PRIOR, PREFILL_PRIOR = (1e-3, 5e-4, 5e-4), (1e-4, 5e-4, 5e-4, 1e-4)  # seconds; until steps are measured
 FAST, SLOW = 1.0, 0.3  # share of the error that an update corrects: of the first ones, and later
 SETTLED = 8  # how many are the first ones
+LEAST = 0.1  # of a coefficient is left by an update in any case
 OUTLIER = 1.0  # relative error from which on a step counts as having just this: something else ran
 PROBE = 32  # steps with prompts in a row, after which one without shows again what decoding takes
 LOAD_WEIGHT = 0.2  # of the newest measurement in the mean time of a page's load
 
-Features = tuple[float, float, float]
+Features = tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -34,10 +38,11 @@ class Work:
     n_prefill: int = 0
     decode_reads: int = 0  # positions, over all rows
     prefill_reads: int = 0
+    prefill_behind: int = 0  # positions before a chunk's end, over all chunks
 
 
 class LinearFit:
-    """Positive coefficients of three features."""
+    """Positive coefficients of some features."""
 
     def __init__(self, prior: Features) -> None:
         self.weights = prior
@@ -45,14 +50,12 @@ class LinearFit:
 
     def predict(self, x: Features) -> float:
         """Seconds."""
-        a, b, c = self.weights
-        return a * x[0] + b * x[1] + c * x[2]
+        return math.fsum(map(mul, self.weights, x))
 
     def update(self, x: Features, seconds: float) -> None:
         """Learn that `x`, whose first feature is 1, took `seconds`."""
-        a, b, c = self.weights
-        parts = a * x[0], b * x[1], c * x[2]
-        total = parts[0] + parts[1] + parts[2]
+        parts = tuple(map(mul, self.weights, x))
+        total = sum(parts)
         error = max(0.0, seconds) / total - 1.0
         rate = SLOW
         if self._n_updates < SETTLED:
@@ -60,13 +63,8 @@ class LinearFit:
             rate = FAST
         elif error > OUTLIER:
             error = OUTLIER
-        step = rate * error * total / (parts[0] * parts[0] + parts[1] * parts[1] + parts[2] * parts[2])
-        least = 0.1  # of a coefficient is left in any case
-        self.weights = (
-            a * max(least, 1.0 + step * parts[0]),
-            b * max(least, 1.0 + step * parts[1]),
-            c * max(least, 1.0 + step * parts[2]),
-        )
+        step = rate * error * total / sum(map(mul, parts, parts))
+        self.weights = tuple([w * max(LEAST, 1.0 + step * part) for w, part in zip(self.weights, parts, strict=True)])
 
 
 class CostModel:
@@ -92,7 +90,8 @@ class CostModel:
 
     def prefill_s(self, start: int, count: int) -> float:
         """What computing `count` prompt positions from `start` on adds to a step."""
-        return self._prefill.predict((1.0, count, count * (start + (count + 1) / 2) / SCALE)) if count else 0.0
+        reads = count * (start + (count + 1) / 2)
+        return self._prefill.predict((1.0, count, reads / SCALE, (start + count) / SCALE)) if count else 0.0
 
     def prefill_within(self, seconds: float, start: int, most: int) -> int:
         """The largest number of prompt positions from `start` on, at most `most`, that add at most `seconds`."""
@@ -113,7 +112,8 @@ class CostModel:
         """Learn from a step that took `seconds`."""
         self._blind = self._blind + 1 if work.n_prefill else 0
         if work.n_prefill:
-            self._prefill.update((1.0, work.n_prefill, work.prefill_reads / SCALE), seconds - self.decode_s(work))
+            x = 1.0, work.n_prefill, work.prefill_reads / SCALE, work.prefill_behind / SCALE
+            self._prefill.update(x, seconds - self.decode_s(work))
         else:
             self._decode.update((1.0, work.n_decode, work.decode_reads / SCALE), seconds)
 

@@ -219,6 +219,7 @@ class Planner:
         budget.spend(start, count, n_logits)
         draft.work.n_prefill += count
         draft.work.prefill_reads += count * start + count * (count + 1) // 2
+        draft.work.prefill_behind += start + count
         self._add_span(seq, count, n_logits, draft)
 
     def _add_span(self, seq: Sequence, count: int, n_logits: int, draft: Draft) -> None:

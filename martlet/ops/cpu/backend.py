@@ -55,7 +55,7 @@ class CpuBackend:
         self.threads = threads
         self._team = Team(self.store, threads)
         self._step: NDArray[np.int64] = aligned(STEP_FIELDS * 8, np.int64)  # of the step that runs or ran last
-        self._arena = Arena()
+        self._arena, self._pages = Arena(huge=True), Arena(huge=False)
         self._recorder: Recorder | None = None
         self._keep: list[Any] = []  # what records point to and nobody else holds
         self._scratch: F32 | None = None  # of attention, for each thread
@@ -103,7 +103,7 @@ class CpuBackend:
 
     def read_bandwidth(self, seconds: float = 0.5, mebibytes: int = 256) -> float:
         """Bytes per second that the team reads from memory that no cache holds: the best of as many rounds as fit."""
-        buffer, result = Arena().take(mebibytes << 20), np.zeros(1, np.int64)
+        buffer, result = Arena(huge=True).take(mebibytes << 20), np.zeros(1, np.int64)
         buffer.fill(1)
         recorder = Recorder(self.store, StepLimits(1, 1, 1, 1))
         recorder.emit("read", Rows.TOKENS, [buffer.ctypes.data, mebibytes, result.ctypes.data], [], [])
@@ -118,7 +118,7 @@ class CpuBackend:
         """Stop the threads and let go of the weights. Idempotent."""
         self._team.close()
         self._keep.clear()
-        self._arena = Arena()
+        self._arena, self._pages = Arena(huge=True), Arena(huge=False)
 
     def _run_jobs(self, jobs: list[PackJob]) -> None:
         """Run packing kernels, one after the other, with all threads."""
@@ -218,14 +218,14 @@ class CpuBackend:
         """Pages of one layer, zeroed."""
         if page_size != PAGE:
             raise UnsupportedError(f"the cpu backend's pages hold {PAGE} tokens, not {page_size}")
-        cache = CpuCache.zeros(self._arena, n_pages, n_kv_heads, head_dim, dtype)
+        cache = CpuCache.zeros(self._pages, n_pages, n_kv_heads, head_dim, dtype)
         if dtype != "q4":
             return cache
         assert recent is not None
         shape = (recent.passing, n_kv_heads, head_dim)
         if shape not in self._passing:
-            self._passing[shape] = CpuCache.zeros(self._arena, *shape, "f16")
-        kept = CpuCache.zeros(self._arena, recent.kept, n_kv_heads, head_dim, "f16")
+            self._passing[shape] = CpuCache.zeros(self._pages, *shape, "f16")
+        kept = CpuCache.zeros(self._pages, recent.kept, n_kv_heads, head_dim, "f16")
         return cache.with_recent(kept, self._passing[shape])
 
     def page_bytes(self, cache: CpuCache) -> int:

@@ -30,9 +30,14 @@ PackJob = tuple[str, list[int]]  # a kernel's name and its record's own fields
 
 
 class Arena:
-    """Memory for weights and KV pages: large mappings on huge pages where the system has them, handed out front to back."""
+    """Memory for weights or KV pages, in large mappings that are handed out front to back.
 
-    def __init__(self) -> None:
+    `huge` puts it on huge pages where the system has them. Not KV pages: a huge page is cleared when it is first touched,
+    and the arrays of all layers come to new ones in the same step, which would then take a tenth of a second.
+    """
+
+    def __init__(self, *, huge: bool) -> None:
+        self._advice = mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE
         self._maps: list[mmap.mmap] = []
         self._rest: NDArray[np.uint8] = np.empty(0, np.uint8)
 
@@ -42,7 +47,7 @@ class Arena:
             # private memory: what is shared cannot lie on huge pages
             mapping = mmap.mmap(-1, max(n_bytes, ARENA_BYTES), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with suppress(AttributeError, OSError):
-                mapping.madvise(mmap.MADV_HUGEPAGE)
+                mapping.madvise(self._advice)
             self._maps.append(mapping)
             self._rest = np.frombuffer(mapping, np.uint8)
         taken, self._rest = self._rest[:n_bytes], self._rest[(n_bytes + 63) // 64 * 64 :]
