@@ -104,7 +104,7 @@ class LLM:
         built = build(_located({"model": model, **options}, progress), progress)
         self._built: Built | None = built
         self._driver = Driver(built.engine, built.tokenizer)
-        self._asker = Asker(built)
+        self._asker: Asker | None = Asker(built)
         self._numbers = itertools.count()
 
     # -- what was decided at the start -----------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the model, its KV pages and its threads. Idempotent."""
-        built, self._built = self._built, None
+        built, self._built, self._asker = self._built, None, None
         self._driver.close()
         if built is not None and not self._driver.is_forked:
             built.close()
@@ -253,6 +253,12 @@ class LLM:
             raise MartletError("This LLM is closed; make a new one.")
         return self._built
 
+    @property
+    def _asking(self) -> Asker:
+        if self._asker is None:
+            raise MartletError("This LLM is closed; make a new one.")
+        return self._asker
+
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, list[int]]:
         """The prompt that a conversation becomes: its text and its ids. Control tokens in a message stay plain text."""
         tokens = self._chat_tokens(messages, options)
@@ -260,12 +266,10 @@ class LLM:
         return tokens.text, list(tokens.ids)
 
     def _chat_tokens(self, messages: Sequence[Message], options: ChatOptions) -> PromptTokens:
-        _ = self._parts  # it may be closed
-        return self._asker.chat_tokens(messages, options)
+        return self._asking.chat_tokens(messages, options)
 
     def _asked(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None) -> Asked:
-        _ = self._parts  # it may be closed
-        return self._asker.asked(str(next(self._numbers)), prompt, params, scheduling)
+        return self._asking.asked(str(next(self._numbers)), prompt, params, scheduling)
 
     def _start_stream(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None) -> Stream:
         asked = self._asked(prompt, params, scheduling)
