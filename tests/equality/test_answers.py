@@ -143,11 +143,12 @@ def test_an_abort_within_a_prompt(path: Path, plain: Ask) -> None:
         engine.step()
         engine.step()
         engine.add(Request("long", tuple(long), GREEDY))
-        for _ in range(3):
+
+        def chunks() -> list[int]:
+            return [seen.chunks[i] for i, seq in seen.sequences.items() if seq.request.request_id == "long"]
+
+        while chunks() != [3]:  # now and then a step has no prompt
             engine.step()
-        assert [seen.chunks[seq_id] for seq_id, seq in seen.sequences.items() if seq.request.request_id == "long"] == [
-            3
-        ]
         used = engine.n_free_pages
         [end] = engine.abort("long")
         assert (end.request_id, str(end.finish)) == ("long", "abort")
@@ -180,7 +181,7 @@ def test_a_long_prompt_beside_a_stream(path: Path, plain: Ask) -> None:
             engine.step()
             steps += 1
             assert len(seen.answers.tokens["stream", 0]) == before + 1
-        assert steps == 100
+        assert 100 <= steps <= 104  # one step in 33 has no prompt: it shows what decoding takes
         while engine.has_work:
             engine.step()
         for name, prompt, asked in (("stream", other, params), ("long", long, GREEDY)):
