@@ -40,11 +40,6 @@ class TierSlots:
         """Slots that have an owner."""
         return len(self._owners)
 
-    @property
-    def n_wanted(self) -> int:
-        """Pages that wait for write-behind."""
-        return len(self._wanted)
-
     def owner(self, slot: SlotId) -> Node | None:
         """Whose page a slot holds."""
         return self._owners.get(slot)

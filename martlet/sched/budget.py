@@ -15,7 +15,7 @@ __all__ = ["MORE", "StepBudget", "stall_limit"]
 
 MORE = 3.0  # a step with prompts may take so many times as long as one that only decodes
 MOST = 12.0  # the same where a prompt's time to first token is in danger, or more wait for it than decode
-ROWS = 2  # a tile of the attention kernels has eight pairs of a row and a head
+ROWS = 2  # least of a chunk: fewer rows leave a tile of the attention kernels half empty
 ITL_SHARE = 0.9  # of an inter-token target, for a step: the rest is for what the model does not know
 
 
