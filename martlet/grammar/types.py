@@ -1,0 +1,139 @@
+"""What the parts of constrained decoding agree on (read `vocabulary.py` next, then `matcher.py`).
+
+    schema, regex, grammar  →  Machine of States  →  Matcher (a Constraint)  →  bit masks in the sampler
+
+A front end compiles to a *state*: an immutable object that says where each next byte leads. Masks, rollback, forced text
+and the end of the answer follow from that, so that `matcher.py` writes them once for every language.
+
+**Dead ends cannot happen, by one rule**: a state exists only if some text leads from it to an accepting state. Whoever
+makes states keeps the rule; whoever reads them relies on it.
+
+**Lexemes make masks cheap.** A state inside a token of the language (a string, a number, a key) names its automaton and
+where it stands in it. What a vocabulary's tokens do inside an automaton is computed once and kept; only tokens that
+leave it are followed state by state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DEAD", "Constraint", "Dfa", "Lexeme", "Limits", "State", "n_mask_words"]
+
+DEAD = 0  # the state of every Dfa that nothing leaves
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dfa:
+    """A deterministic automaton over bytes; two are the same only if they are one object.
+
+    `table[q, b]` is the state after byte b, 0 where no text goes on. `accept[q]` is 0 where no text ends, otherwise a
+    label: 1 for a plain language, and for a union of languages whatever its maker says (which of them the text is in).
+    Trimmed: every state but 0 can reach an accepting one; a language without texts has start 0.
+    """
+
+    table: NDArray[np.int32]  # [states, 256]
+    accept: NDArray[np.int32]  # [states]
+    start: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no text at all is in the language."""
+        return self.start == DEAD
+
+    def run(self, text: bytes) -> int:
+        """The state after `text`, 0 if it is no beginning of a text of the language."""
+        state = self.start
+        for byte in text:
+            state = int(self.table[state, byte])
+        return state
+
+    def accepts(self, text: bytes) -> int:
+        """The label of `text`, 0 if it is not in the language."""
+        return int(self.accept[self.run(text)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lexeme:
+    """An automaton as it stands in a language, with the bytes that can come after it.
+
+    Where the automaton goes on with a byte, it does: a byte of `follow` is looked at only where it does not.
+    """
+
+    dfa: Dfa
+    follow: frozenset[int]
+
+
+class State(Protocol):
+    """A point in a text of a language. Immutable; equal states are one object, as far as their maker can tell."""
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the text may end here."""
+
+    @property
+    def lexeme(self) -> tuple[Lexeme, int] | None:
+        """The lexeme that the text is inside, and its automaton's state; None between lexemes, or where none is named."""
+
+    def step(self, byte: int) -> State | None:
+        """The state after one more byte, None if no text goes on so."""
+
+    def exit(self, label: int) -> State | None:
+        """Of a state with a lexeme: the state after the whole lexeme ended with `label`, None if it may not end so.
+
+        `step` must agree: where the automaton accepts with `label` and does not go on with a byte, step(byte) is
+        exit(label).step(byte).
+        """
+
+    def next_bytes(self) -> bytes | None:
+        """The bytes for which step is not None, in order, if that is cheaper to say than to try all 256; or None."""
+
+
+class Constraint(Protocol):
+    """What the engine asks of a constrained sequence. One object a sequence; not thread-safe, but may move between."""
+
+    def mask(self, out: NDArray[np.uint32]) -> None:
+        """Write the allowed next tokens: bit (t mod 32) of out[t div 32] is 1 for an allowed t. out: [ceil(V / 32)].
+
+        End-of-sequence ids are among them exactly where `may_end`. There is always at least one.
+        """
+
+    def allows(self, token_id: int) -> bool:
+        """Whether the mask has this token (cheaper than the mask)."""
+
+    def advance(self, token_id: int) -> bool:
+        """Take one token. False, and nothing changed, if it is not allowed. An end-of-sequence id ends the text."""
+
+    def rollback(self, n_tokens: int) -> None:
+        """Take the last `n_tokens` advances back."""
+
+    def may_end(self) -> bool:
+        """Whether the text is complete as it is."""
+
+    def is_done(self) -> bool:
+        """Whether nothing but the end can follow, or it has ended."""
+
+    def forced(self) -> bytes:
+        """The longest text that must follow whatever is chosen; b"" if there is a choice. The state stays as it is."""
+
+    def clone(self) -> Constraint:
+        """Another one in the same state; what is computed once stays shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What compiling may take; beyond it the request is refused, with what was too much."""
+
+    source_bytes: int = 1 << 20  # of the schema, pattern or grammar
+    depth: int = 256  # nesting of the source
+    dfa_states: int = 20_000  # of one automaton
+    nodes: int = 50_000  # types or rules made while compiling
+    seconds: float = 5.0
+
+
+def n_mask_words(n_vocab: int) -> int:
+    """Length of a mask for a vocabulary of `n_vocab` ids."""
+    return (n_vocab + 31) // 32
