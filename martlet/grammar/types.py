@@ -61,10 +61,13 @@ class Lexeme:
     """An automaton as it stands in a language, with the bytes that can come after it.
 
     Where the automaton goes on with a byte, it does: a byte of `follow` is looked at only where it does not.
+    `counted` is the automaton's state from which every byte begins a character, save the one that ends the text; states
+    with a `budget` have it.
     """
 
     dfa: Dfa
     follow: frozenset[int]
+    counted: int = DEAD
 
 
 class State(Protocol):
@@ -77,6 +80,13 @@ class State(Protocol):
     @property
     def lexeme(self) -> tuple[Lexeme, int] | None:
         """The lexeme that the text is inside, and its automaton's state; None between lexemes, or where none is named."""
+
+    @property
+    def budget(self) -> tuple[int, int] | None:
+        """Of a state inside a lexeme: at least and at most how many characters must come before its end; None is free.
+
+        From any state of the automaton any number of characters must be possible.
+        """
 
     def step(self, byte: int) -> State | None:
         """The state after one more byte, None if no text goes on so."""

@@ -1,0 +1,234 @@
+"""From states to masks: the Constraint that every language shares (read `types.py` first, then `json/machine.py`).
+
+A mask is what the tokens do from a state on. States are few (they are interned and a text comes back to them), so a mask
+is computed once and kept, as a part that many states share and the few ids by which they differ.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.grammar.types import Constraint, State
+from martlet.grammar.vocabulary import Bits, Vocabulary
+
+__all__ = ["Grammar", "Matcher"]
+
+U32 = NDArray[np.uint32]
+MOST_MASKS = 20_000
+MOST_FORCED = 4096  # bytes told at once
+EVERY_BYTE = bytes(range(256))
+
+
+class Grammar:
+    """A compiled language over one vocabulary: its first state, and the masks known so far. Shared by all sequences."""
+
+    def __init__(self, start: State, vocabulary: Vocabulary, *, name: str = "grammar") -> None:
+        self.start, self.vocabulary, self.name = start, vocabulary, name
+        self._masks: OrderedDict[State, tuple[U32 | None, Bits]] = OrderedDict()
+        self._suffixes: dict[tuple[State, frozenset[int]], list[int]] = {}
+
+    def matcher(self) -> Matcher:
+        """A constraint at the beginning of a text."""
+        return Matcher(self, self.start)
+
+    def accepts(self, text: bytes) -> bool:
+        """Whether a whole text is in the language."""
+        state = self.start
+        for byte in text:
+            after = state.step(byte)
+            if after is None:
+                return False
+            state = after
+        return state.accepts
+
+    def mask_of(self, state: State) -> tuple[U32 | None, Bits]:
+        """A mask in two parts, to be joined: one that is shared (or None), and words with their bits."""
+        found = self._masks.get(state)
+        if found is None:
+            found = self._masks[state] = self._compute(state)
+            if len(self._masks) > MOST_MASKS:
+                self._masks.popitem(last=False)
+        return found
+
+    def _compute(self, state: State) -> tuple[U32 | None, Bits]:
+        vocabulary = self.vocabulary
+        shared: U32 | None = None
+        found: list[Any] = []
+        ids: list[int] = list(vocabulary.eos_ids) if state.accepts else []
+        ahead: list[tuple[int, State]] = [(0, state)]
+        while ahead:
+            node, state = ahead.pop()
+            lexeme = state.lexeme
+            if lexeme is not None:
+                mask = self._inside(node, state, found)
+                if mask is not None:
+                    shared = mask if shared is None else shared | mask
+                continue
+            children = vocabulary.children(node)
+            for byte in state.next_bytes() or children:
+                child = children.get(byte)
+                if child is None:
+                    continue
+                after = state.step(byte)
+                if after is None:
+                    continue
+                ids += vocabulary.tokens_at(child)
+                if vocabulary.end[child] > child + 1:
+                    ahead.append((child, after))
+        found.append(np.array(ids, np.int32))
+        return shared, vocabulary.bits(np.concatenate(found))
+
+    def _inside(self, node: int, state: State, found: list[Any]) -> U32 | None:
+        """Add the tokens below a node from a state inside a lexeme on; those that stay may be a mask instead."""
+        assert state.lexeme is not None
+        lexeme, at = state.lexeme
+        region = self.vocabulary.region(lexeme, at, node)
+        least, most = state.budget or (None, None)
+        ids, mask = region.staying(most)
+        if mask is None:
+            found.append(ids)
+        for label, exits in region.exits.items():
+            after = state.exit(label)
+            if after is not None:
+                found += exits.tokens_with(self._suffixes_of(after, lexeme.follow), least, most)
+        return mask
+
+    def _suffixes_of(self, state: State, follow: frozenset[int]) -> list[int]:
+        """The ends of tokens that may follow a lexeme."""
+        key = (state, follow)
+        numbers = self._suffixes.get(key)
+        if numbers is None:
+            numbers = []
+            ahead: list[tuple[dict[int, Any], State]] = [(self.vocabulary.suffixes(follow).root, state)]
+            while ahead:
+                node, here = ahead.pop()
+                for byte, child in node.items():
+                    after = here.step(byte) if byte >= 0 else None
+                    if after is not None:
+                        if -1 in child:
+                            numbers.append(child[-1])
+                        ahead.append((child, after))
+            self._suffixes[key] = numbers
+            if len(self._suffixes) > MOST_MASKS:
+                self._suffixes.clear()
+        return numbers
+
+
+class Matcher:
+    """One sequence's place in a grammar's text."""
+
+    __slots__ = ("_ended", "_states", "grammar")
+
+    def __init__(self, grammar: Grammar, state: State) -> None:
+        self.grammar = grammar
+        self._states = [state]  # after each token taken
+        self._ended = False
+
+    def mask(self, out: U32) -> None:
+        """Write the allowed tokens as bits (see `Constraint.mask`)."""
+        if self._ended:
+            out.fill(0)
+            for token in self.grammar.vocabulary.eos_ids:
+                out[token >> 5] |= np.uint32(1 << (token & 31))
+            return
+        shared, (words, bits) = self.grammar.mask_of(self._states[-1])
+        n = self.grammar.vocabulary.n_words
+        if shared is None:
+            out.fill(0)
+            out[words] = bits
+        else:
+            out[:n] = shared
+            out[n:] = 0
+            out[words] |= bits
+
+    def _after(self, token_id: int) -> State | None:
+        tokens = self.grammar.vocabulary.tokens
+        text = tokens[token_id] if 0 <= token_id < len(tokens) else None
+        state = self._states[-1]
+        if not text or self._ended:
+            return None
+        for byte in text:
+            after = state.step(byte)
+            if after is None:
+                return None
+            state = after
+        return state
+
+    def allows(self, token_id: int) -> bool:
+        """Whether the mask has this token."""
+        if token_id in self.grammar.vocabulary.eos_ids:
+            return self.may_end()
+        return self._after(token_id) is not None
+
+    def advance(self, token_id: int) -> bool:
+        """Take a token; False, and nothing changed, if it is not allowed."""
+        if token_id in self.grammar.vocabulary.eos_ids:
+            if not self.may_end():
+                return False
+            self._states.append(self._states[-1])
+            self._ended = True
+            return True
+        state = self._after(token_id)
+        if state is None:
+            return False
+        self._states.append(state)
+        return True
+
+    def rollback(self, n_tokens: int) -> None:
+        """Take the last `n_tokens` advances back."""
+        if not 0 <= n_tokens < len(self._states):
+            raise ValueError(f"{n_tokens} tokens to take back of {len(self._states) - 1}.")
+        if n_tokens:
+            del self._states[-n_tokens:]
+            self._ended = False
+
+    def may_end(self) -> bool:
+        """Whether the text is complete as it is."""
+        return self._ended or self._states[-1].accepts
+
+    def is_done(self) -> bool:
+        """Whether only the end can follow."""
+        return self._ended or (self._states[-1].accepts and not _next_bytes(self._states[-1], 1))
+
+    def forced(self) -> bytes:
+        """The text that must follow, whatever is chosen."""
+        state, out = self._states[-1], bytearray()
+        while not self._ended and not state.accepts and len(out) < MOST_FORCED:
+            ahead = _next_bytes(state, 2)
+            if len(ahead) != 1:
+                break
+            after = state.step(ahead[0])
+            assert after is not None
+            state = after
+            out += ahead
+        return bytes(out)
+
+    def clone(self) -> Matcher:
+        """Another one in the same place."""
+        copy = Matcher(self.grammar, self._states[-1])
+        copy._states = list(self._states)
+        copy._ended = self._ended
+        return copy
+
+
+def _next_bytes(state: State, most: int) -> bytes:
+    """Bytes that can follow, `most` of them at most."""
+    known = state.next_bytes()
+    if known is not None:
+        return known[:most]
+    found = bytearray()
+    for byte in EVERY_BYTE:
+        if state.step(byte) is not None:
+            found.append(byte)
+            if len(found) == most:
+                break
+    return bytes(found)
+
+
+def _is_a_constraint(matcher: Matcher) -> Constraint:
+    """For the type checker: a Matcher is a Constraint."""
+    return matcher

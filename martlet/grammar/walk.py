@@ -1,0 +1,107 @@
+"""The walk of a trie along an automaton: compiled, or in Python, which defines it (read `ops/cpu/trie.py` next).
+
+A walk goes through all nodes below one that the automaton lets through. A token *stays* if its bytes all do. It *leaves*
+where the automaton accepts, does not go on with the next byte, and that byte may follow the lexeme.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.grammar.types import Lexeme
+from martlet.ops.cpu import trie
+from martlet.ops.cpu.record import RECORD_FIELDS
+
+__all__ = ["Walker"]
+
+I32 = NDArray[np.int32]
+Found = tuple[I32, I32, NDArray[np.uint32]]  # staying [n, 2], leaving [m, 4], mask; valid until the next walk
+
+
+class Walker:
+    """Walks one trie; its buffers serve one walk at a time."""
+
+    def __init__(
+        self,
+        byte: NDArray[np.uint8],
+        end: I32,
+        depth: I32,
+        first: I32,
+        tokens: I32,
+        n_words: int,
+        kernels: Any,
+    ) -> None:
+        self._byte, self._end, self._depth, self._first, self._tokens = byte, end, depth, first, tokens
+        n = len(tokens)
+        self._scratch = np.zeros(2 * (int(depth.max(initial=0)) + 2), np.int32)
+        self._mask = np.zeros(n_words, np.uint32)
+        self._staying = np.zeros((n + 1, 2), np.int32)
+        self._leaving = np.zeros((n + 1, 4), np.int32)
+        self._n_found = np.zeros(2, np.int64)
+        self._follow: dict[frozenset[int], NDArray[np.uint8]] = {}
+        self._lock = threading.Lock()
+        self._kernel = None if kernels is None else kernels.function("trie_walk")
+        self._record = np.zeros(RECORD_FIELDS, np.int64)
+        for field, array in (
+            (trie.BYTE, byte),
+            (trie.END, end),
+            (trie.DEPTH, depth),
+            (trie.FIRST, first),
+            (trie.TOKENS, tokens),
+            (trie.SCRATCH, self._scratch),
+            (trie.MASK, self._mask),
+            (trie.STAYING, self._staying),
+            (trie.LEAVING, self._leaving),
+            (trie.N_FOUND, self._n_found),
+        ):
+            self._record[field] = array.ctypes.data
+
+    def walk(self, lexeme: Lexeme, state: int, node: int) -> Found:
+        """What the tokens below `node` do, from `state` on; the arrays are copies, the mask is not."""
+        with self._lock:
+            self._mask.fill(0)
+            if self._kernel is None:
+                self._walk_reference(lexeme, state, node)
+            else:
+                record = self._record
+                record[trie.TABLE] = lexeme.dfa.table.ctypes.data
+                record[trie.ACCEPT] = lexeme.dfa.accept.ctypes.data
+                record[trie.FOLLOW] = self._follow_bytes(lexeme.follow).ctypes.data
+                record[trie.START], record[trie.NODE], record[trie.COUNTED] = state, node, lexeme.counted
+                self._kernel(None, None, record.ctypes.data, 0, 0, 1)
+            n_staying, n_leaving = self._n_found.tolist()
+            return self._staying[:n_staying].copy(), self._leaving[:n_leaving].copy(), self._mask
+
+    def _follow_bytes(self, follow: frozenset[int]) -> NDArray[np.uint8]:
+        found = self._follow.get(follow)
+        if found is None:
+            found = self._follow[follow] = np.zeros(256, np.uint8)
+            found[sorted(follow)] = 1
+        return found
+
+    def _walk_reference(self, lexeme: Lexeme, start: int, node: int) -> None:
+        table, accept = lexeme.dfa.table, lexeme.dfa.accept
+        states, n_staying, n_leaving = {int(self._depth[node]): (start, 0)}, 0, 0
+        i, stop = node + 1, int(self._end[node])
+        while i < stop:
+            depth, byte = int(self._depth[i]), int(self._byte[i])
+            before, count = states[depth - 1]
+            state = int(table[before, byte])
+            if state == 0:
+                if accept[before] and byte in lexeme.follow:
+                    for token in self._tokens[self._first[i] : self._first[self._end[i]]]:
+                        self._leaving[n_leaving] = token, depth - 1, accept[before], count
+                        n_leaving += 1
+                i = int(self._end[i])
+                continue
+            states[depth] = state, count + (before == lexeme.counted and not accept[state])
+            for token in self._tokens[self._first[i] : self._first[i + 1]].tolist():
+                self._mask[token >> 5] |= np.uint32(1 << (token & 31))
+                self._staying[n_staying] = token, states[depth][1]
+                n_staying += 1
+            i += 1
+        self._n_found[:] = n_staying, n_leaving
