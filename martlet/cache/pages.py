@@ -41,6 +41,10 @@ class PagePool:
         """How many owners a page has."""
         return self._refs[page]
 
+    def counts(self) -> list[int]:
+        """How many owners each page has: a copy."""
+        return self._refs.copy()
+
     def pages_for(self, n_tokens: int) -> int:
         """Pages that n_tokens positions occupy: a full last page needs no further one until a token is added."""
         return -(-n_tokens // self.page_size)

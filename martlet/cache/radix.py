@@ -73,6 +73,10 @@ class RadixCache:
         """The pages that the tree owns, for the pool's `check`."""
         return list(self._nodes)
 
+    def roots(self) -> list[Node]:
+        """The roots, one a salt, to be read only."""
+        return list(self._roots.values())
+
     # -- finding --------------------------------------------------------------------------------------------------
     def match(self, salt: str, ids: Sequence[int], limit: int) -> Match:
         """Find the longest cached prefix of `ids` of at most `limit` tokens; it changes nothing and locks nothing.

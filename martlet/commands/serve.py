@@ -47,6 +47,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--request-templates", action="store_true", default=None, help="a request may bring a template")
     group.add_argument("--tool-parser", metavar="NAME", help="format of tool calls (default: by the chat template)")
     group.add_argument("--reasoning-parser", metavar="NAME", help="format of reasoning (default: by the template)")
+    group.add_argument("--web", action=BooleanOptionalAction, default=None, help="the chat page at / and the view of the"
+                       " engine at /engine (default: yes)")  # fmt: skip
+    group.add_argument(
+        "--view-text", action="store_true", default=None, help="the view of the engine shows prompts' text"
+    )
     group.add_argument("--metrics-prefix", metavar="NAME", help="of the names in /metrics (default: martlet); vllm makes"
                        " dashboards for vLLM work")  # fmt: skip
     group.add_argument("--log-requests", action=BooleanOptionalAction, default=None, help="a line a request, never its"

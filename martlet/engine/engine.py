@@ -94,6 +94,15 @@ class Engine:
         """Tell one more observer of what happens from here on."""
         self._recorder.watch(observer)
 
+    def unwatch(self, observer: Observer) -> None:
+        """Tell an observer no more."""
+        self._recorder.unwatch(observer)
+
+    @property
+    def pages(self) -> PagePool:
+        """Whose the pages of the KV cache are, to be read between two steps."""
+        return self._pages
+
     @property
     def n_pages(self) -> int:
         """Pages of the KV cache."""

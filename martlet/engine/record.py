@@ -110,6 +110,10 @@ class Recorder:
         """Tell one more observer."""
         self._observers = (*self._observers, observer)
 
+    def unwatch(self, observer: Observer) -> None:
+        """Tell it no more; a step that is being told of may be its last."""
+        self._observers = tuple(other for other in self._observers if other is not observer)
+
     def close(self) -> None:
         """Close the observers. Idempotent."""
         for observer in self._observers:

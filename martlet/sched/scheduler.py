@@ -169,6 +169,16 @@ class Scheduler:
         return bool(self._live)
 
     @property
+    def running(self) -> Iterator[Sequence]:
+        """The sequences that hold pages, in the policy's order."""
+        return iter(self._planner.running)
+
+    @property
+    def waiting(self) -> Iterator[Sequence]:
+        """Those that wait, in the policy's order."""
+        return iter(self._planner.waiting)
+
+    @property
     def n_running(self) -> int:
         """Sequences that hold pages."""
         return len(self._planner.running)

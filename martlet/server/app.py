@@ -29,6 +29,7 @@ from martlet.server.messages import count_tokens, messages
 from martlet.server.responses import responses
 from martlet.server.service import Service
 from martlet.server.state import abort, health, metrics, model, models, ready, version
+from martlet.server.web import WEB_ROUTES
 from martlet.server.words import detokenize, explain, tokenize
 
 __all__ = ["create_app"]
@@ -76,7 +77,7 @@ def create_app(service: Service) -> ASGIApp:
             service.close()
 
     app = Starlette(
-        routes=ROUTES,
+        routes=(*ROUTES, *(WEB_ROUTES if service.settings.web else ())),
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, MartletError: _our_error, Exception: _our_error},
     )

@@ -27,7 +27,8 @@ from martlet.server.settings import ServerSettings
 
 __all__ = ["Gate", "RateLimit"]
 
-OPEN_PATHS = frozenset(("/health", "/ready", "/version"))  # a probe has no key
+OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/", "/engine"))  # a probe has no key, nor has a page
+OPEN_FOLDER = "/static/"  # what pages are made of: the same files for everybody
 MAX_CALLERS = 4096  # whose rate is kept
 logger = logging.getLogger("martlet.server.access")
 
@@ -105,7 +106,7 @@ class Gate:
                 return _preflight(headers)
             caller = self._caller(scope, headers)
             scope["martlet.caller"] = caller
-            if self._rate is not None and scope["path"] not in OPEN_PATHS:
+            if self._rate is not None and not _is_open(scope["path"]):
                 client = (scope.get("client") or ("local",))[0]
                 wait = self._rate.wait_s(caller or client, time.monotonic())
                 if wait:
@@ -131,7 +132,7 @@ class Gate:
     def _caller(self, scope: Scope, headers: Headers) -> str:
         """Which API key calls, as a name that tells nothing of it; "" where there are no keys."""
         keys = self._settings.api_keys
-        if not keys or scope["path"] in OPEN_PATHS:
+        if not keys or _is_open(scope["path"]):
             return ""
         given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
         found = -1
@@ -169,6 +170,10 @@ def _preflight(headers: Headers) -> Response:
         "Access-Control-Max-Age": "600",
     }
     return Response(status_code=204, headers=allowed)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def _name_of(host: str) -> str:

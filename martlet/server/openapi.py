@@ -47,7 +47,7 @@ _BODIES: tuple[tuple[str, type[Body], bool], ...] = (  # path, model, whether it
 
 async def openapi(request: Request) -> Response:
     """The description."""
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    routes = [route for route in request.app.routes if isinstance(route, Route) and route.include_in_schema]
     return json_reply(description(routes))
 
 

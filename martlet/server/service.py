@@ -27,6 +27,7 @@ from martlet.server.measures import Measures
 from martlet.server.settings import ServerSettings
 from martlet.server.tools.formats import reasoning_format, tool_format
 from martlet.server.tools.reply import ReplyParser
+from martlet.server.view import EngineView
 from martlet.types import Scheduling
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Service:
         self.measures = Measures(self.model)
         built.engine.watch(self.measures)
         self.bridge = Bridge(built.engine, built.tokenizer, on_end=self.measures.ended_request)
+        self.view = EngineView(built, self.bridge, self.measures, with_text=settings.view_text)
         # Templates and tokenizers are Python: one thread for them, so that the event loop goes on meanwhile.
         self._text = ThreadPoolExecutor(1, thread_name_prefix="martlet-text")
 
@@ -156,8 +158,9 @@ class Service:
         return waiting.result()
 
     def drain(self) -> None:
-        """Take no more requests."""
+        """Take no more requests, and end the views, which never end by themselves."""
         self.draining = True
+        self.view.close()
 
     def cancel_all(self) -> None:
         """End whatever is open: the server shuts down."""

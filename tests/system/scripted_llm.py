@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from martlet.cache.pages import PagePool
+from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig
 from martlet.engine.build import Built
 from martlet.engine.engine import Engine
@@ -60,6 +61,7 @@ def scripted_built(
     template: str = TEMPLATE,
     suggested: Mapping[str, Any] | None = None,
     wrap: Callable[[ScriptedExecutor], Any] = lambda executor: executor,
+    prefix_cache: bool = False,
     **limits: int,
 ) -> Built:
     """All parts of a start, around a script."""
@@ -68,7 +70,8 @@ def scripted_built(
     spec = ModelSpec("llama", "scripted", 257, 8, context, (layer,), norm, True)
     tokenizer = byte_tokenizer()
     pages = PagePool(n_pages, PAGE)
-    scheduler = Scheduler(pages, SchedulerLimits(context, 16, 4, 8, **limits), frozenset({EOS}))
+    cache = RadixCache(pages) if prefix_cache else None
+    scheduler = Scheduler(pages, SchedulerLimits(context, 16, 4, 8, **limits), frozenset({EOS}), cache=cache)
     return Built(
         config=config,
         engine=Engine(scheduler, wrap(ScriptedExecutor(script, PAGE)), pages),

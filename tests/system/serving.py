@@ -25,6 +25,8 @@ from tests.system.scripted_llm import scripted_built
 
 __all__ = ["Served", "Slow", "events", "serving", "wait_until"]
 
+PARTS = ("template", "max_waiting", "max_waiting_tokens", "prefix_cache")  # of the built engine, not the server's settings
+
 
 class Slow:
     """An executor that takes a while for each step, and fails where it is told to."""
@@ -102,7 +104,7 @@ def serving(
     script: Script, *, step_s: float = 0.0, context: int = 256, n_pages: int = 512, **options: Any
 ) -> Iterator[Served]:
     """Serve a script; `template` is a chat template, `max_waiting…` the scheduler's, other options are the server's settings."""
-    parts = {name: options.pop(name) for name in ("template", "max_waiting", "max_waiting_tokens") if name in options}
+    parts = {name: options.pop(name) for name in PARTS if name in options}
     slow: list[Slow] = []
 
     def wrap(executor: ScriptedExecutor) -> Slow:

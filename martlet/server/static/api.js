@@ -1,0 +1,132 @@
+// @ts-check
+/** The server's API: requests with the user's key, errors in its own words, streams of events. */
+
+import { session } from "./dom.js";
+
+const KEY = "martlet.key"; // kept for this tab only
+
+export class ServerError extends Error {
+  /**
+   * @param {string} message
+   * @param {number} status
+   * @param {string | null} [param]
+   */
+  constructor(message, status, param = null) {
+    super(message);
+    this.status = status;
+    this.param = param;
+  }
+}
+
+/** @type {(wrong: boolean) => Promise<string | null>} */
+let askForKey = async () => null;
+
+/**
+ * Say who asks the user for a key; `wrong`: one was given and refused. Null: the user gives none.
+ * @param {(wrong: boolean) => Promise<string | null>} ask
+ */
+export function onKeyWanted(ask) {
+  askForKey = ask;
+}
+
+/**
+ * Ask the server, and the user for a key if the server wants one.
+ * @param {string} path
+ * @param {{ body?: unknown, signal?: AbortSignal }} [options]
+ * @returns {Promise<Response>}
+ */
+async function request(path, { body, signal } = {}) {
+  for (;;) {
+    const key = session.get(KEY);
+    /** @type {Record<string, string>} */
+    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+    if (body !== undefined) headers["Content-Type"] = "application/json";
+    const response = await fetch(path, {
+      method: body === undefined ? "GET" : "POST",
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
+    });
+    if (response.ok) return response;
+    if (response.status === 401) {
+      const given = await askForKey(key !== null);
+      if (given !== null) {
+        session.set(KEY, given);
+        continue;
+      }
+    }
+    throw await errorOf(response);
+  }
+}
+
+/** @param {Response} response */
+async function errorOf(response) {
+  let said = `The server answered ${response.status}.`;
+  let param = null;
+  try {
+    const { error } = await response.json();
+    said = error.message;
+    param = error.param ?? null;
+  } catch {
+    // not in the API's form: a proxy's page, perhaps
+  }
+  const after = response.headers.get("Retry-After");
+  if (after && (response.status === 429 || response.status === 503)) said += ` Try again in ${after} s.`;
+  return new ServerError(said, response.status, param);
+}
+
+/**
+ * A request's answer as JSON; ServerError if it is refused.
+ * @param {string} path
+ * @param {unknown} [body]
+ * @returns {Promise<any>}
+ */
+export async function call(path, body) {
+  const response = await request(path, { body });
+  return response.json();
+}
+
+/**
+ * The events of a stream, each with its name and its data as JSON; it ends with the stream, or with OpenAI's [DONE].
+ * @param {string} path
+ * @param {{ body?: unknown, signal?: AbortSignal }} options
+ * @returns {AsyncGenerator<{ name: string, data: any }>}
+ */
+export async function* stream(path, options) {
+  const response = await request(path, options);
+  if (response.body === null) throw new ServerError("The server's answer has no body.", response.status);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      text += value;
+      const parts = text.split(/\r?\n\r?\n/);
+      text = parts.pop() ?? "";
+      for (const part of parts) {
+        const found = parseEvent(part);
+        if (found === null) continue;
+        if (found.data === "[DONE]") return;
+        yield { name: found.name, data: JSON.parse(found.data) };
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/**
+ * One event of https://html.spec.whatwg.org/multipage/server-sent-events.html; null: a comment.
+ * @param {string} part
+ */
+function parseEvent(part) {
+  let name = "message";
+  const data = [];
+  for (const line of part.split(/\r?\n/)) {
+    const [, field, value] = /^([^:]*):? ?(.*)$/s.exec(line) ?? [];
+    if (field === "data") data.push(value);
+    else if (field === "event") name = value;
+  }
+  return data.length ? { name, data: data.join("\n") } : null;
+}

@@ -1,0 +1,150 @@
+"""The pages: a chat at /, the view of the engine at /engine, and the stream that feeds it (read `static/chat.js` next, `view.py`).
+
+The pages are static files without secrets, so they need no API key; what they then ask for does, and they ask their user
+for one. They load nothing from any other host, and their policy (CSP) lets no script run but those files', also where a
+model's answer has found a way to look like one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from martlet.server.errors import ApiError
+from martlet.server.service import Service, left, service_of
+from martlet.server.stream import KEEP_ALIVE
+
+__all__ = ["WEB_ROUTES", "engine_events"]
+
+FOLDER = Path(__file__).parent / "static"
+TYPES = MappingProxyType(
+    {
+        ".html": "text/html; charset=utf-8",
+        ".js": "text/javascript; charset=utf-8",
+        ".css": "text/css; charset=utf-8",
+        ".svg": "image/svg+xml",
+    }
+)
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",  # text never becomes markup
+    )
+)
+HEADERS = MappingProxyType(
+    {
+        "Content-Security-Policy": POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-cache",  # asked for again each time, and answered with 304
+    }
+)
+
+
+async def chat_page(request: Request) -> Response:
+    """The chat."""
+    return _file(request, "chat.html")
+
+
+async def engine_page(request: Request) -> Response:
+    """The view of the engine."""
+    return _file(request, "engine.html")
+
+
+async def static_file(request: Request) -> Response:
+    """A file that the pages are made of."""
+    return _file(request, request.path_params["name"])
+
+
+def _file(request: Request, name: str) -> Response:
+    found = _read(name) if name in _names() else None
+    if found is None:
+        raise ApiError(404, f"There is no page {name!r:.100} here.")
+    data, tag = found
+    headers = {**HEADERS, "ETag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(data, headers=headers, media_type=TYPES[Path(name).suffix])
+
+
+@lru_cache(1)
+def _names() -> frozenset[str]:
+    """What may be asked for: these files, and no path."""
+    return frozenset(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
+
+
+@lru_cache(64)
+def _read(name: str) -> tuple[bytes, str]:
+    data = (FOLDER / name).read_bytes()
+    return data, f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+
+
+class _ViewStream(Response):
+    """The engine's frames, for one viewer."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, request: Request, service: Service) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._request, self._service = request, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send frames until the viewer leaves, does not read, or the server ends."""
+        writing = asyncio.ensure_future(self._write(send))
+        leaving = asyncio.ensure_future(left(self._request))
+        try:
+            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._service.view.leave()
+            for task in (writing, leaving):
+                task.cancel()
+            await asyncio.gather(writing, leaving, return_exceptions=True)
+
+    async def _write(self, send: Send) -> None:
+        settings, view = self._service.settings, self._service.view
+
+        async def write(data: bytes) -> None:
+            async with asyncio.timeout(settings.send_timeout_s):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await write(b"event: hello\ndata: " + view.hello(self._service.model) + b"\n\n")
+        seen = b""
+        while (found := await view.next_frame(seen, settings.keep_alive_s)) is not None:
+            await write(b"event: frame\ndata: " + found + b"\n\n" if found else KEEP_ALIVE)
+            seen = found or seen
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def engine_events(request: Request) -> Response:
+    """The engine's pages, prefixes, queue and steps as they change, as server-sent events."""
+    service = service_of(request)
+    service.view.enter()
+    return _ViewStream(request, service)
+
+
+WEB_ROUTES = (
+    Route("/", chat_page, include_in_schema=False),
+    Route("/engine", engine_page, include_in_schema=False),
+    Route("/engine/events", engine_events, include_in_schema=False),
+    Route("/static/{name}", static_file, include_in_schema=False),
+)
