@@ -53,7 +53,7 @@ class RadixCache:
         self._size = pool.page_size
         self._share_tokens = share_tokens
         self._tier = tier
-        self._roots: dict[str | bytes, Node] = {}  # by salt; by key as long as nobody has named the salt
+        self.roots: dict[str | bytes, Node] = {}  # by salt; by key until the salt is named
         self._nodes: dict[PageId, Node] = {}  # who has which page
         self._leaves = LeafQueue(self._is_free_leaf)
         self._now = 0  # a count of uses
@@ -72,10 +72,6 @@ class RadixCache:
     def pages(self) -> list[PageId]:
         """The pages that the tree owns, for the pool's `check`."""
         return list(self._nodes)
-
-    def roots(self) -> list[Node]:
-        """The roots, one a salt, to be read only."""
-        return list(self._roots.values())
 
     # -- finding --------------------------------------------------------------------------------------------------
     def match(self, salt: str, ids: Sequence[int], limit: int) -> Match:
@@ -152,12 +148,12 @@ class RadixCache:
         return MissReason.EMPTY, None, None
 
     def _root(self, salt: str) -> Node | None:
-        root = self._roots.get(salt)
+        root = self.roots.get(salt)
         if root is None and self._tier is not None:
-            root = self._roots.pop(root_key(salt), None)  # one that was adopted
+            root = self.roots.pop(root_key(salt), None)  # one that was adopted
             if root is not None:
                 root.name = salt
-                self._roots[salt] = root
+                self.roots[salt] = root
         return root
 
     # -- keeping --------------------------------------------------------------------------------------------------
@@ -196,7 +192,7 @@ class RadixCache:
         if root is None:
             root = Node((), None, self._now, key=root_key(salt))
             root.name = salt
-            self._roots[salt] = root
+            self.roots[salt] = root
         return root, 0
 
     def _keep(self, parent: Node, chunk: Ids, page: PageId) -> Node:
@@ -264,7 +260,7 @@ class RadixCache:
             self._unlink(node, parent)
             self._evicted.add(parent.key, node.ids)
             if parent.parent is None and not parent.children:
-                del self._roots[parent.name]
+                del self.roots[parent.name]
 
     def clear(self) -> None:
         """Give up all pages: nobody knows what is in them. To be called before the pool's `reset`.
@@ -277,13 +273,13 @@ class RadixCache:
         self._leaves.clear()
         self._n_evictable = 0
         self._pool.free(nodes)
-        for node in [*nodes.values(), *self._roots.values()]:
+        for node in [*nodes.values(), *self.roots.values()]:
             node.page = None
             node.held = node.n_resident = 0
         for node in nodes.values():
             if node.slot is None and node.parent is not None:
                 self._unlink(node, node.parent)
-        self._roots = {name: root for name, root in self._roots.items() if root.children}
+        self.roots = {name: root for name, root in self.roots.items() if root.children}
 
     # -- the second tier ------------------------------------------------------------------------------------------
     def drain_saves(self, most: int) -> tuple[Save, ...]:
@@ -307,10 +303,10 @@ class RadixCache:
         are refused.
         """
         assert self._tier is not None
-        assert not self._roots
+        assert not self.roots
         roots = self._tier.adopt(records, self._size)
         for root in roots:
-            self._roots[root.name] = root
+            self.roots[root.name] = root
             for ids in root.order:
                 self._firsts.add(ids)
         self._now = self._tier.n_used
@@ -385,8 +381,8 @@ class RadixCache:
         """Assert all that the tree promises; O(nodes)."""
         resident: dict[PageId, Node] = {}
         slotted: dict[SlotId, Node] = {}
-        todo = list(self._roots.values())
-        assert all(root.name == name and root.children for name, root in self._roots.items())
+        todo = list(self.roots.values())
+        assert all(root.name == name and root.children for name, root in self.roots.items())
         self._firsts.check([ids for root in todo for ids in root.order])
         for node in todo:
             shared = node.page is not None and self._pool.refs(node.page) > 1

@@ -66,7 +66,7 @@ def look(engine: Engine) -> Look:
         n_waiting=scheduler.n_waiting,
         owners=engine.pages.counts(),
         cached=[] if cache is None else cache.pages(),
-        nodes=[] if cache is None else _nodes(cache.roots()),
+        nodes=[] if cache is None else _nodes(cache.roots.values()),
     )
 
 

@@ -59,7 +59,7 @@ def test_the_longest_of_several_parts_is_found() -> None:
     pool, cache = fresh()
     for ids in ([1, 2, 3, 4], [1, 2, 9], [1, 5, 5], [1, 2, 3, 7], [0]):
         put(pool, cache, ids)
-    pages = {ids: node.page for ids, node in cache._roots[""].children.items()}
+    pages = {ids: node.page for ids, node in cache.roots[""].children.items()}
     assert cache.match("", [1, 2, 3, 6, 6], 4).tail in ((pages[1, 2, 3, 4], 3), (pages[1, 2, 3, 7], 3))
     assert cache.match("", [1, 2, 9, 9, 9], 4).tail == (pages[1, 2, 9], 3)
     assert cache.match("", [1, 5, 5, 5, 5], 4).tail == (pages[1, 5, 5], 3)
@@ -80,7 +80,7 @@ def test_salts_share_nothing() -> None:
     assert cache.match("", TEN, 9).use.reason is MissReason.SALT
     cache.evict(100)
     assert pool.n_free == 16
-    assert not cache._roots, "a salt that has nothing is forgotten"
+    assert not cache.roots, "a salt that has nothing is forgotten"
 
 
 def test_groups_are_shared_whole() -> None:

@@ -299,7 +299,7 @@ def test_what_a_file_holds_is_found_after_a_restart(seed: int) -> None:
     assert cache.found(ABC) == (3, 0, 0)
     assert cache.drain() == ()
     cache.tree.forget([SlotId(3)])
-    assert set(cache.tree._roots) == {""}
+    assert set(cache.tree.roots) == {""}
 
 
 def test_records_that_nobody_can_vouch_for_are_refused() -> None:

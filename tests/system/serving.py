@@ -25,7 +25,12 @@ from tests.system.scripted_llm import scripted_built
 
 __all__ = ["Served", "Slow", "events", "serving", "wait_until"]
 
-PARTS = ("template", "max_waiting", "max_waiting_tokens", "prefix_cache")  # of the built engine, not the server's settings
+PARTS = (
+    "template",
+    "max_waiting",
+    "max_waiting_tokens",
+    "prefix_cache",
+)  # of the built engine, not the server's settings
 
 
 class Slow:

@@ -21,7 +21,7 @@ def sequence(name: str, pages: tuple[int, ...], n_prompt: int = 4) -> SequenceLo
 
 
 def shown(pool: PagePool, cache: RadixCache | None, *running: SequenceLook, decode: object = None) -> dict[str, object]:
-    cached, nodes = ([], []) if cache is None else (cache.pages(), _nodes(cache.roots()))
+    cached, nodes = ([], []) if cache is None else (cache.pages(), _nodes(cache.roots.values()))
     look = Look(running, (), 0, pool.counts(), cached, nodes)
     return frame(look, (), EngineTotals(), Names(), decode)  # type: ignore[arg-type]
 
@@ -85,7 +85,7 @@ def test_salts_are_numbered_and_text_is_decoded_if_wanted() -> None:
         cache.insert(salt, ids, pool.alloc(1))
     found = shown(pool, cache, decode=lambda ids: "".join(map(str, ids)))["tree"]
     stretches = found["stretches"]  # type: ignore[index]
-    assert [stretch["salt"] for stretch in stretches][0] == 0
+    assert stretches[0]["salt"] == 0
     assert len({stretch["salt"] for stretch in stretches}) == 3
     assert [stretch["text"] for stretch in stretches] == ["1111", "2222", "3333"]
     assert "mine" not in str(found)
