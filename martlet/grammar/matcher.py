@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.grammar.types import Constraint, State
-from martlet.grammar.vocabulary import Bits, Vocabulary
+from martlet.grammar.vocabulary import NOTHING, Bits, Vocabulary
 
 __all__ = ["Grammar", "Matcher"]
 
@@ -91,18 +91,51 @@ class Grammar:
         ids, mask = region.staying(most)
         if mask is None:
             found.append(ids)
+        leaving = []
         for label, exits in region.exits.items():
             after = state.exit(label)
             if after is not None:
-                found += exits.tokens_with(self._suffixes_of(after, lexeme.follow), least, most)
+                leaving += exits.tokens_with(self._suffixes_of(after, lexeme.follow), least, most)
+        detours = state.detours()
+        if detours:
+            leaving = self._detoured(node, leaving, detours)
+        found += leaving
         return mask
+
+    def _detoured(self, node: int, leaving: list[Any], detours: list[tuple[bytes, State | None]]) -> list[Any]:
+        """Tokens that leave, those with a detour's text replaced by what is allowed after it."""
+        vocabulary = self.vocabulary
+        ids = np.concatenate(leaving) if leaving else np.zeros(0, np.int32)
+        allowed: list[int] = []
+        for text, after in detours:
+            at = vocabulary.find(node, text)
+            if at is None:
+                continue
+            below = vocabulary.sorted_tokens[vocabulary.first[at] : vocabulary.first[vocabulary.end[at]]]
+            ids = ids[~np.isin(ids, below)]
+            if after is not None:
+                allowed += [*vocabulary.tokens_at(at), *self._below(at, after)]
+        return [ids, np.array(allowed, np.int32)]
+
+    def _below(self, node: int, state: State) -> list[int]:
+        """The tokens below a node that a state allows, step by step."""
+        ids: list[int] = []
+        ahead = [(node, state)]
+        while ahead:
+            node, state = ahead.pop()
+            for byte, child in self.vocabulary.children(node).items():
+                after = state.step(byte)
+                if after is not None:
+                    ids += self.vocabulary.tokens_at(child)
+                    ahead.append((child, after))
+        return ids
 
     def _suffixes_of(self, state: State, follow: frozenset[int]) -> list[int]:
         """The ends of tokens that may follow a lexeme."""
         key = (state, follow)
         numbers = self._suffixes.get(key)
         if numbers is None:
-            numbers = []
+            numbers = [NOTHING]
             ahead: list[tuple[dict[int, Any], State]] = [(self.vocabulary.suffixes(follow).root, state)]
             while ahead:
                 node, here = ahead.pop()

@@ -15,13 +15,13 @@ leave it are followed state by state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEAD", "Constraint", "Dfa", "Lexeme", "Limits", "State", "n_mask_words"]
+__all__ = ["DEAD", "Constraint", "Dfa", "Lexeme", "Limits", "Plain", "State", "n_mask_words"]
 
 DEAD = 0  # the state of every Dfa that nothing leaves
 
@@ -38,6 +38,10 @@ class Dfa:
     table: NDArray[np.int32]  # [states, 256]
     accept: NDArray[np.int32]  # [states]
     start: int
+    final: NDArray[np.bool_] = field(init=False)  # [states]: where a text ends and none goes on
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "final", (self.accept > 0) & ~self.table.any(axis=1))
 
     @property
     def is_empty(self) -> bool:
@@ -98,8 +102,47 @@ class State(Protocol):
         exit(label).step(byte).
         """
 
+    def detours(self) -> list[tuple[bytes, State | None]]:
+        """Texts that end the lexeme otherwise than by its label: each with the state after it, None if it is not allowed.
+
+        All of them are also ends of the lexeme for its automaton. Mostly there are none.
+        """
+
     def next_bytes(self) -> bytes | None:
         """The bytes for which step is not None, in order, if that is cheaper to say than to try all 256; or None."""
+
+
+class Plain:
+    """What a state says unless it knows better: it is inside no lexeme. States may inherit it."""
+
+    __slots__ = ()
+
+    @property
+    def accepts(self) -> bool:
+        """Not the end."""
+        return False
+
+    @property
+    def lexeme(self) -> tuple[Lexeme, int] | None:
+        """None."""
+        return None
+
+    @property
+    def budget(self) -> tuple[int, int] | None:
+        """None."""
+        return None
+
+    def exit(self, label: int) -> State | None:
+        """None."""
+        return None
+
+    def detours(self) -> list[tuple[bytes, State | None]]:
+        """None."""
+        return []
+
+    def next_bytes(self) -> bytes | None:
+        """Not known."""
+        return None
 
 
 class Constraint(Protocol):

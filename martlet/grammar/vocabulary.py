@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from martlet.grammar.types import Lexeme, n_mask_words
 from martlet.grammar.walk import Walker
 
-__all__ = ["Exits", "Region", "Suffixes", "Vocabulary"]
+__all__ = ["NOTHING", "Exits", "Region", "Suffixes", "Vocabulary"]
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
 Bits = tuple[NDArray[np.intp], U32]  # words of a mask, and what to set in them
 
+NOTHING = 0  # the suffix of a token that ends where the lexeme does
 MOST_CACHED_BYTES = 96 << 20
 
 
@@ -48,6 +49,7 @@ class Vocabulary:
         self.eos_ids = tuple(sorted(set(eos_ids)))
         present = [(text, token) for token, text in enumerate(tokens) if text and token not in self.eos_ids]
         present.sort()
+        self.starts = np.concatenate([[0], np.cumsum([len(text or b"") for text in tokens])]).astype(np.int64)
         self.longest = max((len(text) for text, _ in present), default=0)
         self._build([text for text, _ in present], np.array([token for _, token in present], np.int32))
         self.walker = Walker(self.byte, self.end, self.depth, self.first, self.sorted_tokens, self.n_words, kernels)
@@ -99,6 +101,15 @@ class Vocabulary:
             self._children[node] = found
         return found
 
+    def find(self, node: int, text: bytes) -> int | None:
+        """The node that `text` leads to from a node."""
+        for byte in text:
+            child = self.children(node).get(byte)
+            if child is None:
+                return None
+            node = child
+        return node
+
     def tokens_at(self, node: int) -> list[int]:
         """The tokens whose bytes end at a node."""
         ids: list[int] = self.sorted_tokens[self.first[node] : self.first[node + 1]].tolist()
@@ -138,14 +149,15 @@ class Suffixes:
     """All different ends of tokens that begin with a byte of `follow`, as a small trie of dicts."""
 
     def __init__(self, vocabulary: Vocabulary, follow: frozenset[int]) -> None:
-        numbers: dict[bytes, int] = {}
-        self.id_at: dict[tuple[int, int], int] = {}  # (token, offset) → suffix
+        numbers: dict[bytes, int] = {b"": NOTHING}
+        self._starts = vocabulary.starts
+        self._at = np.zeros(int(self._starts[-1]) + 1, np.int32)  # token's start + offset → suffix
         for token in vocabulary.sorted_tokens.tolist():
-            text = vocabulary.tokens[token]
+            text, start = vocabulary.tokens[token], int(self._starts[token])
             assert text is not None
             for offset, byte in enumerate(text):
                 if byte in follow:
-                    self.id_at[token, offset] = numbers.setdefault(text[offset:], len(numbers))
+                    self._at[start + offset] = numbers.setdefault(text[offset:], len(numbers))
         self.texts = list(numbers)
         self.root: dict[int, Any] = {}  # byte → child; the key -1 holds the suffix that ends there
         for text, number in numbers.items():
@@ -153,6 +165,11 @@ class Suffixes:
             for byte in text:
                 node = node.setdefault(byte, {})
             node[-1] = number
+
+    def at(self, tokens: I32, offsets: I32) -> I32:
+        """The suffixes of tokens from offsets on."""
+        lengths = self._starts[tokens + 1] - self._starts[tokens]
+        return np.where(offsets < lengths, self._at[self._starts[tokens] + offsets], NOTHING).astype(np.int32)
 
 
 class Exits:
@@ -198,10 +215,7 @@ class Region:
         self.exits: dict[int, Exits] = {}
         self._vocabulary = vocabulary
         if len(leaving):
-            id_at = vocabulary.suffixes(lexeme.follow).id_at
-            numbers = np.array(
-                [id_at[pair] for pair in zip(leaving[:, 0].tolist(), leaving[:, 1].tolist(), strict=True)], np.int32
-            )
+            numbers = vocabulary.suffixes(lexeme.follow).at(leaving[:, 0], leaving[:, 1])
             for label in np.unique(leaving[:, 2]).tolist():
                 own = leaving[:, 2] == label
                 self.exits[label] = Exits(numbers[own], leaving[own, 0], leaving[own, 3])

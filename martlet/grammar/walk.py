@@ -1,7 +1,8 @@
 """The walk of a trie along an automaton: compiled, or in Python, which defines it (read `ops/cpu/trie.py` next).
 
 A walk goes through all nodes below one that the automaton lets through. A token *stays* if its bytes all do. It *leaves*
-where the automaton accepts, does not go on with the next byte, and that byte may follow the lexeme.
+where the automaton accepts, does not go on with the next byte, and that byte may follow the lexeme; or where it ends in a
+state from which nothing goes on.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Walker:
         self._n_found = np.zeros(2, np.int64)
         self._follow: dict[frozenset[int], NDArray[np.uint8]] = {}
         self._lock = threading.Lock()
+        self._unused = np.zeros(4, np.int64)  # what compiled code returns, which is nothing
+        self._kernels = kernels  # it owns the code
         self._kernel = None if kernels is None else kernels.function("trie_walk")
         self._record = np.zeros(RECORD_FIELDS, np.int64)
         for field, array in (
@@ -70,9 +73,11 @@ class Walker:
                 record = self._record
                 record[trie.TABLE] = lexeme.dfa.table.ctypes.data
                 record[trie.ACCEPT] = lexeme.dfa.accept.ctypes.data
+                record[trie.FINAL] = lexeme.dfa.final.ctypes.data
                 record[trie.FOLLOW] = self._follow_bytes(lexeme.follow).ctypes.data
                 record[trie.START], record[trie.NODE], record[trie.COUNTED] = state, node, lexeme.counted
-                self._kernel(None, None, record.ctypes.data, 0, 0, 1)
+                unused = self._unused.ctypes.data
+                self._kernel(unused, unused, record.ctypes.data, unused, 0, 1)
             n_staying, n_leaving = self._n_found.tolist()
             return self._staying[:n_staying].copy(), self._leaving[:n_leaving].copy(), self._mask
 
@@ -99,9 +104,14 @@ class Walker:
                 i = int(self._end[i])
                 continue
             states[depth] = state, count + (before == lexeme.counted and not accept[state])
-            for token in self._tokens[self._first[i] : self._first[i + 1]].tolist():
+            here = self._tokens[self._first[i] : self._first[i + 1]].tolist()
+            i += 1
+            for token in here:
+                if lexeme.dfa.final[state]:
+                    self._leaving[n_leaving] = token, depth, accept[state], states[depth][1]
+                    n_leaving += 1
+                    continue
                 self._mask[token >> 5] |= np.uint32(1 << (token & 31))
                 self._staying[n_staying] = token, states[depth][1]
                 n_staying += 1
-            i += 1
         self._n_found[:] = n_staying, n_leaving

@@ -22,6 +22,7 @@ __all__ = [
     "COUNTED",
     "DEPTH",
     "END",
+    "FINAL",
     "FIRST",
     "FOLLOW",
     "LEAVING",
@@ -38,7 +39,7 @@ __all__ = [
 
 BYTE, END, DEPTH, FIRST, TOKENS = range(ARGS, ARGS + 5)
 TABLE, ACCEPT, FOLLOW, START, NODE, COUNTED = range(ARGS + 5, ARGS + 11)
-SCRATCH, MASK, STAYING, LEAVING, N_FOUND = range(ARGS + 11, ARGS + 16)
+SCRATCH, MASK, STAYING, LEAVING, N_FOUND, FINAL = range(ARGS + 11, ARGS + 17)
 
 
 def trie_walk_kernel(v: Verbs) -> Callable[..., None]:
@@ -52,6 +53,7 @@ def trie_walk_kernel(v: Verbs) -> Callable[..., None]:
         byte, end, depth = v.i8p(record[BYTE]), v.i32p(record[END]), v.i32p(record[DEPTH])
         first, tokens = v.i32p(record[FIRST]), v.i32p(record[TOKENS])
         table, accept, follow = v.i32p(record[TABLE]), v.i32p(record[ACCEPT]), v.i8p(record[FOLLOW])
+        final = v.i8p(record[FINAL])
         scratch, mask = v.i32p(record[SCRATCH]), v.i32p(record[MASK])
         staying, leaving, n_found = v.i32p(record[STAYING]), v.i32p(record[LEAVING]), v.i64p(record[N_FOUND])
         counted, node, n_staying, n_leaving = record[COUNTED], record[NODE], 0, 0
@@ -78,6 +80,15 @@ def trie_walk_kernel(v: Verbs) -> Callable[..., None]:
                 count += 1
             scratch[2 * at] = state
             scratch[2 * at + 1] = count
+            if final[state] != 0:
+                for k in range(first[i], first[i + 1]):
+                    leaving[4 * n_leaving] = tokens[k]
+                    leaving[4 * n_leaving + 1] = at
+                    leaving[4 * n_leaving + 2] = accept[state]
+                    leaving[4 * n_leaving + 3] = count
+                    n_leaving += 1
+                i += 1
+                continue
             for k in range(first[i], first[i + 1]):
                 token = tokens[k]
                 mask[token >> 5] = mask[token >> 5] | (1 << (token & 31))

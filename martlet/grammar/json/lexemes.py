@@ -1,0 +1,150 @@
+"""The automata of JSON's own tokens: strings, names and numbers as lexemes (read `machine.py` next).
+
+A string's lexeme begins behind its opening quotation mark and includes the closing one. A free string may use every
+escape of RFC 8259; where a schema says something about the text, and in names, a text is written in one way only, so that
+two ways to write it can't be taken for two texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from martlet.grammar.language import Language, common_alphabet
+from martlet.grammar.types import Dfa, Lexeme
+from martlet.grammar.utf8 import Escapes, to_bytes, to_json
+
+__all__ = ["JsonLexeme", "free_key", "free_string", "key_lexeme", "number_lexeme", "string_lexeme"]
+
+QUOTE = 0x22
+ENDS = frozenset(b",:]} \n\r\t")
+COLON = frozenset(b": \n\r\t")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JsonLexeme:
+    """A lexeme; `final` are states that accept and go no further, `universal` those of a string after which all is free."""
+
+    lexeme: Lexeme
+    final: frozenset[int]
+    universal: frozenset[int]
+
+    @property
+    def start(self) -> int:
+        """The state in which it begins."""
+        return self.lexeme.dfa.start
+
+
+@lru_cache(maxsize=4)
+def free_string() -> JsonLexeme:
+    """Any string; its content's state is counted."""
+    return _closed(to_json(Language.everything(), Escapes(slash=True, numbers=True)), ENDS, counted=True)
+
+
+@lru_cache(maxsize=4)
+def free_key() -> JsonLexeme:
+    """Any name."""
+    return _closed(to_json(Language.everything()), COLON, counted=True)
+
+
+@lru_cache(maxsize=256)
+def string_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[frozenset[int], ...]]:
+    """Strings of any of the languages; of each label in which of them it is (label 0: in none)."""
+    joined, sets = _joined(languages)
+    universal = frozenset(_universal(joined)) if len(sets) == 2 else frozenset[int]()
+    return _closed(_labelled(to_json(joined), joined, languages, sets), ENDS, universal=universal), tuple(sets)
+
+
+@lru_cache(maxsize=256)
+def key_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[frozenset[int], ...]]:
+    """The same of names."""
+    joined, sets = _joined(languages)
+    return _closed(_labelled(to_json(joined), joined, languages, sets), COLON), tuple(sets)
+
+
+@lru_cache(maxsize=256)
+def number_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[frozenset[int], ...]]:
+    """The same of numbers."""
+    joined, sets = _joined(languages)
+    dfa = _labelled(to_bytes(joined), joined, languages, sets)
+    final = frozenset(np.nonzero((dfa.accept > 0) & ~dfa.table.any(axis=1))[0].tolist())
+    return JsonLexeme(Lexeme(dfa, ENDS), final, frozenset()), tuple(sets)
+
+
+def _universal(language: Language) -> list[int]:
+    """The states from which every text is in the language; in a minimal automaton there is at most one."""
+    return [
+        state
+        for state in range(1, len(language.table))
+        if language.accepting[state] and bool((language.table[state] == state).all())
+    ]
+
+
+def _joined(languages: Sequence[Language]) -> tuple[Language, list[frozenset[int]]]:
+    """Several languages run side by side as one that keeps apart which of them a text is in; unlike others not minimal."""
+    if len(languages) == 1:
+        return languages[0], [frozenset(), frozenset({0})]
+    alphabet, classes = common_alphabet(languages)
+    first = tuple(language.start for language in languages)
+    numbers = {first: 1}
+    keys, rows = [first], [[0] * alphabet.n_classes]
+    for key in keys:
+        row = []
+        for c in range(alphabet.n_classes):
+            after = tuple(
+                int(language.table[q, classes[i][c]])
+                for i, (language, q) in enumerate(zip(languages, key, strict=True))
+            )
+            if not any(after):
+                row.append(0)
+                continue
+            if after not in numbers:
+                numbers[after] = len(numbers) + 1
+                keys.append(after)
+            row.append(numbers[after])
+        rows.append(row)
+    members = [
+        frozenset(i for i, q in enumerate(key) if languages[i].accepting[q]) for key in [(0,) * len(languages), *keys]
+    ]
+    joined = Language(alphabet, np.array(rows, np.int32), np.array([bool(member) for member in members]))
+    return joined, [frozenset(), *dict.fromkeys(member for member in members if member)]
+
+
+def _labelled(dfa: Dfa, joined: Language, languages: Sequence[Language], sets: list[frozenset[int]]) -> Dfa:
+    """Give each accepting state the label of the languages that it is in."""
+    if len(languages) == 1:
+        return dfa
+    _, classes = common_alphabet(languages)
+    places = {1: tuple(language.start for language in languages)}
+    todo = [1]
+    for state in todo:
+        for c, after in enumerate(joined.table[state].tolist()):
+            if after and after not in places:
+                places[after] = tuple(
+                    int(language.table[q, classes[i][c]])
+                    for i, (language, q) in enumerate(zip(languages, places[state], strict=True))
+                )
+                todo.append(after)
+    accept = dfa.accept.copy()
+    for state, place in places.items():
+        member = frozenset(i for i, q in enumerate(place) if languages[i].accepting[q])
+        accept[state] = sets.index(member) if member else 0
+    return Dfa(dfa.table, accept, dfa.start)
+
+
+def _closed(
+    dfa: Dfa, follow: frozenset[int], *, counted: bool = False, universal: frozenset[int] = frozenset()
+) -> JsonLexeme:
+    """Add the closing quotation mark: a state for each label that only accepts."""
+    n, labels = len(dfa.table), int(dfa.accept.max(initial=0))
+    table = np.zeros((n + labels, 256), np.int32)
+    table[:n] = dfa.table
+    accepting = np.nonzero(dfa.accept)[0]
+    table[accepting, QUOTE] = n - 1 + dfa.accept[accepting]
+    accept = np.zeros(n + labels, np.int32)
+    accept[n:] = np.arange(1, labels + 1)
+    lexeme = Lexeme(Dfa(table, accept, dfa.start), follow, dfa.start if counted else 0)
+    return JsonLexeme(lexeme, frozenset(range(n, n + labels)), universal)

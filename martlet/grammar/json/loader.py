@@ -1,0 +1,122 @@
+"""A schema document as a graph of nodes: what is where, and what a reference names (read `reader.py` next).
+
+References are followed within the document: JSON pointers, `$anchor`, `$id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from martlet.grammar.json.nodes import Node, Problem, SchemaError
+from martlet.grammar.json.reader import Reader, escaped, shortened
+from martlet.grammar.types import Limits
+
+__all__ = ["Loader"]
+
+
+class Loader:
+    """Reads one document; `root` is its node, `problems` what was wrong, `ignored` annotations that look like more."""
+
+    def __init__(self, document: Any, limits: Limits) -> None:
+        self.problems: list[Problem] = []
+        self.ignored: list[Problem] = []
+        self._limits = limits
+        self._document = document
+        self._nodes: dict[int, Node] = {}
+        self._keep: list[Any] = []  # made up here; their ids must stay theirs
+        self._draft = _draft_of(document)
+        self._resources: dict[str, Any] = {"": document}
+        self._pointers: dict[int, str] = {}
+        self._bases: dict[int, str] = {}
+        self._anchors: dict[tuple[str, str], Any] = {}
+        self._index(document, "#", "", 0)
+        self.root = self.node(document, "#", "", 0)
+
+    def _index(self, schema: Any, pointer: str, base: str, depth: int) -> None:
+        """Find every $id and $anchor, wherever a schema may be."""
+        if depth > self._limits.depth:
+            raise SchemaError([Problem(pointer[:200], f"nested more than {self._limits.depth} deep")])
+        if isinstance(schema, list):
+            for i, item in enumerate(schema):
+                self._index(item, f"{pointer}/{i}", base, depth + 1)
+        if not isinstance(schema, dict):
+            return
+        name = schema.get("$id", schema.get("id"))
+        if isinstance(name, str) and not ("$ref" in schema and self._draft < 8):
+            address, anchor = urldefrag(urljoin(base, name))
+            if address:
+                base = address
+                self._resources.setdefault(base, schema)
+            if anchor:
+                self._anchors.setdefault((base, anchor), schema)
+        if isinstance(schema.get("$anchor"), str):
+            self._anchors.setdefault((base, schema["$anchor"]), schema)
+        self._pointers.setdefault(id(schema), pointer)
+        self._bases[id(schema)] = base
+        for key, value in schema.items():
+            if key not in ("enum", "const", "default", "examples") and isinstance(value, dict | list):
+                self._index(value, f"{pointer}/{escaped(key)}", base, depth + 1)
+
+    def problem(self, pointer: str, why: str) -> None:
+        """Note why the schema is refused."""
+        self.problems.append(Problem(pointer, why))
+
+    def node(self, schema: Any, pointer: str, base: str, depth: int) -> Node:
+        """The node of a schema."""
+        if isinstance(schema, bool):
+            return Node(pointer, len(self._nodes), never=not schema)
+        if not isinstance(schema, dict):
+            self.problem(pointer, f"is {shortened(schema)}; a schema is an object, true or false")
+            return Node(pointer)
+        known = self._nodes.get(id(schema))
+        if known is not None:
+            return known
+        if depth > self._limits.depth:
+            raise SchemaError([Problem(pointer[:200], f"nested more than {self._limits.depth} deep")])
+        if len(self._nodes) >= self._limits.nodes:
+            raise SchemaError([Problem(pointer[:200], f"more than {self._limits.nodes:,} schemas")])
+        made = self._nodes[id(schema)] = Node(pointer, len(self._nodes))
+        Reader(self, made, schema, pointer, self._bases.get(id(schema), base), depth, self._draft).read()
+        return made
+
+    def made_up(self, schema: dict[str, Any], pointer: str) -> Node:
+        """The node of a schema that stands for a keyword of the document."""
+        self._keep.append(schema)
+        return self.node(schema, pointer, "", 0)
+
+    def resolve(self, reference: str, base: str) -> tuple[Any, str, str] | None:
+        """What a $ref names: the schema, its pointer and its base; None if it is not in the document."""
+        address, fragment = urldefrag(urljoin(base, reference) if base else reference)
+        if address not in self._resources:
+            address = address if reference.startswith("#") is False and address else base
+            if address not in self._resources:
+                return None
+        found = self._resources[address]
+        pointer = self._pointers.get(id(found), "#")
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            found = self._anchors.get((address, fragment))
+            return None if found is None else (found, self._pointers.get(id(found), "#"), self._bases[id(found)])
+        base_there = self._bases.get(id(found), address) if isinstance(found, dict) else address
+        for raw in fragment.split("/")[1:]:
+            key = raw.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping) and key in found:
+                found = found[key]
+            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+                found = found[int(key)]
+            else:
+                return None
+            base_there = self._bases.get(id(found), base_there)
+            pointer += f"/{raw}"
+        return found, pointer, base_there
+
+
+def _draft_of(document: Any) -> int:
+    """4, 6, 7, 8 (2019-09) or 9 (2020-12, and where nothing is said)."""
+    name = document.get("$schema") if isinstance(document, dict) else None
+    for text, draft in (("draft-03", 4), ("draft-04", 4), ("draft-06", 6), ("draft-07", 7), ("2019-09", 8)):
+        if isinstance(name, str) and text in name:
+            return draft
+    return 9

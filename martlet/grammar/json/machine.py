@@ -1,0 +1,359 @@
+"""JSON that meets a goal, byte by byte: the states of a matcher (read `containers.py` next).
+
+JSON's structure is visible: whatever alternatives there are, they open and close the same brackets at the same places.
+So alternatives run side by side as *points* of one level, and what a value under way is for is known to its *end*: which
+alternatives of the level around it go on if the value meets their goal. When a value is complete, those go on whose goal
+it met; all others are gone. A value is several goals to be met at once only where alternatives ask for different things.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from martlet.grammar.json.algebra import Algebra, Goal, Type
+from martlet.grammar.json.forms import ArrayForm, ObjectForm
+from martlet.grammar.json.lexemes import JsonLexeme, free_string, number_lexeme, string_lexeme
+from martlet.grammar.json.plans import Plans
+from martlet.grammar.json.sets import Texts
+from martlet.grammar.types import Lexeme, Plain, State
+
+__all__ = ["ByteState", "End", "Lex", "Literals", "Machine", "Space", "Spacing", "Value"]
+
+S = TypeVar("S")
+Survivors = frozenset[int]
+MANY = 1 << 30
+MOST_STATES = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """White space: how many characters may stand after `,` and `:`, and how many at every other place between tokens."""
+
+    after: int = 0
+    around: int = 0
+    characters: bytes = b" "
+
+
+class End(Protocol):
+    """What follows a value that is complete."""
+
+    def resume(self, met: Survivors) -> State:
+        """The state after a value that met the goals with these numbers."""
+
+
+class Machine:
+    """The states of one schema. Equal states are one object, for as long as they are kept.
+
+    `containers.py` has the machine that knows arrays and objects.
+    """
+
+    def __init__(self, algebra: Algebra, spacing: Spacing, ordered: bool) -> None:
+        self.algebra, self.plans = algebra, Plans(algebra)
+        self.spacing, self.ordered = spacing, ordered
+        self._made: dict[tuple[Any, ...], Any] = {}
+
+    def made(self, kind: Callable[..., S], *parts: Any) -> S:
+        """The object of a kind with these parts."""
+        key = (kind, *parts)
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) > MOST_STATES:
+                self._made.clear()
+            found = self._made[key] = kind(self, *parts)
+        made: S = found
+        return made
+
+    def gap(self, state: State, after: bool) -> State:
+        """A state before which white space may stand: after a comma or colon, or at another place."""
+        most = self.spacing.after if after else self.spacing.around
+        return self.made(Space, state, most) if most else state
+
+    def open_array(self, forms: list[tuple[ArrayForm, ...]], end: End) -> State | None:
+        """The state after `[`: for each goal the forms of its arrays."""
+        raise NotImplementedError
+
+    def open_object(self, forms: list[tuple[ObjectForm, ...]], end: End) -> State | None:
+        """The state after `{`: for each goal the forms of its objects."""
+        raise NotImplementedError
+
+    def value(self, goals: tuple[Goal, ...], end: End) -> State:
+        """Where a value begins."""
+        return self.made(Value, goals, end)
+
+
+class ByteState(Plain):
+    """A state that remembers where each byte led."""
+
+    __slots__ = ("_next", "machine")
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._next: dict[int, State | None] = {}
+
+    def step(self, byte: int) -> State | None:
+        """The state after one more byte."""
+        try:
+            return self._next[byte]
+        except KeyError:
+            found = self._next[byte] = self._step(byte)
+            return found
+
+    def _step(self, byte: int) -> State | None:
+        raise NotImplementedError
+
+
+class Finished(ByteState):
+    """After the whole text."""
+
+    __slots__ = ()
+
+    @property
+    def accepts(self) -> bool:
+        """Yes."""
+        return True
+
+    def _step(self, byte: int) -> State | None:
+        return None
+
+    def next_bytes(self) -> bytes:
+        """None."""
+        return b""
+
+
+class Root:
+    """The end of the whole text."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._finished = Finished(machine)
+
+    def resume(self, met: Survivors) -> State:
+        """Finished."""
+        return self._finished
+
+
+class Space(ByteState):
+    """White space, at most `left` characters more, before a state."""
+
+    __slots__ = ("left", "state")
+
+    def __init__(self, machine: Machine, state: State, left: int) -> None:
+        super().__init__(machine)
+        self.state, self.left = state, left
+
+    @property
+    def accepts(self) -> bool:
+        """As the state behind it."""
+        return self.state.accepts
+
+    def _step(self, byte: int) -> State | None:
+        if byte in self.machine.spacing.characters:
+            return self.machine.made(Space, self.state, self.left - 1) if self.left > 1 else self.state
+        return self.state.step(byte)
+
+    def next_bytes(self) -> bytes | None:
+        """Those of the state behind it, and white space."""
+        known = self.state.next_bytes()
+        return None if known is None else known + self.machine.spacing.characters
+
+
+class Value(ByteState):
+    """Before a value that must meet at least one of its goals."""
+
+    __slots__ = ("end", "goals")
+
+    def __init__(self, machine: Machine, goals: tuple[Goal, ...], end: End) -> None:
+        super().__init__(machine)
+        self.goals, self.end = goals, end
+
+    def types(self) -> list[Type]:
+        """What the goals come to."""
+        return [self.machine.algebra.type_of(goal) for goal in self.goals]
+
+    def next_bytes(self) -> bytes:
+        """The first bytes of the kinds of values that there are."""
+        first = b'"tfn-0123456789[{'
+        return bytes(byte for byte in first if self.step(byte) is not None)
+
+    def _step(self, byte: int) -> State | None:
+        if byte == 0x22:
+            return self._strings()
+        if byte in b"tfn":
+            words: dict[bytes, set[int]] = {}
+            for i, kind in enumerate(self.types()):
+                for word in kind.words:
+                    words.setdefault(word.encode(), set()).add(i)
+            return self._literals({word: frozenset(met) for word, met in words.items()}, byte)
+        if byte in b"-0123456789":
+            return self._numbers(byte)
+        if byte == 0x5B:
+            return self.machine.open_array([kind.arrays for kind in self.types()], self.end)
+        if byte == 0x7B:
+            return self.machine.open_object([kind.objects for kind in self.types()], self.end)
+        return None
+
+    def _having(self, holds: Callable[[Type], bool]) -> Survivors:
+        return frozenset(i for i, kind in enumerate(self.types()) if holds(kind))
+
+    def _literals(self, outcomes: dict[bytes, Survivors], byte: int) -> State | None:
+        if not outcomes:
+            return None
+        table = LiteralTable(outcomes)
+        return Literals(self.machine, table, 0, len(table.texts), 0, self.end).step(byte)
+
+    def _strings(self) -> State | None:
+        sets = [kind.strings for kind in self.types()]
+        if all(texts.finite is not None for texts in sets):
+            return self._literals(_outcomes(sets, lambda text: json.dumps(text, ensure_ascii=False)), 0x22)
+        different = tuple(dict.fromkeys(texts for texts in sets if not texts.is_empty))
+        if len(different) == 1 and different[0].language is None:
+            free, texts = free_string(), different[0]
+            met = self._having(lambda kind: not kind.strings.is_empty)
+            budget = None if texts.is_any else (texts.low, MANY if texts.high is None else texts.high)
+            use = self.machine.made(LexemeUse, free, (frozenset(), met), self.end)
+            return self.machine.made(Lex, use, free.start, budget)
+        lexeme, members = string_lexeme(tuple(texts.as_language() for texts in different))
+        return self._lexeme(lexeme, members, sets, different)
+
+    def _numbers(self, byte: int) -> State | None:
+        sets = [kind.numbers for kind in self.types()]
+        if all(texts.finite is not None for texts in sets):
+            return self._literals(_outcomes(sets, str), byte)
+        different = tuple(dict.fromkeys(texts for texts in sets if not texts.is_empty))
+        lexeme, members = number_lexeme(tuple(texts.as_language() for texts in different))
+        return self._lexeme(lexeme, members, sets, different).step(byte)
+
+    def _lexeme(
+        self, lexeme: JsonLexeme, members: Sequence[frozenset[int]], sets: list[Texts], different: tuple[Texts, ...]
+    ) -> State:
+        """A lexeme's first state, its labels' members turned into the numbers of goals."""
+        numbers = {texts: i for i, texts in enumerate(different)}
+        of = [numbers.get(texts) for texts in sets]
+        outcomes = tuple(frozenset(i for i, number in enumerate(of) if number in member) for member in members)
+        use = self.machine.made(LexemeUse, lexeme, outcomes, self.end)
+        return self.machine.made(Lex, use, lexeme.start, None)
+
+
+def _outcomes(sets: list[Texts], write: Callable[[str], str]) -> dict[bytes, Survivors]:
+    """Each text that some set has, with the sets that have it."""
+    found: dict[str, set[int]] = {}
+    for i, texts in enumerate(sets):
+        for text in texts.finite or ():
+            found.setdefault(text, set()).add(i)
+    return {write(text).encode("utf-8", "surrogatepass"): frozenset(met) for text, met in found.items()}
+
+
+class LiteralTable:
+    """Texts in order, with the goals that each meets."""
+
+    def __init__(self, outcomes: dict[bytes, Survivors]) -> None:
+        self.texts = sorted(outcomes)
+        self.met = [outcomes[text] for text in self.texts]
+
+
+class Literals(ByteState):
+    """Inside one of a table's texts `first` … `stop` - 1, which agree in their first `depth` bytes."""
+
+    __slots__ = ("depth", "end", "first", "stop", "table")
+
+    def __init__(self, machine: Machine, table: LiteralTable, first: int, stop: int, depth: int, end: End) -> None:
+        super().__init__(machine)
+        self.table, self.first, self.stop, self.depth, self.end = table, first, stop, depth, end
+
+    @property
+    def _complete(self) -> State | None:
+        """The state after the first text, if it ends here."""
+        if len(self.table.texts[self.first]) > self.depth:
+            return None
+        return self.end.resume(self.table.met[self.first])
+
+    @property
+    def accepts(self) -> bool:
+        """Whether a text ends here, and the whole text may."""
+        complete = self._complete
+        return complete is not None and complete.accepts
+
+    def _step(self, byte: int) -> State | None:
+        texts, depth = self.table.texts, self.depth
+        complete = self._complete
+        first = self.first + (complete is not None)
+        first = bisect_left(texts, byte, first, self.stop, key=lambda text: text[depth])
+        stop = bisect_left(texts, byte + 1, first, self.stop, key=lambda text: text[depth])
+        if first == stop:
+            return None if complete is None else complete.step(byte)
+        if stop - first == 1 and len(texts[first]) == depth + 1:
+            return self.end.resume(self.table.met[first])
+        return Literals(self.machine, self.table, first, stop, depth + 1, self.end)
+
+    def next_bytes(self) -> bytes | None:
+        """The texts' next bytes, and those after a text that ends here."""
+        if self.stop - self.first > 64:
+            return None
+        found = {text[self.depth] for text in self.table.texts[self.first : self.stop] if len(text) > self.depth}
+        complete = self._complete
+        if complete is not None:
+            after = complete.next_bytes()
+            if after is None:
+                return None
+            found |= set(after)
+        return bytes(sorted(found))
+
+
+class LexemeUse:
+    """A lexeme at a place: which goals each of its labels meets, and what follows."""
+
+    def __init__(self, machine: Machine, lexeme: JsonLexeme, outcomes: tuple[Survivors, ...], end: End) -> None:
+        self.lexeme, self.outcomes, self.end = lexeme, outcomes, end
+        self.free: LexemeUse | None = None
+        if lexeme.universal:
+            self.free = machine.made(LexemeUse, free_string(), outcomes[:2], end)
+
+
+class Lex(ByteState):
+    """Inside a string or a number; `left` is at least and at most how many characters must come, None is free."""
+
+    __slots__ = ("left", "state", "use")
+
+    def __init__(self, machine: Machine, use: LexemeUse, state: int, left: tuple[int, int] | None) -> None:
+        super().__init__(machine)
+        self.use, self.state, self.left = use, state, left
+
+    @property
+    def accepts(self) -> bool:
+        """Whether a number is complete, and the whole text with it."""
+        label = int(self.use.lexeme.lexeme.dfa.accept[self.state])
+        return bool(label) and self.exit(label).accepts
+
+    @property
+    def lexeme(self) -> tuple[Lexeme, int]:
+        """The lexeme and where its automaton is."""
+        return self.use.lexeme.lexeme, self.state
+
+    @property
+    def budget(self) -> tuple[int, int] | None:
+        """The characters left."""
+        return self.left
+
+    def exit(self, label: int) -> State:
+        """The state behind the whole lexeme."""
+        return self.use.end.resume(self.use.outcomes[label])
+
+    def _step(self, byte: int) -> State | None:
+        use, lexeme = self.use, self.use.lexeme.lexeme
+        after = int(lexeme.dfa.table[self.state, byte])
+        label = int(lexeme.dfa.accept[after or self.state])
+        if not after:
+            return self.exit(label).step(byte) if label else None
+        left = self.left
+        if after in use.lexeme.final:
+            return None if left is not None and left[0] > 0 else self.exit(label)
+        if left is not None and self.state == lexeme.counted:
+            if left[1] == 0:
+                return None
+            left = (max(left[0] - 1, 0), left[1] - 1 if left[1] < MANY else MANY)
+        if after in use.lexeme.universal and use.free is not None:
+            return self.machine.made(Lex, use.free, use.free.lexeme.start, None)
+        return self.machine.made(Lex, use, after, left)

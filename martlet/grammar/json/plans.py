@@ -1,0 +1,343 @@
+"""How an array or an object that meets a form is written from one end to the other (read `machine.py` next).
+
+A plan answers three questions at every point: what may come next, may it end here, and can it still come to an end. The
+last one is asked before a choice is offered, so that no choice leads nowhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from martlet.grammar.json.algebra import Algebra, Goal
+from martlet.grammar.json.forms import ArrayForm, Contains, Exists, Literals, ObjectForm
+from martlet.grammar.json.nodes import Node, Problem, SchemaError
+from martlet.grammar.json.sets import ANY_TEXT, Texts
+from martlet.grammar.language import Language, literals
+
+__all__ = ["ArrayPlan", "KeyClass", "ObjectPlan", "Plans"]
+
+MOST_SINGLES = 4096  # of the places in an array that are looked at one by one
+
+
+class ArrayPlan:
+    """An array form; a point in it is (number of items, how many of them counted for each `contains`)."""
+
+    def __init__(self, form: ArrayForm, algebra: Algebra, prune: bool) -> None:
+        self.form, self._algebra, self._prune = form, algebra, prune
+        self.contains = sorted(form.contains, key=lambda one: (one.node.number, one.positive, one.start, one.low))
+        if len(self.contains) > 1 and any(one.high is not None for one in self.contains):
+            pointers = sorted({one.node.pointer for one in self.contains})
+            raise SchemaError([Problem(pointers[0], f"counts items together with {', '.join(pointers[1:])}")])
+        self.cap = max(len(form.prefix), form.low, form.high or 0, *(one.start for one in self.contains), 0)
+
+    def goal(self, index: int, *more: tuple[Node, bool]) -> Goal:
+        """What the item at a place must meet."""
+        return self._algebra.goal(self.form.goal(index) | frozenset(more))
+
+    def _inhabited(self, goal: Goal) -> bool:
+        return self._algebra.inhabited(goal, self._prune)
+
+    @cached_property
+    def limit(self) -> int | None:
+        """The most items that there can be."""
+        form = self.form
+        for index in range(len(form.prefix) + 1):
+            if form.high is not None and index >= form.high:
+                return form.high
+            if not self._inhabited(self.goal(index)):
+                return index
+        return form.high
+
+    def possible(self, index: int, counts: tuple[int, ...]) -> bool:
+        """Whether the array can still end well."""
+        needed = sum(max(one.low - count, 0) for one, count in zip(self.contains, counts, strict=True))
+        if self.limit is not None and max(self.form.low, index + needed) > self.limit:
+            return False
+        for one, count in zip(self.contains, counts, strict=True):
+            if one.low > count and not self._room(one, index, one.low - count):
+                return False
+            if one.high is not None and not self._spare(one, index, one.high - count):
+                return False
+        return True
+
+    def _room(self, one: Contains, index: int, needed: int) -> bool:
+        """Whether `needed` places from `index` on can hold items that count."""
+        end = len(self.form.prefix)
+        for place in range(max(index, one.start), end):
+            if self.limit is not None and place >= self.limit:
+                return False
+            needed -= self._inhabited(self.goal(place, (one.node, one.positive)))
+            if needed <= 0:
+                return True
+        places = None if self.limit is None else self.limit - max(index, one.start, end)
+        return (places is None or places >= needed) and self._inhabited(self.goal(end, (one.node, one.positive)))
+
+    def _spare(self, one: Contains, index: int, allowed: int) -> bool:
+        """Whether no more than `allowed` of the items that must still come count whatever they are."""
+        end = max(len(self.form.prefix), one.start)
+        forced = 0
+        for place in range(max(index, one.start), min(self.form.low, end)):
+            forced += not self._inhabited(self.goal(place, (one.node, not one.positive)))
+        beyond = self.form.low - max(index, end)
+        if beyond > 0 and not self._inhabited(self.goal(end, (one.node, not one.positive))):
+            forced += beyond
+        return forced <= allowed
+
+    def choices(self, index: int, counts: tuple[int, ...]) -> list[tuple[Goal, int, tuple[int, ...]]]:
+        """Goals of the next item, each with the point after it."""
+        if self.limit is not None and index >= self.limit:
+            return []
+        after = min(index + 1, self.cap)
+        base = self.form.goal(min(index, len(self.form.prefix)))
+        options: list[tuple[Literals, tuple[int, ...]]] = [(base, counts)]
+        for number, one in enumerate(self.contains):
+            if index < one.start and self.cap > index:
+                continue
+            counted = (*counts[:number], counts[number] + 1, *counts[number + 1 :])
+            does = frozenset({(one.node, one.positive)})
+            if one.high is not None:
+                doesnt = frozenset({(one.node, not one.positive)})
+                options = [(goal | doesnt, same) for goal, same in options]
+                if counts[number] < one.high:
+                    options.append((base | does, counted))
+            elif counts[number] < one.low:
+                options.append((base | does, counted))
+        found = []
+        for goal_literals, count in options:
+            goal = self._algebra.goal(goal_literals)
+            if self._inhabited(goal) and self.possible(after, count):
+                found.append((goal, after, count))
+        return found
+
+    def may_end(self, index: int, counts: tuple[int, ...]) -> bool:
+        """Whether the array may end."""
+        return index >= self.form.low and all(
+            count >= one.low for one, count in zip(self.contains, counts, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyClass:
+    """Names that no `properties` knows and that the same patterns match; `matched` are these."""
+
+    names: Texts
+    matched: frozenset[Language]
+
+
+class ObjectPlan:
+    """An object form; a point in it is (names used up as bits, number of properties, `exists` not met yet as bits).
+
+    In the schema's own order a name also counts as used up when a later one, or one that is not known, was written.
+    """
+
+    def __init__(self, form: ObjectForm, plans: Plans, prune: bool) -> None:
+        self.form, self._plans, self._prune = form, plans, prune
+        self._algebra = plans.algebra
+        self.parts = sorted(form.parts | {one.part for one in form.exists}, key=lambda part: part.number)
+        self.exists: list[Exists] = sorted(
+            form.exists, key=lambda one: (one.part.number, -1 if one.where is None else one.where)
+        )
+        names: dict[str, None] = {}
+        for part in sorted(form.parts, key=lambda part: part.number):
+            names |= dict.fromkeys(part.properties)
+        own: dict[str, Literals] = {}
+        for name, literal in sorted(form.own, key=lambda pair: pair[0]):
+            own[name] = own.get(name, frozenset()) | {literal}
+        for name in (*own, *sorted(form.required)):
+            names.setdefault(name)
+        self._own = own
+        self.all_names = frozenset(names) | form.absent | {name for part in self.parts for name in part.properties}
+        allowed = self._allowed_names
+        self.names = [name for name in names if name not in form.absent and name in allowed]
+        self._goals: dict[str, Goal | None] = {}
+        self.bit = {name: 1 << i for i, name in enumerate(self.names)}
+        self.required = sum(self.bit.get(name, 0) for name in form.required)
+        self.cap = max(form.low, form.high or 0)
+
+    @property
+    def _allowed_names(self) -> Texts:
+        return self._algebra.strings_of(self._algebra.goal(self.form.names)) if self.form.names else ANY_TEXT
+
+    def _inhabited(self, goal: Goal) -> bool:
+        return self._algebra.inhabited(goal, self._prune)
+
+    @cached_property
+    def can_have_required(self) -> bool:
+        """Whether each required name can be there."""
+        return all(name in self.bit and self.goal_of(name) is not None for name in self.form.required)
+
+    def goal_of(self, name: str) -> Goal | None:
+        """What the value of a name must meet; None if nothing does."""
+        if name not in self._goals:
+            goal = self._goal_of(name)
+            self._goals[name] = goal if self._inhabited(goal) else None
+        return self._goals[name]
+
+    def _goal_of(self, name: str) -> Goal:
+        found = set(self._own.get(name, ()))
+        for part in self.form.parts:
+            matched = [value for language, value in part.pattern_properties if language.accepts(name)]
+            if name in part.properties:
+                matched.append(part.properties[name])
+            elif not matched and part.additional is not None:
+                matched.append(part.additional)
+            found |= {(value, True) for value in matched}
+        return self._algebra.goal(found)
+
+    def goal_of_class(self, key: KeyClass) -> Goal | None:
+        """What the values of other names must meet; None if there can be none of this class."""
+        if not self._allowed_names.is_any and self._allowed_names.as_language() not in key.matched:
+            return None
+        found: set[tuple[Node, bool]] = set()
+        for part in self.form.parts:
+            matched = [value for language, value in part.pattern_properties if language in key.matched]
+            if not matched and part.additional is not None:
+                matched.append(part.additional)
+            found |= {(value, True) for value in matched}
+        goal = self._algebra.goal(found)
+        return goal if self._inhabited(goal) else None
+
+    @cached_property
+    def classes(self) -> list[tuple[KeyClass, Goal]]:
+        """Classes of names that are not known, with their goals."""
+        found = ((key, self.goal_of_class(key)) for key in self._plans.classes((self,)))
+        return [(key, goal) for key, goal in found if goal is not None]
+
+    def name_languages(self) -> list[Language]:
+        """The patterns that tell names apart."""
+        found = [language for part in self.parts for language, _ in part.pattern_properties]
+        allowed = self._allowed_names
+        return found if allowed.is_any else [*found, allowed.as_language()]
+
+    def meets(self, one: Exists, name: str | None, key: KeyClass | None) -> bool:
+        """Whether a name is in the class of an `exists`."""
+        if name is not None:
+            matched = [language.accepts(name) for language, _ in one.part.pattern_properties]
+            known = name in one.part.properties
+        else:
+            assert key is not None
+            matched = [language in key.matched for language, _ in one.part.pattern_properties]
+            known = False
+        return not known and not any(matched) if one.where is None else matched[one.where]
+
+    def possible(self, used: int, count: int, missing: int) -> bool:
+        """Whether the object can still end well."""
+        form, needed = self.form, self.required & ~used
+        if not self.can_have_required:
+            return False
+        extra = 0 if not missing else self._extra(used, needed, missing)
+        if extra is None or (form.high is not None and count + needed.bit_count() + extra > form.high):
+            return False
+        if count + needed.bit_count() >= form.low:
+            return True
+        left = sum(not used & self.bit[name] and self.goal_of(name) is not None for name in self.names)
+        return count + left >= form.low or bool(self.classes)
+
+    def _extra(self, used: int, needed: int, missing: int) -> int | None:
+        """Properties beyond the required ones that `exists` still takes; None if there are not enough."""
+        taken, extra = used, 0
+        for number, one in enumerate(self.exists):
+            if not missing >> number & 1:
+                continue
+            for i, name in enumerate(self.names):
+                goal = None if taken >> i & 1 or not self.meets(one, name, None) else self.goal_of(name)
+                if goal is not None and self._with(goal, one):
+                    taken |= 1 << i
+                    extra += not needed >> i & 1
+                    break
+            else:
+                if not any(self.meets(one, None, key) and self._with(goal, one) for key, goal in self.classes):
+                    return None
+                extra += 1
+        return extra
+
+    def _with(self, goal: Goal, one: Exists) -> Goal | None:
+        joined = self._algebra.goal(goal.literals | one.value)
+        return joined if self._inhabited(joined) else None
+
+    def after(
+        self, name: str | None, key: KeyClass | None, used: int, count: int, missing: int, ordered: bool
+    ) -> list[tuple[Goal, tuple[int, int, int]]]:
+        """Goals of the value after a name (known, or else of a class), each with the point after it."""
+        if name is not None:
+            if name not in self.bit or used & self.bit[name]:
+                return []
+            goal, taken = self.goal_of(name), self.bit[name]
+            passed = (taken - 1) & ~used if ordered else 0
+        else:
+            assert key is not None
+            goal, taken = self.goal_of_class(key), 0
+            passed = ((1 << len(self.names)) - 1) & ~used if ordered else 0
+        if goal is None or self.required & passed:
+            return []
+        used |= taken | passed
+        count = min(count + 1, self.cap)
+        options = [(goal, missing)]
+        for number, one in enumerate(self.exists):
+            if missing >> number & 1 and self.meets(one, name, key):
+                joined = self._with(goal, one)
+                if joined is not None:
+                    options.append((joined, missing & ~(1 << number)))
+        return [(goal, (used, count, left)) for goal, left in options if self.possible(used, count, left)]
+
+    def may_end(self, used: int, count: int, missing: int) -> bool:
+        """Whether the object may end."""
+        return not self.required & ~used and count >= self.form.low and not missing
+
+
+class Plans:
+    """The plans of an algebra's forms."""
+
+    def __init__(self, algebra: Algebra) -> None:
+        self.algebra = algebra
+        self._arrays: dict[ArrayForm, ArrayPlan] = {}
+        self._objects: dict[ObjectForm, ObjectPlan] = {}
+        self._classes: dict[tuple[ObjectPlan, ...], list[KeyClass]] = {}
+        algebra.array_possible = self._array_possible
+        algebra.object_possible = self._object_possible
+
+    def array(self, form: ArrayForm) -> ArrayPlan:
+        """The plan of an array."""
+        found = self._arrays.get(form)
+        if found is None:
+            found = self._arrays[form] = ArrayPlan(form, self.algebra, False)
+        return found
+
+    def object(self, form: ObjectForm) -> ObjectPlan:
+        """The plan of an object."""
+        found = self._objects.get(form)
+        if found is None:
+            found = self._objects[form] = ObjectPlan(form, self, False)
+        return found
+
+    def _array_possible(self, form: ArrayForm, prune: bool) -> bool:
+        if not (form.low or form.contains):
+            return True
+        plan = ArrayPlan(form, self.algebra, prune)
+        return plan.possible(0, (0,) * len(plan.contains))
+
+    def _object_possible(self, form: ObjectForm, prune: bool) -> bool:
+        if not (form.required or form.low or form.exists):
+            return True
+        plan = ObjectPlan(form, self, prune)
+        return plan.possible(0, 0, (1 << len(plan.exists)) - 1)
+
+    def class_of(self, plan: ObjectPlan, name: str) -> KeyClass:
+        """The class that a name is of for a plan that does not know it."""
+        return KeyClass(ANY_TEXT, frozenset(one for one in plan.name_languages() if one.accepts(name)))
+
+    def classes(self, plans: tuple[ObjectPlan, ...]) -> list[KeyClass]:
+        """The names that none of the plans knows, told apart as far as any of them does."""
+        languages = list(dict.fromkeys(language for plan in plans for language in plan.name_languages()))
+        if not languages:
+            return [KeyClass(ANY_TEXT, frozenset())]
+        known = sorted({name for plan in plans for name in plan.all_names})
+        first = Language.everything()
+        pieces = [(first - literals(known) if known else first, frozenset[Language]())]
+        for language in languages:
+            split = []
+            for piece, matched in pieces:
+                split += [(piece & language, matched | {language}), (piece - language, matched)]
+            pieces = [(piece, matched) for piece, matched in split if not piece.is_empty]
+        return [KeyClass(Texts(None, piece), matched) for piece, matched in pieces]

@@ -1,0 +1,206 @@
+"""Sets of scalars: strings and numbers that a schema allows, with their exact algebra (read `forms.py` next).
+
+A set is a list of texts, or a language with bounds on the number of characters. Lists stay lists and bounds stay numbers
+as long as they can: an automaton is made only where the algebra needs one. For numbers the texts are what stands in the
+JSON; for strings what stands between the quotation marks, before escaping.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from martlet.grammar.json.nodes import Node
+from martlet.grammar.language import Language, literals
+from martlet.grammar.numbers import Digits, number_language
+from martlet.grammar.regex import regex_language
+
+__all__ = ["ANY_TEXT", "NO_TEXT", "Texts", "all_numbers", "number_leaf", "number_text", "string_leaf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """`finite`, or else the texts of `language` (None: all) with `low` to `high` characters."""
+
+    finite: frozenset[str] | None = None
+    language: Language | None = None
+    low: int = 0
+    high: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no text, as far as it is known without an automaton; `settled` knows."""
+        if self.finite is not None:
+            return not self.finite
+        return (self.high is not None and self.high < self.low) or (
+            self.language is not None and self.language.is_empty
+        )
+
+    @property
+    def is_any(self) -> bool:
+        """Whether every text is in the set."""
+        return self.finite is None and self.language is None and self.low == 0 and self.high is None
+
+    def __contains__(self, text: str) -> bool:
+        if self.finite is not None:
+            return text in self.finite
+        if len(text) < self.low or (self.high is not None and len(text) > self.high):
+            return False
+        return self.language is None or self.language.accepts(text)
+
+    def __and__(self, other: Texts) -> Texts:
+        if self.is_any or other.is_empty:
+            return other
+        if other.is_any or self.is_empty or self == other:
+            return self
+        if self.finite is not None:
+            return Texts(frozenset(text for text in self.finite if text in other))
+        if other.finite is not None:
+            return other & self
+        languages = [one.language for one in (self, other) if one.language is not None]
+        language = languages[0] & languages[1] if len(languages) == 2 else (languages[0] if languages else None)
+        highs = [one.high for one in (self, other) if one.high is not None]
+        return Texts(None, language, max(self.low, other.low), min(highs, default=None)).settled()
+
+    def __or__(self, other: Texts) -> Texts:
+        if self.is_empty or other.is_any or self == other:
+            return other
+        if other.is_empty or self.is_any:
+            return self
+        if self.finite is not None and other.finite is not None:
+            return Texts(self.finite | other.finite)
+        return Texts(None, self.as_language() | other.as_language()).settled()
+
+    def __invert__(self) -> Texts:
+        if self.is_any:
+            return NO_TEXT
+        if self.is_empty:
+            return ANY_TEXT
+        return Texts(None, ~self.as_language()).settled()
+
+    def settled(self) -> Texts:
+        """The same set, an empty one as NO_TEXT, with the bounds inside the language where it has one."""
+        if self.finite is not None or self.language is None:
+            return NO_TEXT if self.is_empty else self
+        language = self.as_language()
+        if language.is_empty:
+            return NO_TEXT
+        return ANY_TEXT if language.is_everything else Texts(None, language)
+
+    def as_language(self) -> Language:
+        """The set as one automaton."""
+        if self.finite is not None:
+            return _literals(self.finite)
+        if self.language is None:
+            return _lengths(self.low, self.high)
+        if self.low == 0 and self.high is None:
+            return self.language
+        return _bounded(self.language, self.low, self.high)
+
+
+NO_TEXT = Texts(frozenset())
+ANY_TEXT = Texts()
+
+
+@lru_cache(maxsize=512)
+def _literals(texts: frozenset[str]) -> Language:
+    return literals(sorted(texts))
+
+
+@lru_cache(maxsize=512)
+def _lengths(low: int, high: int | None) -> Language:
+    return Language.lengths(low, high)
+
+
+@lru_cache(maxsize=512)
+def _bounded(language: Language, low: int, high: int | None) -> Language:
+    return language & _lengths(low, high)
+
+
+def string_leaf(node: Node, positive: bool) -> Texts:
+    """The strings that a node's own keywords allow, or those that they do not."""
+    if node.never or (node.types is not None and "string" not in node.types):
+        return NO_TEXT if positive else ANY_TEXT
+    parts = [Texts(None, language) for language in node.patterns]
+    if node.values is not None:
+        parts.append(Texts(frozenset(value for value in node.values if isinstance(value, str))))
+    if node.min_length or node.max_length is not None:
+        parts.append(Texts(None, None, node.min_length, node.max_length))
+    if positive:
+        found = ANY_TEXT
+        for part in sorted(parts, key=lambda part: part.finite is None):
+            found = found & part
+        return found.settled() if found.finite is None else found
+    found = NO_TEXT
+    for part in parts:
+        found = found | ~part
+    return found
+
+
+def number_text(value: Any) -> list[str]:
+    """How a number is written: as in the schema, and a whole one without fraction."""
+    if isinstance(value, Decimal):
+        return [str(value)]
+    text = json.dumps(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e16:
+        return [str(int(value)), text]
+    return [text]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number."""
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
+@lru_cache(maxsize=16)
+def all_numbers(digits: Digits) -> Language:
+    """Every number without exponent."""
+    return number_language(integer=False, digits=Digits(digits.before, digits.after, False))
+
+
+def number_leaf(node: Node, positive: bool, digits: Digits) -> Texts:
+    """The numbers that a node's own keywords allow, or those that they do not, as they may be written.
+
+    Both are what may be generated, and none of them is wrong; of numbers written with an exponent only those are known
+    that nothing constrains.
+    """
+    if node.never or (node.types is not None and "number" not in node.types):
+        return NO_TEXT if positive else Texts(None, number_language(integer=False, digits=digits))
+    if positive:
+        language = number_language(
+            integer=node.integer, low=node.low, high=node.high, multiple=node.multiple, digits=digits
+        )
+        found = Texts(None, language).settled()
+        if node.values is not None:
+            texts = {text for value in node.values if is_number(value) for text in number_text(value)}
+            free = node.low is None and node.high is None and node.multiple is None
+            if not node.integer and free:
+                return Texts(frozenset(texts))
+            wide = number_language(
+                integer=node.integer, low=node.low, high=node.high, multiple=node.multiple, zeros=True
+            )
+            return Texts(frozenset(texts)) & Texts(None, wide)
+        return found
+    out = NO_TEXT
+    if node.integer or node.low is not None or node.high is not None or node.multiple is not None:
+        wide = number_language(integer=node.integer, low=node.low, high=node.high, multiple=node.multiple, zeros=True)
+        out = Texts(None, all_numbers(digits) - wide - regex_language(r"-0(\.0+)?")).settled()
+    if node.values is not None:
+        spellings = [_spellings(value) for value in node.values if is_number(value)]
+        named = regex_language("|".join(spellings)) if spellings else Language.nothing()
+        out = out | Texts(None, all_numbers(digits) - named).settled()
+    return out
+
+
+def _spellings(value: Any) -> str:
+    """A pattern of all ways to write a number without exponent."""
+    plain = f"{Decimal(repr(value) if isinstance(value, float) else value):f}"
+    whole, _, fraction = plain.partition(".")
+    fraction = fraction.rstrip("0")
+    tail = rf"\.{fraction}0*" if fraction else r"(\.0+)?"
+    sign = "-?" if not fraction and whole.lstrip("-") == "0" else ""
+    return sign + re.escape(whole.lstrip("-") if sign else whole) + tail

@@ -1,0 +1,93 @@
+"""JSON Schema → grammar (read `json/nodes.py` next: the way of a schema is nodes → sets, forms → plans → states).
+
+Whatever can't be enforced is refused with its JSON pointer, and an answer that ends is valid: `format` is enforced for the
+formats of the standards, numbers are exact, `$ref` stays within the document.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from martlet.errors import RequestError
+from martlet.grammar.json.algebra import Algebra
+from martlet.grammar.json.containers import JsonMachine
+from martlet.grammar.json.loader import Loader
+from martlet.grammar.json.machine import Machine, Root, Spacing
+from martlet.grammar.json.nodes import Problem, SchemaError
+from martlet.grammar.matcher import Grammar
+from martlet.grammar.numbers import Digits
+from martlet.grammar.types import Limits, State
+from martlet.grammar.vocabulary import Vocabulary
+
+__all__ = ["ANY_OBJECT", "SPACINGS", "SchemaOptions", "compile_schema", "schema_start"]
+
+ANY_OBJECT = {"type": "object"}  # what json_object mode asks for
+SPACINGS = {
+    "compact": Spacing(),
+    "single": Spacing(1),  # as json.dumps writes it
+    "any": Spacing(64, 64, b" \n\r\t"),
+}
+
+
+DIGITS = Digits(24, 24)
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaOptions:
+    """How JSON is written, where a schema leaves it open.
+
+    `spacing`: "compact" has no white space, "single" allows a space after a comma or colon, "any" white space anywhere,
+    64 characters in a row at most. `ordered`: known properties come in the schema's order, before all others; otherwise in
+    any. `digits`: numbers that the schema does not bound.
+    """
+
+    spacing: str = "compact"
+    ordered: bool = True
+    digits: Digits = DIGITS
+
+
+DEFAULTS = SchemaOptions()
+
+
+def parse(schema: str | bytes | dict[str, Any] | bool, limits: Limits) -> Any:
+    """A schema's document; from text, its properties keep their order."""
+    if not isinstance(schema, str | bytes):
+        return schema
+    if len(schema) > limits.source_bytes:
+        raise SchemaError([Problem("#", f"{len(schema):,} bytes; at most {limits.source_bytes:,} are read")])
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"The JSON Schema is no JSON: {error}.", code="invalid_schema") from None
+
+
+def schema_start(
+    schema: str | bytes | dict[str, Any] | bool, options: SchemaOptions = DEFAULTS, limits: Limits = LIMITS
+) -> State:
+    """The first state of the JSON texts that meet a schema. SchemaError names all that can't be enforced."""
+    if options.spacing not in SPACINGS:
+        raise RequestError(
+            f"spacing is {options.spacing!r:.40}; expected one of {', '.join(SPACINGS)}.", param="spacing"
+        )
+    loader = Loader(parse(schema, limits), limits)
+    if loader.problems:
+        raise SchemaError(loader.problems)
+    algebra = Algebra(loader, options.digits, limits)
+    machine: Machine = JsonMachine(algebra, SPACINGS[options.spacing], options.ordered)
+    goal = algebra.goal([(loader.root, True)])
+    if not algebra.inhabited(goal):
+        raise SchemaError([Problem("#", "no value meets it")])
+    return machine.value((goal,), Root(machine))
+
+
+def compile_schema(
+    schema: str | bytes | dict[str, Any] | bool,
+    vocabulary: Vocabulary,
+    options: SchemaOptions = DEFAULTS,
+    limits: Limits = LIMITS,
+) -> Grammar:
+    """The grammar of the JSON texts that meet a schema."""
+    return Grammar(schema_start(schema, options, limits), vocabulary, name="json_schema")
