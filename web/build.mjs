@@ -19,7 +19,7 @@ async function page() {
   const whole = html
     .replace("/* STYLE */", () => css.outputFiles[0].text)
     .replace("/* SCRIPT */", () => main.replaceAll("</script", "<\\/script"));
-  for (const folder of ["dist", "../martlet/server/static/mini"]) {
+  for (const folder of ["dist", "../martlet/server/mini_page"]) {
     await mkdir(folder, { recursive: true });
     await writeFile(`${folder}/index.html`, whole);
   }

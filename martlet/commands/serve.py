@@ -47,8 +47,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--request-templates", action="store_true", default=None, help="a request may bring a template")
     group.add_argument("--tool-parser", metavar="NAME", help="format of tool calls (default: by the chat template)")
     group.add_argument("--reasoning-parser", metavar="NAME", help="format of reasoning (default: by the template)")
-    group.add_argument("--web", action=BooleanOptionalAction, default=None, help="the chat page at / and the view of the"
-                       " engine at /engine (default: yes)")  # fmt: skip
+    group.add_argument("--web", action=BooleanOptionalAction, default=None, help="the chat page at /, the view of the"
+                       " engine at /engine, mini-picoLM at /mini (default: yes)")  # fmt: skip
+    group.add_argument("--share-model", action="store_true", default=None, help="let the page at /mini load the model's"
+                       " file into the browser")  # fmt: skip
     group.add_argument(
         "--view-text", action="store_true", default=None, help="the view of the engine shows prompts' text"
     )

@@ -26,6 +26,7 @@ from martlet.server.embeddings import embeddings
 from martlet.server.errors import ApiError, api_error, error_response
 from martlet.server.gate import Gate
 from martlet.server.messages import count_tokens, messages
+from martlet.server.mini import MINI_ROUTES
 from martlet.server.responses import responses
 from martlet.server.service import Service
 from martlet.server.state import abort, health, metrics, model, models, ready, version
@@ -77,7 +78,7 @@ def create_app(service: Service) -> ASGIApp:
             service.close()
 
     app = Starlette(
-        routes=(*ROUTES, *(WEB_ROUTES if service.settings.web else ())),
+        routes=(*ROUTES, *((*WEB_ROUTES, *MINI_ROUTES) if service.settings.web else ())),
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, MartletError: _our_error, Exception: _our_error},
     )

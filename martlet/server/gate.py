@@ -27,7 +27,7 @@ from martlet.server.settings import ServerSettings
 
 __all__ = ["Gate", "RateLimit"]
 
-OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/", "/engine"))  # a probe has no key, nor has a page
+OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/", "/engine", "/mini", "/mini/"))  # probes, and pages
 OPEN_FOLDER = "/static/"  # what pages are made of: the same files for everybody
 MAX_CALLERS = 4096  # whose rate is kept
 logger = logging.getLogger("martlet.server.access")

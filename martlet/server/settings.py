@@ -52,7 +52,8 @@ class ServerSettings:
     request_templates: bool = False  # a request may bring its own chat template
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
-    web: bool = True  # the pages at / and /engine
+    web: bool = True  # the pages at /, /engine and /mini
+    share_model: bool = False  # the page at /mini may read the model's file
     view_text: bool = False  # the page at /engine shows text of prompts
     metrics_prefix: str = "martlet"  # "vllm": dashboards made for vLLM work unchanged
     log_requests: bool = True  # a line a request: never its text
