@@ -1,0 +1,124 @@
+"""What a model is, read from its file's metadata: sizes, the shape of its family, and what RoPE turns by.
+
+Three families: `llama` (SmolLM, TinyLlama …), `qwen2` (biases; RoPE on halves), `gemma3` (norms on queries, keys and after each
+block; GELU; scaled embeddings; most layers see a window only). Anything else is refused by name, and so is a key that would
+change the numbers and is not known here. Keys: ggml's `docs/gguf.md`.
+
+Differences from the C (part of model.c): the epsilon, RoPE's dimension count and scaling, key lengths and float64 numbers are
+read; a required key that is missing, or out of range, is an error. Read next: `model.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from picolm.gguf import ModelError
+
+__all__ = ["MAX_CONTEXT", "Config", "read_config"]
+
+MAX_CONTEXT = 1 << 20  # positions; RoPE's angles are exact up to here, and float32 positions too
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of a model."""
+
+    arch: str
+    n_embd: int
+    n_ffn: int
+    n_heads: int
+    n_kv_heads: int
+    n_layers: int
+    vocab_size: int
+    max_seq_len: int
+    head_dim: int
+    rope_base: float
+    rope_dim: int
+    rope_scale: float
+    eps: float
+    window: int
+
+    @property
+    def gemma(self) -> bool:
+        """Gemma's shape."""
+        return self.arch == "gemma3"
+
+    @property
+    def kv_dim(self) -> int:
+        """Numbers that a position keeps as its key, and again as its value, in each layer."""
+        return self.n_kv_heads * self.head_dim
+
+    def is_local(self, layer: int) -> bool:
+        """Gemma's layers see a window, but each sixth sees everything."""
+        return self.gemma and self.window > 0 and layer % 6 != 5
+
+
+def read_config(meta: dict[str, Any], vocab_rows: int, context: int) -> Config:
+    """The sizes, checked. `context` lowers the file's context; 0 keeps it."""
+    arch = meta.get("general.architecture")
+    if arch not in ("llama", "qwen2", "gemma3"):
+        raise ModelError(f"general.architecture is {arch!r}: llama, qwen2 and gemma3 are read")
+    keys = _Keys(meta, arch)
+    if keys.whole("expert_count", 0, least=0):
+        raise ModelError("a mixture of experts: only models with one feed-forward block a layer are read")
+    n_embd, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
+    kv_heads = keys.whole("attention.head_count_kv", heads)
+    if n_embd % heads and "attention.key_length" not in keys:
+        raise ModelError(f"embedding_length {n_embd} is no multiple of head_count {heads}")
+    head_dim = keys.whole("attention.key_length", n_embd // heads)
+    if keys.whole("attention.value_length", head_dim) != head_dim:
+        raise ModelError("keys and values of different lengths")
+    if kv_heads > heads or heads % kv_heads:
+        raise ModelError(f"head_count {heads} is no multiple of head_count_kv {kv_heads}")
+    rope_dim = keys.whole("rope.dimension_count", head_dim)
+    if rope_dim > head_dim or rope_dim % 2:
+        raise ModelError(f"rope.dimension_count {rope_dim}: an even number up to the head's {head_dim} is needed")
+    trained = keys.whole("context_length", 2048)
+    if not 0 <= context <= trained:
+        raise ModelError(f"a context of {context}: between 1 and the model's {trained} is needed")
+    if (vocab := keys.whole("vocab_size", vocab_rows)) != vocab_rows:
+        raise ModelError(f"vocab_size is {vocab}, but token_embd.weight has {vocab_rows} rows")
+    return Config(
+        arch=arch, n_embd=n_embd, n_ffn=keys.whole("feed_forward_length"), n_heads=heads, n_kv_heads=kv_heads,
+        n_layers=keys.whole("block_count"), vocab_size=vocab_rows, max_seq_len=min(context or trained, MAX_CONTEXT),
+        head_dim=head_dim, rope_base=keys.real("rope.freq_base", 1e6 if arch == "gemma3" else 1e4), rope_dim=rope_dim,
+        rope_scale=keys.scaling(), eps=keys.real("attention.layer_norm_rms_epsilon", 1e-5),
+        window=keys.whole("attention.sliding_window", 0, least=0),
+    )  # fmt: skip
+
+
+class _Keys:
+    """A family's keys, with checks."""
+
+    def __init__(self, meta: dict[str, Any], arch: str) -> None:
+        self._values = {k.removeprefix(arch + "."): v for k, v in meta.items() if k.startswith(arch + ".")}
+        self._arch = arch
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
+        value = self._values.get(key, default)
+        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+            value = value[0].item()
+        if value is None:
+            raise ModelError(f"key {self._arch}.{key} is missing")
+        if not isinstance(value, int) or value < least or value == 0xFFFFFFFF:
+            raise ModelError(f"key {self._arch}.{key} is {value}: a whole number of at least {least} is needed")
+        return value
+
+    def real(self, key: str, default: float) -> float:
+        value = self._values.get(key, default)
+        if not isinstance(value, float) or not 0 < value < np.inf:
+            raise ModelError(f"key {self._arch}.{key} is {value}: a positive number is needed")
+        return value
+
+    def scaling(self) -> float:
+        """What positions are divided by."""
+        kind = self._values.get("rope.scaling.type", "none")
+        if kind not in ("none", "linear"):
+            raise ModelError(f"rope.scaling.type is {kind!r}: none and linear are read")
+        return self.real("rope.scaling.factor", 1.0) if kind == "linear" else 1.0

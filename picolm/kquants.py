@@ -1,0 +1,96 @@
+"""The K formats: super-blocks of 256 weights with scales that are themselves quantised.
+
+All have the same idea: 8 groups of 32 (Q4_K, Q5_K) or 16 groups of 16 (Q2_K, Q3_K, Q6_K), a small integer scale per group, and
+one float16 that scales the scales. Codes of 2, 3, 5 or 6 bits are split over planes of bits, laid out for SIMD: half a
+super-block (128 weights) is four runs of 32 that share 32 bytes, two bits of each byte a run. Layouts: ggml's
+`ggml-quants.h`. Each function takes bytes [..., blocks, bytes].
+
+Differences from the C: it has Q2_K and Q3_K in another order of bits, and no Q5_K. Read next: `quant.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Codes", "half", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+
+class Codes(NamedTuple):
+    """Weights as `code * scale + offset`: codes [..., blocks, weights], the others [..., blocks, groups]."""
+
+    codes: F32
+    scale: F32
+    offset: F32 | None = None
+
+
+def half(b: U8, at: int) -> F32:
+    """The float16 at a byte of each block, as [..., blocks, 1]."""
+    return np.ascontiguousarray(b[..., at : at + 2]).view("<f2").astype(np.float32)
+
+
+def q2_k(b: U8) -> Codes:
+    """84 bytes: 16 bytes of scale and minimum nibbles, 64 bytes of codes, scale, scale of the minima."""
+    scale = half(b, 80) * (b[..., :16] & 15).astype(np.float32)
+    minimum = half(b, 82) * (b[..., :16] >> 4).astype(np.float32)
+    return Codes(_planes(b[..., 16:80], 2).astype(np.float32), scale, -minimum)
+
+
+def q3_k(b: U8) -> Codes:
+    """110 bytes: 32 bytes of third bits, 64 bytes of codes, 12 bytes of scales, scale. Bit j of a third-bits byte is run j's."""
+    third = (b[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    codes = _planes(b[..., 32:96], 2) | third.reshape(*b.shape[:-1], 256) << 2
+    low = np.concatenate([b[..., 96:104] & 15, b[..., 96:104] >> 4], axis=-1)
+    high = (b[..., None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & 3
+    scales = low | high.reshape(*b.shape[:-1], 16) << 4
+    return Codes(codes.astype(np.float32) - 4.0, half(b, 108) * (scales.astype(np.float32) - 32.0))
+
+
+def q4_k(b: U8) -> Codes:
+    """144 bytes: scale, scale of the minima, 12 bytes of 6-bit scales and minima, 128 bytes of nibbles (32 low, 32 high)."""
+    scale, offset = _scales_and_offsets(b)
+    return Codes(_nibble_runs(b[..., 16:144]).astype(np.float32), scale, offset)
+
+
+def q5_k(b: U8) -> Codes:
+    """176 bytes: as Q4_K, with 32 bytes of fifth bits before the nibbles; bit j of a byte belongs to run j."""
+    scale, offset = _scales_and_offsets(b)
+    fifth = (b[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    codes = _nibble_runs(b[..., 48:176]) | fifth.reshape(*b.shape[:-1], 256) << 4
+    return Codes(codes.astype(np.float32), scale, offset)
+
+
+def q6_k(b: U8) -> Codes:
+    """210 bytes: 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, scale. Around 32."""
+    low = b[..., :128].reshape(*b.shape[:-1], 2, 1, 64)
+    nibbles = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*b.shape[:-1], 256)
+    codes = nibbles | _planes(b[..., 128:192], 2) << 4
+    scales = np.ascontiguousarray(b[..., 192:208]).view(np.int8).astype(np.float32)
+    return Codes(codes.astype(np.float32) - 32.0, half(b, 208) * scales)
+
+
+def _planes(b: U8, bits: int) -> U8:
+    """Codes of two bits: 64 bytes, each half of them (32) holds four runs of 32 codes, lowest bits first."""
+    halves = b.reshape(*b.shape[:-1], 2, 1, 32)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return ((halves >> shifts) & 3).reshape(*b.shape[:-1], 256)
+
+
+def _nibble_runs(b: U8) -> U8:
+    """128 bytes: four times 32 bytes whose low nibbles are one run of 32 codes and whose high nibbles are the next."""
+    runs = b.reshape(*b.shape[:-1], 4, 1, 32)
+    return np.concatenate([runs & 15, runs >> 4], axis=-2).reshape(*b.shape[:-1], 256)
+
+
+def _scales_and_offsets(b: U8) -> tuple[F32, F32]:
+    """Eight 6-bit scales and eight 6-bit minima in 12 bytes: the first four of each in the low 6 bits of bytes 0-3 and
+    4-7, the last four as nibbles in bytes 8-11 with their upper two bits on top of bytes 0-7."""
+    s, m, rest = b[..., 4:8], b[..., 8:12], b[..., 12:16]
+    scales = np.concatenate([s & 63, (rest & 15) | (s >> 6) << 4], axis=-1).astype(np.float32)
+    minima = np.concatenate([m & 63, (rest >> 4) | (m >> 6) << 4], axis=-1).astype(np.float32)
+    return half(b, 0) * scales, -(half(b, 2) * minima)

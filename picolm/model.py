@@ -1,0 +1,211 @@
+"""The transformer: weights by name, the key/value cache, and the forward pass.
+
+    x = embedding of each token
+    a layer:  x += Wo · attention(rope(Wq·n), rope(Wk·n), Wv·n)   where n = rmsnorm(x)
+              x += Wdown · (silu(Wgate·n) * (Wup·n))              where n = rmsnorm(x)
+    logits = Wout · rmsnorm(x)
+
+Keys and values are kept as float16. A layer's weights are read, used and, in streaming mode, given back to the kernel before
+the next layer: what stays in memory is one layer of the file and one band of numbers a thread.
+
+Differences from the C: many tokens pass at once, so a prompt costs one reading of the weights per chunk instead of one per
+token, and logits are made for the last token only; buffers grow with the text instead of being allocated for the whole context;
+weights may be held as float32 (`hold`); a tensor that is not understood is an error; biases, and Gemma's norms. Read next: `cli.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from picolm.config import Config, read_config
+from picolm.gguf import GGUF, ModelError, Weight
+from picolm.libm import cosf, powf, sinf
+from picolm.quant import dequantize_row, fp32_to_fp16
+from picolm.tensor import Team, Window, attention, gelu, matmul, rmsnorm, rope, silu
+
+__all__ = ["KVCache", "Model", "model_forward", "prefill"]
+
+F32 = NDArray[np.float32]
+
+CHUNK = 256  # tokens of a prompt that pass at once
+LOCAL_ROPE_BASE = 10000.0  # Gemma's layers with a window
+
+
+class KVCache:
+    """What attention remembers: keys and values [layer, position, kv heads, dim], and the tokens they belong to."""
+
+    def __init__(self, config: Config) -> None:
+        self._shape = (config.n_layers, config.n_kv_heads, config.head_dim)
+        self.keys, self.values = self._empty(0), self._empty(0)
+        self.tokens: list[int] = []
+
+    def _empty(self, n: int) -> NDArray[np.float16]:
+        return np.zeros((self._shape[0], n, *self._shape[1:]), np.float16)
+
+    def truncate(self, n: int) -> None:
+        """Forget what lies at position n and behind."""
+        del self.tokens[n:]
+
+    def extend(self, tokens: list[int]) -> None:
+        """Make room for these tokens; they count from now on."""
+        start, need = len(self.tokens), len(self.tokens) + len(tokens)
+        if need > self.keys.shape[1]:
+            for name in ("keys", "values"):
+                grown = self._empty(max(need, start + start // 2, 64))
+                grown[:, :start] = getattr(self, name)[:, :start]
+                setattr(self, name, grown)
+        self.tokens += tokens
+
+
+class Layer(NamedTuple):
+    """A layer's matrices, and its vectors: norms and biases. Names are the middle of the file's: `attn_q`."""
+
+    w: dict[str, Weight]
+    v: dict[str, F32]
+
+
+class Model:
+    """A file's weights. `stream` gives a layer's pages back after use; `hold` keeps the weights as float32 instead."""
+
+    def __init__(self, path: str, context: int = 0, team: Team | None = None, stream: bool = False) -> None:
+        self.file, self.team, self.stream = GGUF(path), team or Team(), stream
+        embd = self.file.tensors.get("token_embd.weight", ([0, 0], 0, 0))[0]
+        self.config = c = read_config(self.file.meta, embd[1] if len(embd) > 1 else 0, context)
+        self._used: set[str] = set()
+        self.token_embd = self._weight("token_embd.weight", c.vocab_size, c.n_embd)
+        self.layers = [self._layer(i) for i in range(c.n_layers)]
+        self.output_norm = self._vector("output_norm.weight", c.n_embd)
+        tied = "output.weight" not in self.file.tensors
+        self.output = self.token_embd if tied else self._weight("output.weight", c.vocab_size, c.n_embd)
+        self.freq_factors = (
+            self._vector("rope_freqs.weight", c.rope_dim // 2) if "rope_freqs.weight" in self.file.tensors else None
+        )
+        if unknown := sorted(set(self.file.tensors) - self._used):
+            raise ModelError(
+                f"tensors that this program does not know, such as {unknown[0]}: the result would be wrong"
+            )
+
+    def hold(self) -> None:
+        """Dequantise all weights now, into one array: 4 bytes a weight, on large pages, and no decoding of blocks later."""
+        numbers, at = np.empty(self.n_weights, np.float32), 0
+        for w in self.matrices:
+            w.held = numbers[at : at + w.rows * w.cols].reshape(w.rows, w.cols)
+            at += w.rows * w.cols
+            step = max(1, (1 << 18) // w.cols)
+
+            def work(i: int, w: Weight = w, step: int = step) -> None:
+                assert w.held is not None
+                w.held[i * step : (i + 1) * step] = dequantize_row(w.raw[i * step : (i + 1) * step], w.type)
+
+            self.team.each(work, -(-w.rows // step))
+            self.file.forget(w)
+
+    def forget(self, weights: Iterable[Weight]) -> None:
+        """In streaming mode, give pages back that have been used."""
+        for w in weights if self.stream else ():
+            self.file.forget(w)
+
+    @property
+    def matrices(self) -> list[Weight]:
+        """In the order in which they are read."""
+        return [w for layer in self.layers for w in layer.w.values()] + [self.output]
+
+    @property
+    def n_weights(self) -> int:
+        """How many numbers `hold` would keep."""
+        return sum(w.rows * w.cols for w in self.matrices)
+
+    def _weight(self, name: str, rows: int, cols: int) -> Weight:
+        self._used.add(name)
+        return self.file.weight(name, rows, cols)
+
+    def _vector(self, name: str, n: int) -> F32:
+        w = self._weight(name, 1, n)
+        return dequantize_row(w.raw, w.type)[0]
+
+    def _layer(self, i: int) -> Layer:
+        c, b = self.config, f"blk.{i}."
+        e, f, q, kv = c.n_embd, c.n_ffn, c.n_heads * c.head_dim, c.kv_dim
+        shapes = {"attn_q": (q, e), "attn_k": (kv, e), "attn_v": (kv, e), "attn_output": (e, q)}
+        shapes |= {"ffn_gate": (f, e), "ffn_up": (f, e), "ffn_down": (e, f)}
+        vectors = {"attn_norm.weight": e, "ffn_norm.weight": e}
+        if c.gemma:
+            vectors |= {"attn_q_norm.weight": c.head_dim, "attn_k_norm.weight": c.head_dim}
+            vectors |= {"post_attention_norm.weight": e, "post_ffw_norm.weight": e}
+        vectors |= {f"{n}.bias": rows for n, (rows, _) in shapes.items() if f"{b}{n}.bias" in self.file.tensors}
+        return Layer(
+            {name: self._weight(f"{b}{name}.weight", *shape) for name, shape in shapes.items()},
+            {name.removesuffix(".weight"): self._vector(b + name, n) for name, n in vectors.items()},
+        )
+
+
+def rope_tables(m: Model, start: int, stop: int, local: bool) -> tuple[F32, F32]:
+    """Cosines and sines of the angles [position, pair]: position / base^(2i/dim)."""
+    c = m.config
+    exponents = np.arange(0, c.rope_dim, 2, dtype=np.float32) / np.float32(c.rope_dim)
+    divisors = powf(LOCAL_ROPE_BASE if local else c.rope_base, exponents)
+    if not local:
+        divisors = divisors * np.float32(c.rope_scale)
+        divisors = divisors * m.freq_factors if m.freq_factors is not None else divisors
+    theta = np.arange(start, stop, dtype=np.float32)[:, None] / divisors
+    return cosf(theta), sinf(theta)
+
+
+def model_forward(m: Model, kv: KVCache, tokens: list[int], every: bool = False) -> F32:
+    """Run tokens at the positions that follow the cache's; the last one's logits, or `every` one's."""
+    c, start = m.config, len(kv.tokens)
+    if start + len(tokens) > c.max_seq_len:
+        raise ValueError(f"position {start + len(tokens)} is past the context of {c.max_seq_len}")
+    kv.extend(tokens)
+    x = dequantize_row(m.token_embd.raw[tokens], m.token_embd.type)
+    if c.gemma:
+        x *= np.sqrt(np.float32(c.n_embd))
+    tables = [rope_tables(m, start, start + len(tokens), local) for local in ([False, True] if c.gemma else [False])]
+    for i, layer in enumerate(m.layers):
+        x = x + _attend(m, kv, i, x, tables[c.is_local(i)])
+        x = x + _feed_forward(m, layer, x)
+        m.forget(layer.w.values())
+    logits = matmul(_norm(m, x if every else x[-1:], m.output_norm), [m.output], m.team)[0]
+    m.forget([m.output])
+    return logits if every else logits[0]
+
+
+def _attend(m: Model, kv: KVCache, i: int, x: F32, table: tuple[F32, F32]) -> F32:
+    c, n, start, layer = m.config, len(x), len(kv.tokens) - len(x), m.layers[i]
+    q, k, v = _linear(m, layer, _norm(m, x, layer.v["attn_norm"]), "attn_q", "attn_k", "attn_v")
+    q, k = q.reshape(n, c.n_heads, -1), k.reshape(n, c.n_kv_heads, -1)
+    if c.gemma:
+        q, k = _norm(m, q, layer.v["attn_q_norm"]), _norm(m, k, layer.v["attn_k_norm"])
+    q, k = (rope(heads, *table, halves=c.arch != "llama") for heads in (q, k))
+    kv.keys[i, start : start + n] = fp32_to_fp16(k)
+    kv.values[i, start : start + n] = fp32_to_fp16(v.reshape(k.shape))
+    window = Window(start, c.window if c.is_local(i) else 0)
+    (o,) = _linear(m, layer, attention(q, kv.keys[i], kv.values[i], window, m.team.order), "attn_output")
+    return _norm(m, o, layer.v["post_attention_norm"]) if c.gemma else o
+
+
+def _feed_forward(m: Model, layer: Layer, x: F32) -> F32:
+    gate, up = _linear(m, layer, _norm(m, x, layer.v["ffn_norm"]), "ffn_gate", "ffn_up")
+    gate = gelu(gate) if m.config.gemma else silu(gate, m.team.order)
+    (down,) = _linear(m, layer, gate * up, "ffn_down")
+    return _norm(m, down, layer.v["post_ffw_norm"]) if m.config.gemma else down
+
+
+def _norm(m: Model, x: F32, weight: F32) -> F32:
+    return rmsnorm(x, weight, m.config.eps, m.team.order)
+
+
+def _linear(m: Model, layer: Layer, x: F32, *names: str) -> list[F32]:
+    out = matmul(x, [layer.w[name] for name in names], m.team)
+    return [y + layer.v[f"{n}.bias"] if f"{n}.bias" in layer.v else y for n, y in zip(names, out, strict=True)]
+
+
+def prefill(m: Model, kv: KVCache, tokens: list[int]) -> F32:
+    """Run a prompt in chunks; the last token's logits."""
+    for at in range(0, len(tokens), CHUNK):
+        logits = model_forward(m, kv, tokens[at : at + CHUNK])
+    return logits

@@ -1,0 +1,176 @@
+"""Block formats: rows of bytes to numbers, and the dot product of a row with a vector without storing its numbers.
+
+A quantised row is blocks of 32 or 256 weights: small integer *codes* with a *scale* (and here and there an *offset*) per
+group of 16 or 32. Every format comes down to `weight = code * scale + offset`, so a format is one function from bytes to
+`Codes`; the dequantiser and the fused dot product are written once, for all. Layouts: ggml's `ggml-quants.h`.
+
+Differences from the C: Q2_K and Q3_K are read in ggml's order (there: garbage), and Q4_1, Q5_0, Q5_1, Q5_K, BF16 are read
+at all (there: exit at the first row). A row that does not fill its blocks is an error (there: cut). float32 to float16
+rounds ties to even (there: away from zero). Read next: `kquants.py` (the 256-weight formats), then `tensor.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from picolm import kquants
+from picolm.kquants import Codes, half
+
+__all__ = [
+    "BLOCKS",
+    "FusedDot",
+    "Order",
+    "dequantize_row",
+    "fp16_to_fp32",
+    "fp32_to_fp16",
+    "ordered_sum",
+    "row_bytes",
+    "vec_dot",
+]
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+Order = Literal["fast", "sse", "scalar"]
+
+
+class Block(NamedTuple):
+    """A format: its name, how many weights a block holds, how many bytes it has, how to read it."""
+
+    name: str
+    weights: int
+    bytes: int
+    codes: Callable[[U8], Codes] | None = None
+
+
+def q4_0(b: U8) -> Codes:
+    """18 bytes: scale, 32 nibbles around 8; the low nibbles are weights 0 to 15."""
+    return Codes(_nibbles(b[..., 2:18]) - 8.0, half(b, 0))
+
+
+def q4_1(b: U8) -> Codes:
+    """20 bytes: scale, minimum, 32 nibbles."""
+    return Codes(_nibbles(b[..., 4:20]), half(b, 0), half(b, 2))
+
+
+def q5_0(b: U8) -> Codes:
+    """22 bytes: scale, 32 fifth bits, 32 nibbles; around 16."""
+    return Codes(_nibbles(b[..., 6:22]) + _fifth_bits(b[..., 2:6]) - 16.0, half(b, 0))
+
+
+def q5_1(b: U8) -> Codes:
+    """24 bytes: scale, minimum, 32 fifth bits, 32 nibbles."""
+    return Codes(_nibbles(b[..., 8:24]) + _fifth_bits(b[..., 4:8]), half(b, 0), half(b, 2))
+
+
+def q8_0(b: U8) -> Codes:
+    """34 bytes: scale, 32 signed bytes."""
+    return Codes(b[..., 2:34].view(np.int8).astype(np.float32), half(b, 0))
+
+
+def _nibbles(b: U8) -> F32:
+    return np.concatenate([b & 15, b >> 4], axis=-1).astype(np.float32)
+
+
+def _fifth_bits(b: U8) -> F32:
+    return np.unpackbits(b, axis=-1, bitorder="little").astype(np.float32) * np.float32(16)
+
+
+# ggml's type numbers.
+BLOCKS: dict[int, Block] = {
+    0: Block("F32", 1, 4),
+    1: Block("F16", 1, 2),
+    2: Block("Q4_0", 32, 18, q4_0),
+    3: Block("Q4_1", 32, 20, q4_1),
+    6: Block("Q5_0", 32, 22, q5_0),
+    7: Block("Q5_1", 32, 24, q5_1),
+    8: Block("Q8_0", 32, 34, q8_0),
+    10: Block("Q2_K", 256, 84, kquants.q2_k),
+    11: Block("Q3_K", 256, 110, kquants.q3_k),
+    12: Block("Q4_K", 256, 144, kquants.q4_k),
+    13: Block("Q5_K", 256, 176, kquants.q5_k),
+    14: Block("Q6_K", 256, 210, kquants.q6_k),
+    30: Block("BF16", 1, 2),
+}
+
+
+def row_bytes(type_: int, n: int) -> int:
+    """Bytes of a row of n weights."""
+    block = BLOCKS[type_]
+    if n % block.weights:
+        raise ValueError(f"a row of {n} weights does not fill {block.name} blocks of {block.weights}")
+    return n // block.weights * block.bytes
+
+
+def fp16_to_fp32(h: NDArray[np.float16]) -> F32:
+    """Exact."""
+    return h.astype(np.float32)
+
+
+def fp32_to_fp16(x: F32) -> NDArray[np.float16]:
+    """To nearest, ties to even; too large becomes infinite."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16)
+
+
+def dequantize_row(rows: U8, type_: int) -> F32:
+    """The weights of rows of bytes: [..., bytes] to [..., weights]."""
+    block = BLOCKS[type_]
+    if block.codes is None:
+        if block.name == "BF16":  # the upper half of a float32
+            return (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return rows.view("<f4" if block.name == "F32" else "<f2").astype(np.float32)
+    codes, scale, offset = block.codes(rows.reshape(*rows.shape[:-1], -1, block.bytes))
+    groups = codes.reshape(*scale.shape, -1)
+    groups *= scale[..., None]
+    if offset is not None:
+        groups += offset[..., None]
+    return groups.reshape(*rows.shape[:-1], -1)
+
+
+def ordered_sum(p: F32, lanes: int) -> F32:
+    """Sums of the last axis, with the additions in a fixed order: one after the other (1 lane), or as SSE registers
+    do, in 4 or 8 running sums that are folded at the end, and what is left over behind them."""
+    if lanes == 1:
+        return np.add.accumulate(p, axis=-1)[..., -1] + np.float32(0)  # + 0: a sum that starts at 0 is never -0
+    whole = p.shape[-1] // lanes * lanes
+    steps = np.moveaxis(p[..., :whole].reshape(*p.shape[:-1], -1, lanes), -2, 0)
+    acc = np.add.reduce(np.ascontiguousarray(steps), axis=0, initial=np.float32(0))
+    if lanes == 8:
+        acc = acc[..., :4] + acc[..., 4:]
+    total: F32 = (acc[..., 0] + acc[..., 2]) + (acc[..., 1] + acc[..., 3])
+    for i in range(whole, p.shape[-1]):
+        total = total + p[..., i]
+    return total
+
+
+def vec_dot(rows: U8, x: F32, type_: int, order: Order) -> F32:
+    """Dot products of rows of bytes with one vector, in the order of additions that the C has (`sse`: as built for x86,
+    `scalar`: built without SIMD) or in whatever order is fastest."""
+    if order == "fast":
+        return dequantize_row(rows, type_) @ x
+    if BLOCKS[type_].name in ("Q4_K", "Q6_K"):
+        return FusedDot(rows, type_).dot(x)
+    return ordered_sum(dequantize_row(rows, type_) * x, 8 if order == "sse" else 1)
+
+
+class FusedDot:
+    """The C's own products for Q4_K and Q6_K: the codes are multiplied as they are, the scale once per group."""
+
+    def __init__(self, rows: U8, type_: int) -> None:
+        block = BLOCKS[type_]
+        assert block.codes is not None
+        codes, self.scale, self.offset = block.codes(rows.reshape(*rows.shape[:-1], -1, block.bytes))
+        self.codes = codes.reshape(*self.scale.shape, -1)
+
+    def dot(self, x: F32) -> F32:
+        """Sum of scale · (codes · x) + offset · sum(x), group after group."""
+        groups = x.reshape(self.codes.shape[-3:])
+        sums = self.scale * ordered_sum(self.codes * groups, 1)
+        if self.offset is not None:  # Q4_K adds two groups (64 weights) at a time: ((a - b) + c) - d
+            less = self.offset * ordered_sum(groups, 1)
+            sums = ((sums[..., 0::2] + less[..., 0::2]) + sums[..., 1::2]) + less[..., 1::2]
+        return ordered_sum(sums.reshape(*sums.shape[:-2], -1), 1)

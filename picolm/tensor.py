@@ -1,0 +1,194 @@
+"""The arithmetic: matrix products over threads, RMSNorm, softmax, RoPE, SiLU, attention with an online softmax.
+
+Every function takes the *order* of its float32 sums. `fast` leaves the order to BLAS and NumPy. `sse` and `scalar` have
+the order that picoLM has when built for x86 and when built without SIMD: each addition and multiplication is rounded by
+itself, sums run one after the other or in 4 or 8 lanes (`quant.ordered_sum`), and expf is glibc's (`libm.py`). In these
+two every bit is defined, whatever the number of threads; `docs/picolm.md` lists the operations.
+
+Differences from the C: rows of a matrix product come for many tokens at once; threads stay alive between products; RoPE
+also pairs the halves of a head, and may turn a part of it; attention takes tiles of keys, and a sliding window. Read next:
+`model.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from picolm.gguf import Weight
+from picolm.libm import expf
+from picolm.quant import BLOCKS, FusedDot, Order, fp16_to_fp32, ordered_sum
+
+__all__ = ["Team", "Window", "attention", "gelu", "matmul", "rmsnorm", "rope", "silu", "softmax"]
+
+F32 = NDArray[np.float32]
+F16 = NDArray[np.float16]
+
+BAND = 1 << 18  # weights a thread takes at a time: a megabyte as float32, which stays in its cache
+TILE = 256  # positions that attention takes at a time
+
+
+class Team:
+    """Threads that share matrix products, and the order of sums they keep."""
+
+    def __init__(self, threads: int = 1, order: Order = "fast") -> None:
+        self.threads, self.order = threads, order
+        self._pool = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+
+    def each(self, work: Callable[[int], None], n: int) -> None:
+        """Do work(0) to work(n - 1), shared: whoever is free takes the next; the caller is one of them."""
+        numbers = iter(range(n))
+
+        def share() -> None:
+            for i in numbers:
+                work(i)
+
+        others = [self._pool.submit(share) for _ in range(min(self.threads, n) - 1)] if self._pool else []
+        share()
+        for other in others:
+            other.result()
+
+
+def matmul(x: F32, weights: list[Weight], team: Team) -> list[F32]:
+    """x · wᵀ for each of some matrices: [tokens, cols] to [tokens, rows]. A band of rows is dequantised, multiplied,
+    dropped; bands do not depend on the number of threads, so neither does a bit of the result."""
+    out = [np.empty((len(x), w.rows), np.float32) for w in weights]
+    bands = []
+    for w, y in zip(weights, out, strict=True):
+        step = max(16, BAND // w.cols // 16 * 16) * (1 if len(x) == 1 or w.held is None else 8)
+        bands += [(w, y, start, min(start + step, w.rows)) for start in range(0, w.rows, step)]
+
+    def work(i: int) -> None:
+        w, y, start, stop = bands[i]
+        _band(x, w, y[:, start:stop], start, stop, team.order)
+
+    team.each(work, len(bands))
+    return out
+
+
+def _band(x: F32, w: Weight, y: F32, start: int, stop: int, order: Order) -> None:
+    if order == "fast" and len(x) == 1:
+        np.einsum("ij,j->i", w.numbers(start, stop), x[0], out=y[0])  # reads faster than BLAS's matrix-vector product
+    elif order == "fast":
+        np.matmul(x, w.numbers(start, stop).T, out=y)
+    elif BLOCKS[w.type].name in ("Q4_K", "Q6_K"):
+        fused = FusedDot(w.raw[start:stop], w.type)
+        for row, target in zip(x, y, strict=True):
+            target[:] = fused.dot(row)
+    else:
+        numbers = w.numbers(start, stop)
+        for row, target in zip(x, y, strict=True):
+            target[:] = ordered_sum(numbers * row, 8 if order == "sse" else 1)
+
+
+def rmsnorm(x: F32, weight: F32, eps: float, order: Order) -> F32:
+    """x divided by its root mean square, times a weight."""
+    if order == "fast":
+        total = np.einsum("...i,...i->...", x, x)
+    else:
+        total = ordered_sum(x * x, 4 if order == "sse" and x.shape[-1] >= 4 else 1)
+    n, one = np.float32(x.shape[-1]), np.float32(1)
+    scale = one / np.sqrt(np.asarray(total / n + np.float32(eps)))
+    return (x * scale[..., None]) * weight
+
+
+def softmax(x: F32) -> F32:
+    """Exponentials of what is below the maximum, divided by their sum; always in the C's order."""
+    e = expf(x - x.max())
+    return e * (np.float32(1) / ordered_sum(e, 1))
+
+
+def silu(x: F32, order: Order) -> F32:
+    """x / (1 + e^-x)."""
+    one = np.float32(1)
+    with np.errstate(over="ignore"):
+        return x / (one + (np.exp(-x) if order == "fast" else expf(-x)))
+
+
+def gelu(x: F32) -> F32:
+    """The tanh form: x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))). Gemma's; the C has none."""
+    inner = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * (x * x * x))
+    return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+
+
+def rope(x: F32, cos: F32, sin: F32, halves: bool) -> F32:
+    """Turn pairs of each head [tokens, heads, dim] by the angles of its position [tokens, pairs]. Pairs are neighbours, or
+    (`halves`) i and i + pairs; what lies behind the pairs is not turned."""
+    pairs = cos.shape[-1]
+    a, b = (slice(0, pairs), slice(pairs, 2 * pairs)) if halves else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+    c, s, out = cos[:, None], sin[:, None], x.copy()
+    out[..., a] = x[..., a] * c - x[..., b] * s
+    out[..., b] = x[..., a] * s + x[..., b] * c
+    return out
+
+
+class Window(NamedTuple):
+    """Where a run of queries stands: its first position, and how many positions each may look back (0: all)."""
+
+    start: int
+    reach: int = 0
+
+
+def attention(q: F32, keys: F16, values: F16, at: Window, order: Order) -> F32:
+    """Softmax(q·k / √dim) · v without a table of scores: sums that are rescaled whenever a larger score comes.
+
+    q [tokens, heads, dim] at consecutive positions; keys and values [positions, kv heads, dim]."""
+    if order != "fast":
+        return np.stack(
+            [_attention_in_order(row, keys, values, at._replace(start=at.start + i), order) for i, row in enumerate(q)]
+        )
+    tokens, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    grouped = (
+        (q / np.sqrt(np.float32(dim)))
+        .reshape(tokens, kv_heads, group, dim)
+        .transpose(1, 0, 2, 3)
+        .reshape(kv_heads, -1, dim)
+    )
+    best = np.full((kv_heads, tokens * group, 1), -np.inf, np.float32)
+    total = np.zeros_like(best)
+    acc = np.zeros((kv_heads, tokens * group, dim), np.float32)
+    positions = np.repeat(np.arange(at.start, at.start + tokens), group)[:, None]
+    first = max(0, at.start - at.reach + 1) if at.reach else 0
+    for start in range(first // TILE * TILE, at.start + tokens, TILE):
+        stop = min(start + TILE, at.start + tokens)
+        scores = grouped @ fp16_to_fp32(keys[start:stop]).transpose(1, 2, 0)
+        where = np.arange(start, stop)
+        if stop > at.start + 1 or (at.reach and start < at.start + tokens - at.reach):
+            hidden = where > positions
+            if at.reach:
+                hidden |= where <= positions - at.reach
+            scores[:, hidden] = -np.inf
+        new_best = np.maximum(best, scores.max(-1, keepdims=True))
+        floor = np.where(np.isfinite(new_best), new_best, np.float32(0))
+        np.exp(scores - floor, out=scores)
+        rescale = np.exp(best - floor)
+        total = total * rescale + scores.sum(-1, keepdims=True)
+        acc = acc * rescale + scores @ fp16_to_fp32(values[start:stop]).transpose(1, 0, 2)
+        best = new_best
+    return (acc / total).reshape(kv_heads, tokens, group, dim).transpose(1, 0, 2, 3).reshape(tokens, heads * dim)
+
+
+def _attention_in_order(q: F32, keys: F16, values: F16, at: Window, order: Order) -> F32:
+    """One token, position after position, as the C does it, for all heads side by side."""
+    heads, dim = q.shape
+    group = heads // keys.shape[1]
+    first = max(0, at.start - at.reach + 1) if at.reach else 0
+    k = np.repeat(fp16_to_fp32(keys[first : at.start + 1]), group, axis=1)
+    scores = ordered_sum(k * q, 1) / np.sqrt(np.float32(dim))
+    best = np.full(heads, -1e30, np.float32)
+    total, acc = np.zeros(heads, np.float32), np.zeros((heads, dim), np.float32)
+    for score, value in zip(scores, values[first : at.start + 1], strict=True):
+        v = np.repeat(fp16_to_fp32(value), group, axis=0)
+        larger = score > best
+        e = expf(np.where(larger, best - score, score - best))
+        keep, add = np.where(larger, e, np.float32(1)), np.where(larger, np.float32(1), e)
+        total = total * keep + add
+        acc = acc * keep[:, None] + add[:, None] * v
+        best = np.where(larger, score, best)
+    return (acc * (np.float32(1) / total)[:, None]).reshape(-1)

@@ -1,0 +1,169 @@
+"""Text to token ids and back: SentencePiece's merging by score, and byte-level BPE's merging by rank (`bpe.py`).
+
+SentencePiece (`tokenizer.ggml.model` = llama): spaces become U+2581, each character is a symbol, and again and again the pair of
+neighbours whose joined text is the token with the highest score is joined, leftmost first. What is in no token at the end is
+spelled in byte tokens `<0xHH>`. Tokens that are marked as special are found in the text before anything else.
+
+Differences from the C: a dictionary finds tokens (there: a binary search that goes astray at bytes above 127), a heap finds the
+next pair (there: all pairs again after each merge), bytes are spelled after merging (there: before), special tokens and the keys
+add_bos_token and add_space_prefix are heeded; control tokens print nothing, and every U+2581 prints as a space. Read next: `bpe.py`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from typing import Any
+
+import numpy as np
+
+from picolm.bpe import BYTE_OF_LETTER, LETTER_OF_BYTE, SPLITTERS
+from picolm.gguf import ModelError
+
+__all__ = ["Tokenizer"]
+
+SPACE = "\u2581"
+UNKNOWN, CONTROL, USER, BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
+END_NAMES = {"<|im_end|>", "<|endoftext|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|end|>"}
+
+
+class Tokenizer:
+    """A model's vocabulary."""
+
+    def __init__(self, meta: dict[str, Any], vocab_size: int) -> None:
+        get = {k.removeprefix("tokenizer.ggml."): v for k, v in meta.items() if k.startswith("tokenizer.ggml.")}.get
+        self.vocab = get("tokens")
+        if not isinstance(self.vocab, list) or len(self.vocab) != vocab_size:
+            raise ModelError(
+                f"tokenizer.ggml.tokens: {vocab_size} strings are needed, one for each row of token_embd.weight"
+            )
+        self.bytelevel = get("model") == "gpt2"
+        if get("model", "llama") not in ("llama", "gpt2"):
+            raise ModelError(
+                f"tokenizer.ggml.model is {get('model')!r}: llama (SentencePiece) and gpt2 (byte-level BPE) are read"
+            )
+        self.types = self._numbers(get("token_type"), "token_type", "i", vocab_size)
+        if self.bytelevel:
+            if get("pre", "gpt-2") not in SPLITTERS or not isinstance(get("merges"), list):
+                raise ModelError(
+                    f"tokenizer.ggml.pre is {get('pre')!r}, or merges are missing: read are {', '.join(SPLITTERS)}"
+                )
+            self._split = SPLITTERS[get("pre", "gpt-2")]
+            self._ranks = {pair: -rank for rank, pair in enumerate(get("merges"))}
+        else:
+            self._scores = self._numbers(get("scores"), "scores", "f", vocab_size)
+        self.ids: dict[str, int] = {}
+        for i, text in enumerate(self.vocab):
+            self.ids.setdefault(text, i)
+        self.bos_id, self.eos_id = (
+            self._id(f"{name}_token_id", get(f"{name}_token_id"), default) for name, default in (("bos", 1), ("eos", 2))
+        )
+        self.add_bos = bool(get("add_bos_token", not self.bytelevel)) and self.bos_id >= 0
+        self.add_space = bool(get("add_space_prefix", not self.bytelevel))
+        ends = {self.eos_id, *(self._id(k, get(k), -1) for k in ("eot_token_id", "eom_token_id"))}
+        self.end_ids = frozenset(
+            ends | {self.ids[name] for name in END_NAMES if name in self.ids and self.types[self.ids[name]] == CONTROL}
+        ) - {-1}
+        special = np.flatnonzero(np.isin(self.types, (UNKNOWN, CONTROL, USER))).tolist()
+        names = sorted((self.vocab[i] for i in special if self.vocab[i]), key=len, reverse=True)
+        self._special = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+
+    def _id(self, key: str, value: Any, default: int) -> int:
+        """A special token's id; 2^32 - 1 means that there is none."""
+        value = default if value is None else value
+        if value in (-1, 0xFFFFFFFF) or (value == default and value >= len(self.vocab)):
+            return -1
+        if not isinstance(value, int) or not 0 <= value < len(self.vocab):
+            raise ModelError(f"tokenizer.ggml.{key} is {value}: the vocabulary has {len(self.vocab)} tokens")
+        return value
+
+    def _numbers(self, values: Any, key: str, kind: str, n: int) -> Any:
+        if values is None:
+            return np.zeros(n, np.float32 if kind == "f" else np.int32) + (kind == "i")
+        if not isinstance(values, np.ndarray) or values.dtype.kind != kind or values.itemsize != 4 or len(values) != n:
+            raise ModelError(f"tokenizer.ggml.{key}: {n} numbers of 4 bytes are needed")
+        return values
+
+    def encode(self, text: bytes, add_bos: bool | None = None, special: bool = True) -> list[int]:
+        """Token ids. Without `special`, names of control tokens in the text are plain text; user-defined tokens never are."""
+        out = [self.bos_id] if (self.add_bos if add_bos is None else add_bos) else []
+        decoded = text.decode("utf-8", "surrogateescape")
+        for piece in self._special.split(decoded) if self._special else [decoded]:
+            id_ = self.ids.get(piece, -1)
+            if id_ >= 0 and (self.types[id_] == USER or (special and self.types[id_] in (CONTROL, UNKNOWN))):
+                out.append(id_)
+            elif piece:
+                out += self._encode_bytelevel(piece) if self.bytelevel else self._encode_pieces(piece)
+        return out
+
+    def _encode_pieces(self, text: str) -> list[int]:
+        marked = (SPACE if self.add_space else "") + text.replace(" ", SPACE)
+        out: list[int] = []
+        for symbol in self._merge(list(marked), lambda a, b: self._score(a + b)):
+            if symbol in self.ids:
+                out.append(self.ids[symbol])
+            else:  # no byte token either: dropped, as in the C
+                names = (f"<0x{byte:02X}>" for byte in symbol.encode("utf-8", "surrogateescape"))
+                out += [self.ids[name] for name in names if name in self.ids]
+        return out
+
+    def _encode_bytelevel(self, text: str) -> list[int]:
+        out: list[int] = []
+        for word in self._split(text):
+            letters = word.encode("utf-8", "surrogateescape").decode("latin-1").translate(LETTER_OF_BYTE)
+            if letters in self.ids:  # the whole word is a token: merging ends there too
+                out.append(self.ids[letters])
+                continue
+            for symbol in self._merge(list(letters), lambda a, b: self._ranks.get(f"{a} {b}")):
+                if symbol not in self.ids:
+                    raise ModelError(f"the vocabulary lacks the token {symbol!r}")
+                out.append(self.ids[symbol])
+        return out
+
+    def _score(self, text: str) -> float | None:
+        id_ = self.ids.get(text)
+        return None if id_ is None else float(self._scores[id_])
+
+    @staticmethod
+    def _merge(symbols: list[str], score: Any) -> list[str]:
+        """Join the pair of neighbours with the highest score, leftmost first, until none has one. The heap holds every pair
+        that has been seen; one whose symbols have changed since is skipped."""
+        after = list(range(1, len(symbols) + 1))
+        before = list(range(-1, len(symbols) - 1))
+        heap: list[tuple[float, int, str, str]] = []
+
+        def offer(left: int) -> None:
+            if left >= 0 and after[left] < len(symbols):
+                a, b = symbols[left], symbols[after[left]]
+                if (value := score(a, b)) is not None:
+                    heapq.heappush(heap, (-value, left, a, b))
+
+        for i in range(len(symbols)):
+            offer(i)
+        while heap:
+            _, left, a, b = heapq.heappop(heap)
+            right = after[left]
+            if symbols[left] != a or right >= len(symbols) or symbols[right] != b:
+                continue
+            symbols[left], symbols[right], after[left] = a + b, "", after[right]
+            if after[right] < len(symbols):
+                before[after[right]] = left
+            offer(before[left])
+            offer(left)
+        return [s for s in symbols if s]
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for; nothing for control tokens."""
+        text, kind = self.vocab[token], self.types[token]
+        if kind in (CONTROL, UNKNOWN):
+            return b""
+        if self.bytelevel:
+            return text.encode() if kind == USER else b"".join(BYTE_OF_LETTER.get(c) or c.encode() for c in text)
+        if kind == BYTE and re.fullmatch("<0x[0-9A-Fa-f]{2}>", text):
+            return bytes([int(text[3:5], 16)])
+        return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
+
+    def decode(self, previous: int, token: int) -> bytes:
+        """What a token prints behind another one; the space that encoding put in front is taken away after BOS."""
+        piece = self.token_bytes(token)
+        return piece[1:] if previous == self.bos_id and self.add_space and piece.startswith(b" ") else piece
