@@ -44,7 +44,7 @@ def step(state: State, byte: int) -> State | None:
     such as `key/text` or `value/u2`."""
     stack, mode = state
     if "/" in mode:
-        return _in_string(stack, *mode.split("/"), byte)
+        return _in_string(stack, mode, byte)
     if mode in _NUMBERS:
         kind = "1" if byte in b"123456789" else "e" if byte in b"eE" else "+" if byte in b"+-" else chr(byte)
         if kind != "end" and kind in _NUMBERS[mode]:
@@ -78,8 +78,9 @@ def _value(stack: str, byte: int, root: bool) -> State | None:
     return (stack, {"-": "minus", "0": "zero"}.get(chr(byte), "int")) if byte in b"-0123456789" else None
 
 
-def _in_string(stack: str, place: str, part: str, byte: int) -> State | None:
+def _in_string(stack: str, mode: str, byte: int) -> State | None:
     """Text, an escape, or the rest of a character of several bytes."""
+    place, part = mode.split("/")
     if part == "text":
         if byte == ord('"'):
             return stack, "colon" if place == "key" else "after"
@@ -118,15 +119,11 @@ class Grammar:
             raise ValueError(
                 f"JSON mode: this vocabulary has no token for {lacking[0]!r} alone, so that JSON could not always be ended"
             )
+        self._plain = np.array([bool(text) and self._is_plain(text) for text in self.text])
         self._by_first: dict[int, list[int]] = {}
-        self._plain = np.zeros(len(self.text), bool)
         for i, text in enumerate(self.text):
-            if text and not self._is_plain(text):
+            if text:
                 self._by_first.setdefault(text[0], []).append(i)
-            self._plain[i] = bool(text) and self._is_plain(text)
-        self._plain_by_first: dict[int, list[int]] = {}
-        for i in np.flatnonzero(self._plain).tolist():
-            self._plain_by_first.setdefault(self.text[i][0], []).append(i)
         self._known: dict[State, NDArray[np.int16]] = {}
 
     @staticmethod
@@ -143,14 +140,12 @@ class Grammar:
             if len(self._known) > 64:
                 self._known.clear()
             found = np.full(len(self.text), NEVER, np.int16)
-            in_text = self.state[1].endswith("/text")
-            if in_text:
+            if in_text := self.state[1].endswith("/text"):
                 found[self._plain] = ending(self.state)
-            for first in range(256):
-                if step(self.state, first) is not None:
-                    for i in self._by_first.get(first, []) + ([] if in_text else self._plain_by_first.get(first, [])):
-                        after = self._after(self.text[i])
-                        found[i] = NEVER if after is None else ending(after)
+            for first, tokens in self._by_first.items():
+                for i in tokens if step(self.state, first) is not None else ():
+                    if not (in_text and self._plain[i]) and (after := self._after(self.text[i])) is not None:
+                        found[i] = ending(after)
             self._known[self.state] = found
         return self._known[self.state]
 

@@ -78,7 +78,7 @@ def _planes(b: U8, bits: int) -> U8:
     """Codes of two bits: 64 bytes, each half of them (32) holds four runs of 32 codes, lowest bits first."""
     halves = b.reshape(*b.shape[:-1], 2, 1, 32)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    return ((halves >> shifts) & 3).reshape(*b.shape[:-1], 256)
+    return np.asarray((halves >> shifts) & 3, np.uint8).reshape(*b.shape[:-1], 256)
 
 
 def _nibble_runs(b: U8) -> U8:

@@ -33,9 +33,10 @@ def fingerprint(m: Model) -> bytes:
     """Of what a model's keys depend on: metadata, directory, and the first bytes of each tensor (not all: they may be gigabytes);
     and the order of sums."""
     digest = hashlib.sha256(m.team.order.encode())
-    digest.update(m.file.bytes[: m.file.data_start])
+    digest.update(m.file.map[: m.file.data_start])
     for _, _, start in m.file.tensors.values():
-        digest.update(m.file.bytes[m.file.data_start + start :][:4096])
+        start += m.file.data_start
+        digest.update(m.file.map[start : start + 4096])
     return digest.digest()
 
 

@@ -125,7 +125,7 @@ class Model:
 
     def _vector(self, name: str, n: int) -> F32:
         w = self._weight(name, 1, n)
-        return dequantize_row(w.raw, w.type)[0]
+        return dequantize_row(w.raw, w.type).reshape(n)
 
     def _layer(self, i: int) -> Layer:
         c, b = self.config, f"blk.{i}."
@@ -171,7 +171,7 @@ def model_forward(m: Model, kv: KVCache, tokens: list[int], every: bool = False)
         m.forget(layer.w.values())
     logits = matmul(_norm(m, x if every else x[-1:], m.output_norm), [m.output], m.team)[0]
     m.forget([m.output])
-    return logits if every else logits[0]
+    return logits if every else logits[-1]
 
 
 def _attend(m: Model, kv: KVCache, i: int, x: F32, table: tuple[F32, F32]) -> F32:
@@ -190,7 +190,7 @@ def _attend(m: Model, kv: KVCache, i: int, x: F32, table: tuple[F32, F32]) -> F3
 
 def _feed_forward(m: Model, layer: Layer, x: F32) -> F32:
     gate, up = _linear(m, layer, _norm(m, x, layer.v["ffn_norm"]), "ffn_gate", "ffn_up")
-    gate = gelu(gate) if m.config.gemma else silu(gate, m.team.order)
+    gate = gelu(gate, m.team.order) if m.config.gemma else silu(gate, m.team.order)
     (down,) = _linear(m, layer, gate * up, "ffn_down")
     return _norm(m, down, layer.v["post_ffw_norm"]) if m.config.gemma else down
 

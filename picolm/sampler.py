@@ -67,7 +67,7 @@ class Sampler:
         """A token. At temperature 0 the likeliest one, the lowest id on ties."""
         if np.isnan(logits).any():
             raise ValueError("the logits are not numbers: the model's file is damaged")
-        with np.errstate(divide="ignore", over="ignore"):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             inverse = np.float32(1) / np.float32(self.temperature)
             scaled = logits * inverse
         if not np.isfinite(inverse) or not np.isfinite(scaled.max()):

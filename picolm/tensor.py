@@ -88,11 +88,10 @@ def _band(x: F32, w: Weight, y: F32, start: int, stop: int, order: Order) -> Non
 def rmsnorm(x: F32, weight: F32, eps: float, order: Order) -> F32:
     """x divided by its root mean square, times a weight."""
     if order == "fast":
-        total = np.einsum("...i,...i->...", x, x)
+        total: F32 = np.einsum("...i,...i->...", x, x)
     else:
         total = ordered_sum(x * x, 4 if order == "sse" and x.shape[-1] >= 4 else 1)
-    n, one = np.float32(x.shape[-1]), np.float32(1)
-    scale = one / np.sqrt(np.asarray(total / n + np.float32(eps)))
+    scale: F32 = np.divide(np.float32(1), np.sqrt(np.asarray(total / np.float32(x.shape[-1]) + np.float32(eps))))
     return (x * scale[..., None]) * weight
 
 
@@ -104,15 +103,17 @@ def softmax(x: F32) -> F32:
 
 def silu(x: F32, order: Order) -> F32:
     """x / (1 + e^-x)."""
-    one = np.float32(1)
     with np.errstate(over="ignore"):
-        return x / (one + (np.exp(-x) if order == "fast" else expf(-x)))
+        y: F32 = np.divide(x, np.float32(1) + (np.exp(-x) if order == "fast" else expf(-x)))
+    return y
 
 
-def gelu(x: F32) -> F32:
-    """The tanh form: x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))). Gemma's; the C has none."""
-    inner = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * (x * x * x))
-    return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+def gelu(x: F32, order: Order) -> F32:
+    """The tanh form, x · (1 + tanh u)/2 = x / (1 + e^-2u) with u = √(2/π) · (x + 0.044715 x³). Gemma's; not in the C."""
+    u2 = np.float32(2 * 0.7978845608028654) * (x + np.float32(0.044715) * (x * x * x))
+    with np.errstate(over="ignore"):
+        y: F32 = np.divide(x, np.float32(1) + (np.exp(-u2) if order == "fast" else expf(-u2)))
+    return y
 
 
 def rope(x: F32, cos: F32, sin: F32, halves: bool) -> F32:
@@ -171,7 +172,8 @@ def attention(q: F32, keys: F16, values: F16, at: Window, order: Order) -> F32:
         total = total * rescale + scores.sum(-1, keepdims=True)
         acc = acc * rescale + scores @ fp16_to_fp32(values[start:stop]).transpose(1, 0, 2)
         best = new_best
-    return (acc / total).reshape(kv_heads, tokens, group, dim).transpose(1, 0, 2, 3).reshape(tokens, heads * dim)
+    mean: F32 = np.divide(acc, total)
+    return mean.reshape(kv_heads, tokens, group, dim).transpose(1, 0, 2, 3).reshape(tokens, heads * dim)
 
 
 def _attention_in_order(q: F32, keys: F16, values: F16, at: Window, order: Order) -> F32:
@@ -180,15 +182,16 @@ def _attention_in_order(q: F32, keys: F16, values: F16, at: Window, order: Order
     group = heads // keys.shape[1]
     first = max(0, at.start - at.reach + 1) if at.reach else 0
     k = np.repeat(fp16_to_fp32(keys[first : at.start + 1]), group, axis=1)
-    scores = ordered_sum(k * q, 1) / np.sqrt(np.float32(dim))
+    scores: F32 = np.divide(ordered_sum(k * q, 1), np.sqrt(np.float32(dim)))
     best = np.full(heads, -1e30, np.float32)
-    total, acc = np.zeros(heads, np.float32), np.zeros((heads, dim), np.float32)
+    total = np.zeros(heads, np.float32)
+    acc: F32 = np.zeros((heads, dim), np.float32)
     for score, value in zip(scores, values[first : at.start + 1], strict=True):
         v = np.repeat(fp16_to_fp32(value), group, axis=0)
         larger = score > best
         e = expf(np.where(larger, best - score, score - best))
         keep, add = np.where(larger, e, np.float32(1)), np.where(larger, np.float32(1), e)
         total = total * keep + add
-        acc = acc * keep[:, None] + add[:, None] * v
+        acc = np.add(acc * keep[:, None], add[:, None] * v)
         best = np.where(larger, score, best)
     return (acc * (np.float32(1) / total)[:, None]).reshape(-1)

@@ -32,11 +32,12 @@ class Tokenizer:
 
     def __init__(self, meta: dict[str, Any], vocab_size: int) -> None:
         get = {k.removeprefix("tokenizer.ggml."): v for k, v in meta.items() if k.startswith("tokenizer.ggml.")}.get
-        self.vocab = get("tokens")
-        if not isinstance(self.vocab, list) or len(self.vocab) != vocab_size:
+        tokens = get("tokens")
+        if not isinstance(tokens, list) or len(tokens) != vocab_size:
             raise ModelError(
                 f"tokenizer.ggml.tokens: {vocab_size} strings are needed, one for each row of token_embd.weight"
             )
+        self.vocab: list[str] = tokens
         self.bytelevel = get("model") == "gpt2"
         if get("model", "llama") not in ("llama", "gpt2"):
             raise ModelError(
@@ -49,11 +50,11 @@ class Tokenizer:
                     f"tokenizer.ggml.pre is {get('pre')!r}, or merges are missing: read are {', '.join(SPLITTERS)}"
                 )
             self._split = SPLITTERS[get("pre", "gpt-2")]
-            self._ranks = {pair: -rank for rank, pair in enumerate(get("merges"))}
+            self._ranks = {pair: -rank for rank, pair in enumerate(get("merges") or [])}
         else:
             self._scores = self._numbers(get("scores"), "scores", "f", vocab_size)
         self.ids: dict[str, int] = {}
-        for i, text in enumerate(self.vocab):
+        for i, text in enumerate(tokens):
             self.ids.setdefault(text, i)
         self.bos_id, self.eos_id = (
             self._id(f"{name}_token_id", get(f"{name}_token_id"), default) for name, default in (("bos", 1), ("eos", 2))
@@ -154,7 +155,7 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for; nothing for control tokens."""
-        text, kind = self.vocab[token], self.types[token]
+        text, kind = self.vocab[token], int(self.types[token])
         if kind in (CONTROL, UNKNOWN):
             return b""
         if self.bytelevel:
