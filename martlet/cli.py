@@ -27,7 +27,7 @@ COMMANDS = {  # the module commands/<name>.py has add_arguments(parser) and exec
     "list": "list the models that are here",
     "inspect": "show a model file: metadata, tensors, the memory it needs",
     "tokenize": "show the tokens of a text",
-    "bench": "measure prefill and decode",
+    "bench": "measure prefill and decode, many requests, or a server",
     "replay": "run a capsule again, step by step",
     "perplexity": "measure how well a model predicts a text",
     "kvcheck": "show what a compressed KV cache costs in quality, on your text",
@@ -37,6 +37,7 @@ COMMANDS = {  # the module commands/<name>.py has add_arguments(parser) and exec
     "warmup": "compile the kernels ahead of the first use",
     "version": "show the version",
 }
+TWO_WORDS = {("bench", "serve"): "bench_serve"}  # commands with arguments of their own under another's name
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
 
@@ -56,14 +57,21 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         print(f"martlet: there is no command {name!r}.{nearest(name, COMMANDS)} See martlet --help.", file=sys.stderr)
         return 2
-    args = parser_of(name).parse_intermixed_args(arguments[1:])  # a prompt may come after the options
+    rest = arguments[1:]
+    if (name, *rest[:1]) in TWO_WORDS:
+        name, rest = TWO_WORDS[name, rest[0]], rest[1:]
+    args = parser_of(name).parse_intermixed_args(rest)  # a prompt may come after the options
     return int(import_module(f"martlet.commands.{name}").execute(args) or 0)
 
 
 def parser_of(name: str) -> ArgumentParser:
     """The parser of a command's arguments."""
     command = import_module(f"martlet.commands.{name}")
-    parser = _Parser(prog=f"martlet {name}", description=(command.__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    parser = _Parser(
+        prog=f"martlet {name.replace('_', ' ')}",
+        description=(command.__doc__ or "").partition("\n")[0],
+        allow_abbrev=False,
+    )
     command.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show where an error was raised")
     parser.usage = _short_usage(parser)

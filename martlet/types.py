@@ -134,6 +134,18 @@ class Request:
     prompt: str | None = None
     arrival_s: float = 0.0
     scheduling: Scheduling = Scheduling()
+    adapter: str = ""  # the digest of the adapter that it runs with (`models/adapters.py`); "": none
+
+    @property
+    def cache_salt(self) -> str:
+        """What the prefix cache knows its pages by: the salt, and the adapter that makes their keys and values.
+
+        No salt without an adapter looks like one with it.
+        """
+        salt = self.scheduling.cache_salt
+        if self.adapter:
+            return f"adapter:{self.adapter}:{salt}"
+        return f"salt:{salt}" if salt.startswith(("adapter:", "salt:")) else salt
 
 
 @dataclass(slots=True, eq=False)

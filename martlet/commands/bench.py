@@ -1,4 +1,4 @@
-"""Measure speed: `bench MODEL` prefill and decode alone, `bench throughput|latency|prefix MODEL` many requests at once.
+"""Measure speed: `bench MODEL` alone, `bench throughput|latency|prefix MODEL` many requests, `bench serve URL` a server.
 
 `bench MODEL` (or `bench speed MODEL`) measures as llama-bench does; the workloads are in `workload.py`. Prefill: `-p` tokens from an empty cache. Decode: `-n` tokens, one a step, after `--depth` tokens that are not counted.
 Each is run once for warmth, then `-r` times; the median counts. Tokens are random, since no kernel's speed depends on them.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from dataclasses import fields
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from martlet.commands.options import (
     add_engine_options,
@@ -21,6 +22,9 @@ from martlet.commands.speed import process_age_s
 from martlet.config import environment_api_keys
 from martlet.errors import RequestError
 
+if TYPE_CHECKING:
+    from martlet.server.settings import ServerSettings
+
 __all__ = ["add_arguments", "execute"]
 
 MAX_KEY_FILE = 1 << 20  # bytes
@@ -29,12 +33,19 @@ MAX_WAITING = {"max_waiting": 256, "max_waiting_tokens": 4 << 20}  # a server's 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    parser.add_argument("model", nargs="?", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
     group = parser.add_argument_group("where, and for whom")
     group.add_argument("--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)")
     group.add_argument("-p", "--port", type=int, metavar="N", help="port (default: 8000; 0: any that is free)")
     group.add_argument("--unix-socket", metavar="PATH", help="listen on a socket file in place of a port")
     group.add_argument("--model-name", metavar="NAME", help="what replies call the model (default: its file's name)")
+    group.add_argument("--model", dest="models", action="append", type=_named, metavar="NAME=MODEL", help="a model under a"
+                       " name of its own; may be given several times: all but the first are loaded when they are asked for")  # fmt: skip
+    group.add_argument("--lora", dest="loras", action="append", type=_named, metavar="NAME=PATH", help="an adapter of the"
+                       " first model, under a name that requests give as their model: PEFT's folder or a GGUF file; may be"
+                       " given several times")  # fmt: skip
+    group.add_argument("--allow-lora-updates", action="store_true", default=None, help="let requests load and unload"
+                       " adapters from files of this machine")  # fmt: skip
     group.add_argument("--api-key", action="append", metavar="KEY", help="require this key (better: the next option,"
                        " or MARTLET_API_KEY); may be given several times")  # fmt: skip
     group.add_argument("--api-key-file", metavar="FILE", help="require one of the keys in a file, one a line")
@@ -70,6 +81,7 @@ def _add_limits(parser: ArgumentParser) -> None:
         ("--max-body-bytes", read_size, "SIZE", "a request's body (default: 16M)"),
         ("--max-n", int, "N", "answers of one request (default: 128)"),
         ("--max-connections", int, "N", "open connections (default: 1024)"),
+        ("--max-loaded-models", int, "N", "models that are loaded at a time (default: as many as memory holds)"),
         ("--requests-per-minute", int, "N", "of one API key, or address; more are answered 429 (default: no limit)"),
         ("--request-timeout", float, "S", "seconds that a request may take (default: no limit)"),
         ("--send-timeout", float, "S", "seconds until a reader that takes nothing is given up (default: 60)"),
@@ -84,17 +96,24 @@ def execute(args: Namespace) -> int:
     """Run the command."""
     from martlet.server.settings import ServerSettings
 
-    settings = ServerSettings(**_given(args))
-    model = resolve_model(args.model, args.offline)
+    settings, models = _models(args, ServerSettings(**_given(args)))
     from martlet.config import resolve_config
-    from martlet.engine.build import build
+    from martlet.engine.build import Built, build
     from martlet.server.run import serve
 
-    options = {"model": model, **engine_options(args)}
+    options: dict[str, Any] = dict(engine_options(args))
     for name, bound in MAX_WAITING.items():
         if options[name] is None:
             options[name] = bound
-    built = build(resolve_config(options), show_progress)
+
+    def loader(path: str) -> Callable[[], Built]:
+        return lambda: build(resolve_config({"model": path, **options}))
+
+    built = build(resolve_config({"model": models[settings.model_name], **options}), show_progress)
+    for name, path in args.loras or ():
+        if name in models or name in built.adapters:
+            raise RequestError(f"Two models or adapters have the name {name!r}.", param="lora")
+        built.add_adapter(name, path)
     for warning in built.warnings:
         print(f"martlet: {warning}", file=sys.stderr)
     if args.verbose:
@@ -106,8 +125,33 @@ def execute(args: Namespace) -> int:
     def ready(address: str) -> None:
         print(f"martlet: ready at {address} after {process_age_s():.2f} s", file=sys.stderr, flush=True)
 
-    serve(built, settings, ready)
+    serve(built, settings, ready, {name: loader(path) for name, path in models.items()} if len(models) > 1 else None)
     return 0
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, found, model = text.partition("=")
+    if not (name and found and model) or not all(c.isprintable() and c != "," for c in name):
+        raise ArgumentTypeError(f"expected NAME=MODEL, got {text!r}")
+    return name, model
+
+
+def _models(args: Namespace, settings: ServerSettings) -> tuple[ServerSettings, dict[str, str]]:
+    """The settings with the first model's name, and every model's path by name."""
+    given: list[tuple[str, str]] = list(args.models or ())
+    if args.model is None and not given:
+        raise RequestError("serve needs a model: a file, a folder, a name, or --model NAME=MODEL.", param="model")
+    if args.model is not None:
+        path = resolve_model(args.model, args.offline)
+        given.insert(0, (settings.model_name or Path(path).name.removesuffix(".gguf"), path))
+    elif settings.model_name:
+        raise RequestError("--model-name names the model that is given without --model.", param="model_name")
+    models: dict[str, str] = {}
+    for name, model in given:
+        if name in models:
+            raise RequestError(f"Two models have the name {name!r}; give them different ones.", param="model")
+        models[name] = resolve_model(model, args.offline)
+    return replace(settings, model_name=next(iter(models))), models
 
 
 def _given(args: Namespace) -> dict[str, Any]:

@@ -74,14 +74,19 @@ class Asker:
         return PromptTokens(self._turns.prompt_ids(template, rendered, salt), rendered.text, rendered, salt, warnings)
 
     def asked(
-        self, request_id: str, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None = None
+        self,
+        request_id: str,
+        prompt: PromptTokens,
+        params: ParamsLike,
+        scheduling: Scheduling | None = None,
+        adapter: str = "",
     ) -> Asked:
-        """A request for the engine; RequestError for parameters that are wrong."""
+        """A request for the engine, with an adapter's digest if it runs with one; RequestError for wrong parameters."""
         built = self._built
         resolved, settings = with_seed(*resolve_params(params, built.suggested), built.seeds)
         wishes = wishes_of(prompt, scheduling)
         ids = truncated(prompt.ids, resolved, built.plan.context)
-        request = Request(request_id, ids, resolved, prompt.text, scheduling=wishes)
+        request = Request(request_id, ids, resolved, prompt.text, scheduling=wishes, adapter=adapter)
         return Asked(request, settings, prompt.warnings, self._noting(prompt, ids))
 
     def _noting(self, prompt: PromptTokens, ids: Sequence[int]) -> Callable[[RequestOutput], None]:

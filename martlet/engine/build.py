@@ -27,6 +27,7 @@ from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.kv_types import share_tokens
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
+from martlet.models.adapters import Adapter, read_adapter
 from martlet.models.load import load_model
 from martlet.ops.cpu.layout import packed_bytes
 from martlet.ops.interface import Backend, StepLimits
@@ -71,6 +72,13 @@ class Built:
     header: Callable[[], dict[str, Any]] = dict  # what a capsule of this engine says of it
     seeds: SeedSource = field(default_factory=SeedSource)  # for requests without one
     resources: ExitStack = field(default_factory=ExitStack)
+    adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
+
+    def add_adapter(self, name: str, path: str) -> None:
+        """Load an adapter before the engine runs; FormatError or UnsupportedError for one that does not fit."""
+        adapter = read_adapter(path, self.spec)
+        self.engine.add_adapter(adapter)
+        self.adapters[name] = adapter
 
     def close(self) -> None:
         """Free everything. Idempotent."""

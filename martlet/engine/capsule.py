@@ -69,6 +69,8 @@ class CapsuleWriter(Observer):
         }
         if request.scheduling != Scheduling():
             row["scheduling"] = {k: v for k, v in asdict(request.scheduling).items() if v}
+        if request.adapter:
+            row["adapter"] = request.adapter
         self._requests.append(row)
 
     def stepped(self, record: StepRecord) -> None:

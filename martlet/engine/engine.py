@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from martlet.cache.pages import PagePool
 from martlet.engine.record import Recorder
+from martlet.errors import RequestError
 from martlet.metrics import EngineTotals, Observer, RequestMetrics
+from martlet.models.adapters import Adapter
 from martlet.runtime.executors import Executor
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler
@@ -45,6 +47,8 @@ class Engine:
         self._check = check
         self._pages = pages
         self._closed = False
+        self._adapters: set[str] = set()  # by digest, that requests may use
+        self._leaving: set[str] = set()  # of them no longer, as soon as no sequence does
         self._recorder = Recorder(
             clock, lambda: (scheduler.n_running, scheduler.n_waiting, scheduler.n_free), observers
         )
@@ -53,6 +57,8 @@ class Engine:
         """Accept a request and return its metrics, which fill in as it runs; RequestError if it can never run."""
         if self._check is not None:
             self._check(request.params)
+        if request.adapter and request.adapter not in self._adapters:
+            raise RequestError("The adapter of the request is not loaded (any more).", param="model")
         self.scheduler.add(request, self.clock())
         return self._recorder.accepted(request)
 
@@ -67,6 +73,8 @@ class Engine:
         """Plan, run and commit one step. If it raises, call `clear` before anything else."""
         start = self.clock()
         events = self._run(self.scheduler.plan(start), start)
+        if self._leaving:
+            self._drop_adapters()
         if not self.scheduler.has_work:
             self._flush(IDLE_FLUSH_S)
         return events
@@ -126,6 +134,19 @@ class Engine:
         finally:
             self._pages.free(pages)
 
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter, for requests that name its digest. Between two steps."""
+        self.executor.add_adapter(adapter)
+        self._adapters.add(adapter.digest)
+        self._leaving.discard(adapter.digest)
+
+    def remove_adapter(self, digest: str) -> None:
+        """Take no more requests with an adapter; it is let go of when the last that has it is over."""
+        if digest in self._adapters:
+            self._adapters.remove(digest)
+            self._leaving.add(digest)
+            self._drop_adapters()
+
     def close(self) -> None:
         """Write what the second tier has not yet, as far as time allows, and free everything. Idempotent."""
         try:
@@ -144,6 +165,13 @@ class Engine:
         events = self.scheduler.commit(plan, result, ran)
         self._recorder.committed(plan, result, events, (start, planned, ran))
         return events
+
+    def _drop_adapters(self) -> None:
+        """Let go of adapters that were removed and that no sequence uses any more."""
+        used = self.scheduler.adapters()
+        for digest in self._leaving - used:
+            self.executor.remove_adapter(digest)
+        self._leaving &= used
 
     def _flush(self, seconds: float) -> None:
         """Write pages to the second tier for about so long, while nothing else is to be done."""

@@ -62,6 +62,8 @@ def differences(capsule: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[li
         grave.append(
             f"the model is not {model.get('file')!r} as it was recorded ({now['file']!r} has another fingerprint)"
         )
+    if any("adapter" in request for request in capsule["requests"]):
+        grave.append("requests of it ran with adapters, and a replay has none")
     light = []
     if capsule.get("version") != here["version"]:
         light.append(f"recorded by version {capsule.get('version')!r}, replayed by {here['version']!r}")

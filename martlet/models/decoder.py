@@ -48,7 +48,10 @@ def _final(ops: Backend, model: Model, caches: Sequence[Array], rows: Rows) -> A
         if index == last and rows is Rows.LOGITS:
             y = stream.narrow(y, layer.mixer.n_heads * layer.mixer.head_dim)
         mixer = weights.mixer
-        stream.add(y, mixer.out, mixer.out_bias, layer.post_mixer_norm, weights.post_mixer_norm)
+        adapters = weights.adapters
+        norm, norm_weight = layer.post_mixer_norm, weights.post_mixer_norm
+        stream.add(y, mixer.out, mixer.out_bias, norm, norm_weight, adapters.get("attn_output"))
         y = feed_forward(stream, layer, weights)  # [rows, F]
-        stream.add(y, weights.ffn.down, None, layer.post_ffn_norm, weights.post_ffn_norm)
+        norm, norm_weight = layer.post_ffn_norm, weights.post_ffn_norm
+        stream.add(y, weights.ffn.down, None, norm, norm_weight, adapters.get("ffn_down"))
     return stream.normed(spec.final_norm, model.final_norm)

@@ -58,6 +58,7 @@ class LayerWeights:
     ffn_norm: Array | None
     post_mixer_norm: Array | None
     post_ffn_norm: Array | None
+    adapters: Mapping[str, Array] = field(default_factory=dict)  # tables of low-rank updates, by tensor (`adapters.py`)
 
 
 @dataclass(frozen=True, slots=True)

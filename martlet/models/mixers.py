@@ -15,11 +15,15 @@ def attend(stream: Stream, layer: Layer, weights: LayerWeights, cache: Array) ->
     ops, spec, mixer = stream.ops, layer.mixer, weights.mixer
     q_width, kv_width = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     qkv = stream.scratch("qkv", q_width + 2 * kv_width)
-    ops.linear(stream.normed(layer.mixer_norm, weights.mixer_norm), mixer.qkv, qkv, mixer.qkv_bias)
+    x = stream.normed(layer.mixer_norm, weights.mixer_norm)
+    ops.linear(x, mixer.qkv, qkv, mixer.qkv_bias)
 
     q = ops.columns(qkv, 0, q_width)  # [T, H * D]
     k = ops.columns(qkv, q_width, q_width + kv_width)  # [T, G * D]
     v = ops.columns(qkv, q_width + kv_width, q_width + 2 * kv_width)
+    for part, name in ((q, "attn_q"), (k, "attn_k"), (v, "attn_v")):
+        if name in weights.adapters:
+            ops.adapt(x, weights.adapters[name], part)
     if spec.qk_norm is not None:
         ops.rms_norm(q, mixer.q_norm, spec.qk_norm.eps, q)
         ops.rms_norm(k, mixer.k_norm, spec.qk_norm.eps, k)

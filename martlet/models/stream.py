@@ -38,14 +38,24 @@ class Stream:
         return out
 
     def add(
-        self, y: Array, weight: Weight, bias: Array | None, norm: Norm | None = None, norm_weight: Array | None = None
+        self,
+        y: Array,
+        weight: Weight,
+        bias: Array | None,
+        norm: Norm | None = None,
+        norm_weight: Array | None = None,
+        adapter: Array | None = None,
     ) -> None:
-        """x += scale * norm(y @ weightᵀ + bias), in as few operations as the model allows."""
+        """x += scale * norm(y @ weightᵀ + bias), in as few operations as the model allows; `adapter` updates the product."""
         if norm is None and self._scale == 1.0:
             self.ops.linear(y, weight, self.x, bias, self.x)
+            if adapter is not None:
+                self.ops.adapt(y, adapter, self.x)
             return
         out = self.scratch("added", self._width)
         self.ops.linear(y, weight, out, bias)
+        if adapter is not None:
+            self.ops.adapt(y, adapter, out)
         if norm is not None:
             self.ops.rms_norm(out, norm_weight, norm.eps, out)
         self.ops.add(self.x, out, self._scale, self.x)

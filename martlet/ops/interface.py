@@ -71,7 +71,8 @@ class StepInputs:
     span_starts: int32 [B + 1], rows of sequence b are span_starts[b] : span_starts[b + 1], at consecutive positions.
     page_table: int32 [B, n], page numbers of each sequence in order of position. logit_rows: int32 [L].
     recent_slots [T] and recent_table [B, n] say the same of float16 pages (`RecentPages`), for q4 caches; without one
-    they are empty. Of the table only the pages of groups that the step's rows are in count.
+    they are empty. Of the table only the pages of groups that the step's rows are in count. adapters [T] is each row's slot
+    in the tables of `adapt`, below 0 for none; without one it is empty, and only programs without `adapt` take that.
     """
 
     ids: I32
@@ -82,6 +83,7 @@ class StepInputs:
     logit_rows: I32
     recent_slots: I32 = field(default_factory=_none)
     recent_table: I32 = field(default_factory=_none)
+    adapters: I32 = field(default_factory=_none)
 
 
 class Program(Protocol):
@@ -147,6 +149,12 @@ class Backend(Protocol):
     def write_page(self, cache: Array, page: int, data: U8) -> None:
         """Make a page what it was when `read_page` gave `data`, uint8 [page_bytes]."""
 
+    def adapters(self, n_slots: int, k: int, n: int) -> Array:
+        """Room for `n_slots` low-rank updates of a product [rows, k] → [rows, n]; at first none has one."""
+
+    def set_adapter(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
+        """The update of a slot, a [r, k] and b [n, r], None for none. Between two runs of programs."""
+
     def weight_bytes(self, weight: Weight) -> int:
         """Bytes that a packed weight occupies."""
 
@@ -171,6 +179,9 @@ class Backend(Protocol):
         self, x: Array, weight: Weight, out: Array, bias: Array | None = None, residual: Array | None = None
     ) -> None:
         """out = x @ weightᵀ (+ bias) (+ residual); x [rows, k], out and residual [rows, n], out may be residual."""
+
+    def adapt(self, x: Array, table: Array, out: Array) -> None:
+        """out += (x @ aᵀ) @ bᵀ, with a and b of each row's own slot; a row without one stays as it is, bit for bit."""
 
     def rope(self, x: Array, head_dim: int, rope: Rope, out: Array) -> None:
         """Rotate each head of x [T, n * head_dim] by its row's position, half-split pairs; in place allowed."""

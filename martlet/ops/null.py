@@ -99,6 +99,13 @@ class NullBackend:
         """Counted."""
         self.calls["write_page"] += 1
 
+    def adapters(self, n_slots: int, k: int, n: int) -> Array:
+        """Nothing is kept."""
+
+    def set_adapter(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
+        """Counted."""
+        self.calls["set_adapter"] += 1
+
     def weight_bytes(self, weight: Weight) -> int:
         """0."""
         return 0
@@ -123,6 +130,10 @@ class NullBackend:
     ) -> None:
         """Counted."""
         self.calls["linear"] += 1
+
+    def adapt(self, x: Array, table: Array, out: Array) -> None:
+        """Counted."""
+        self.calls["adapt"] += 1
 
     def rope(self, x: Array, head_dim: int, rope: Rope, out: Array) -> None:
         """Counted."""

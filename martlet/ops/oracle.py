@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.errors import OracleError
+from martlet.errors import OracleError, UnsupportedError
 from martlet.ops.interface import Array, Backend, Program, RecentPages, Rows, StepInputs, StepLimits, Weight
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
@@ -179,6 +179,16 @@ class OracleBackend:
         split = self._fast.page_bytes(cache.fast)
         self._fast.write_page(cache.fast, page, data[:split])
         self._reference.write_page(cache.reference, page, data[split:])
+
+    def adapters(self, n_slots: int, k: int, n: int) -> Array:
+        """UnsupportedError: an update is made in place, and the oracle keeps every result."""
+        raise UnsupportedError("adapters while the oracle checks every operation")
+
+    def set_adapter(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
+        """There are no tables."""
+
+    def adapt(self, x: Array, table: Array, out: Array) -> None:
+        """There are no tables."""
 
     def weight_bytes(self, weight: Weight) -> int:
         """Bytes that the fast backend needs for it."""

@@ -32,6 +32,7 @@ __all__ = ["ReferenceBackend", "ReferenceCache"]
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
+Updates = dict[int, tuple[F32, F32]]  # of one product, by slot
 
 
 @dataclass(slots=True)
@@ -137,6 +138,16 @@ class ReferenceBackend:
         """Copy `data` to a page."""
         kv_pages.write_page(cache.parts, page, data)
 
+    def adapters(self, n_slots: int, k: int, n: int) -> Updates:
+        """Updates by slot."""
+        return {}
+
+    def set_adapter(self, table: Updates, slot: int, a: F32 | None, b: F32 | None) -> None:
+        """Put a slot's update, or take it away."""
+        table.pop(slot, None)
+        if a is not None and b is not None:
+            table[slot] = a, b
+
     def weight_bytes(self, weight: F32) -> int:
         """Bytes of the matrix as float32."""
         return weight.nbytes
@@ -176,6 +187,18 @@ class ReferenceBackend:
         if bias is not None:
             product += bias
         out[:] = product if residual is None else product + residual
+
+    def adapt(self, x: F32, table: Updates, out: F32) -> None:
+        """out[r] += b (a x[r]) with row r's own a [R, K] and b [N, R] (LoRA, arXiv:2106.09685); x [rows, K], out [rows, N].
+
+        Error: (K + R + 2) u (|b| |a| |x[r]| + |out|).
+        """
+        step = self._step
+        slots = step.adapters if len(x) == step.ids.size else step.adapters[step.logit_rows]
+        for row, slot in enumerate(slots.tolist()):
+            if slot in table:
+                a, b = table[slot]
+                out[row] += b @ (a @ x[row])
 
     def rope(self, x: F32, head_dim: int, rope: Rope, out: F32) -> None:
         """Pair (a, b) = (x[i], x[i + dims/2]) of a head becomes (a cos − b sin, b cos + a sin) (arXiv:2104.09864).

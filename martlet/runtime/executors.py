@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from martlet.models.adapters import Adapter
 from martlet.types import PageId, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ class Executor(Protocol):
 
     def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:
         """Return the mean over the prompt of what the final norm gives, [C]; `pages` are lent for the call."""
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter, between two steps."""
+
+    def remove_adapter(self, digest: str) -> None:
+        """Let go of an adapter that no sequence uses."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -46,6 +53,14 @@ class LocalExecutor:
     def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:
         """Return the mean over the prompt of what the final norm gives, [C]."""
         return self._runner.embed(ids, pages)
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter."""
+        self._runner.add_adapter(adapter)
+
+    def remove_adapter(self, digest: str) -> None:
+        """Let go of an adapter."""
+        self._runner.remove_adapter(digest)
 
     def close(self) -> None:
         """Free everything."""

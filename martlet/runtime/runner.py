@@ -7,14 +7,17 @@ every step then only fills the input arrays and replays the program.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import SampleError
+from martlet.models.adapters import Adapter
 from martlet.models.decoder import forward, hidden_states
 from martlet.models.load import Model
-from martlet.ops.interface import Backend, Program, StepLimits
+from martlet.ops.interface import Backend, Program, StepInputs, StepLimits
+from martlet.runtime.adapters import AdapterBank
 from martlet.runtime.flatten import SequenceRows, StepBuffers
 from martlet.runtime.kv import KvMemory
 from martlet.runtime.page_moves import PageMoves
@@ -32,11 +35,12 @@ _ALONE = SeqId(0)  # a sequence in a table of its own, which never meets those t
 class _Running:
     """What the runner keeps of a sequence."""
 
-    __slots__ = ("n_prompt", "prompt_logprobs", "rows", "sampler")
+    __slots__ = ("adapter", "n_prompt", "prompt_logprobs", "rows", "sampler")
 
     def __init__(self, seq: Sequence, shared: Sampler) -> None:
         params = seq.request.params
         self.rows = SequenceRows(seq.ids)
+        self.adapter = seq.request.adapter
         self.n_prompt = seq.n_prompt
         self.prompt_logprobs = params.prompt_logprobs
         self.sampler: SequenceSampler | None = None  # of a request that wants no token, only its prompt's logprobs
@@ -68,6 +72,7 @@ class Runner:
         self._rows: dict[SeqId, SequenceRows] = {}
         self._program = ops.capture(lambda: forward(ops, model, kv.caches), limits)
         self._hidden: Program | None = None
+        self._bank: AdapterBank | None = None  # once there is an adapter
         self._moves = PageMoves(ops, kv.caches, tier)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -87,8 +92,10 @@ class Runner:
         return StepResult(plan.step, sampled, moved.failed_saves, moved.failed_loads, moved.load_s, moved.save_s)
 
     def _compute(self, spans: tuple[Span, ...]) -> tuple[Sampled, ...]:
-        inputs = self._buffers.fill(spans, self._rows)
-        output = self._program.run(inputs)
+        inputs, program = self._buffers.fill(spans, self._rows), self._program
+        if self._bank is not None:
+            inputs, program = self._adapted(self._bank, inputs, spans)
+        output = program.run(inputs)
         if len(inputs.logit_rows) == 0:
             return ()
         logits = self._ops.view(output)  # [L, V]
@@ -99,6 +106,26 @@ class Runner:
                 sampled.append(self._sample(span, logits[row : row + span.n_logits]))
                 row += span.n_logits
         return tuple(sampled)
+
+    def _adapted(self, bank: AdapterBank, inputs: StepInputs, spans: tuple[Span, ...]) -> tuple[StepInputs, Program]:
+        """The inputs and the program of a step that may have adapters."""
+        slots = bank.rows((self._sequences[span.seq].adapter, span.count) for span in spans)
+        return (inputs, self._program) if slots is None else (replace(inputs, adapters=slots), bank.program)
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter, between two steps."""
+        if self._bank is None:
+            self._bank = AdapterBank(
+                self._ops,
+                self._model,
+                lambda model: self._ops.capture(lambda: forward(self._ops, model, self._caches), self._limits),
+            )
+        self._bank.add(adapter)
+
+    def remove_adapter(self, digest: str) -> None:
+        """Let go of an adapter that no sequence uses."""
+        if self._bank is not None:
+            self._bank.remove(digest)
 
     def embed(self, ids: Seq[int], pages: tuple[PageId, ...]) -> F32:
         """Return the mean over the prompt of what the final norm gives, [C], summed in float64."""

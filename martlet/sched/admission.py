@@ -63,7 +63,7 @@ class PageKeeper:
         scored = seq.n_scored < seq.n_prompt  # the logits of all rows from n_scored on are wanted
         if scored:
             limit = min(limit, seq.n_scored)
-        match = self.cache.match(seq.request.scheduling.cache_salt, seq.ids, limit)
+        match = self.cache.match(seq.request.cache_salt, seq.ids, limit)
         if scored and match.n_tokens == limit // self._share_tokens * self._share_tokens:
             return replace(match, use=replace(match.use, reason=MissReason.SCORED))
         return match
@@ -118,13 +118,13 @@ class PageKeeper:
             n_full = seq.n_cached // self.pool.page_size
             if n_full:
                 n_tokens = n_full * self.pool.page_size
-                self.cache.insert(seq.request.scheduling.cache_salt, seq.ids[:n_tokens], seq.pages[:n_full])
+                self.cache.insert(seq.request.cache_salt, seq.ids[:n_tokens], seq.pages[:n_full])
 
     def give_back(self, seq: Sequence) -> None:
         """Take a sequence's pages; the cache keeps what was computed."""
         if self.cache is not None and seq.n_cached:
             n_pages = self.pool.pages_for(seq.n_cached)
-            self.cache.insert(seq.request.scheduling.cache_salt, seq.ids[: seq.n_cached], seq.pages[:n_pages])
+            self.cache.insert(seq.request.cache_salt, seq.ids[: seq.n_cached], seq.pages[:n_pages])
         self.pool.free(seq.pages)
         seq.pages = []
         seq.n_cached = seq.n_sent = 0

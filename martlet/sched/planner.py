@@ -289,7 +289,7 @@ class Planner:
         size, best = self._page_size, None
         most = len(seq.ids) - 1
         for other in self.running:
-            same = other.request.scheduling.cache_salt == seq.request.scheduling.cache_salt
+            same = other.request.cache_salt == seq.request.cache_salt
             if not same or other.n_cached >= other.n_prompt or (rank(other) > rank(seq) and not self._policy.changes):
                 continue
             common = min(common_ids(seq.ids, other.ids), most) // size * size

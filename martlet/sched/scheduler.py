@@ -107,7 +107,7 @@ class Scheduler:
         """
         source = next((seq for seq in self._requests.get(parent[0], ()) if seq.index == parent[1]), None)
         self.add(request, now)
-        if source is not None and source.request.scheduling.cache_salt == request.scheduling.cache_salt:
+        if source is not None and source.request.cache_salt == request.cache_salt:
             for seq in self._requests[request.request_id]:
                 seq.parent, seq.n_common = source.seq_id, common_ids(source.ids, seq.ids)
 
@@ -135,6 +135,10 @@ class Scheduler:
                 code="kv_memory_exceeded",
             )
         return limit
+
+    def adapters(self) -> set[str]:
+        """The adapters of all sequences that live."""
+        return {seq.request.adapter for seq in self._live.values() if seq.request.adapter}
 
     def abort(self, request_id: str) -> list[Event]:
         """End all sequences of a request; an unknown id (it may just have ended) gives no events."""

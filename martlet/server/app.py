@@ -1,6 +1,6 @@
 """The server's routes (read `service.py` next, which they share, or `chat.py`, the one that matters).
 
-    gate.py → a route here → body.py, protocol.py → service.py → bridge.py → engine … → stream.py or replies.py
+    gate.py → a route here → registry.py (which model) → body.py, protocol.py → service.py → bridge.py → engine … → stream.py or replies.py
 
 Starlette, which FastAPI is made of, and not FastAPI itself: bodies are read with our own limits and errors, so what is
 left of FastAPI is the quarter of a second that it takes to import, and a server starts in little more than one.
@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from martlet.errors import MartletError
+from martlet.server.adapters import load_lora_adapter, unload_lora_adapter
 from martlet.server.chat import chat_completions
 from martlet.server.completions import completions
 from martlet.server.embeddings import embeddings
@@ -27,8 +28,8 @@ from martlet.server.errors import ApiError, api_error, error_response
 from martlet.server.gate import Gate
 from martlet.server.messages import count_tokens, messages
 from martlet.server.mini import MINI_ROUTES
+from martlet.server.registry import Registry, for_model
 from martlet.server.responses import responses
-from martlet.server.service import Service
 from martlet.server.state import abort, health, metrics, model, models, ready, version
 from martlet.server.web import WEB_ROUTES
 from martlet.server.words import detokenize, explain, tokenize
@@ -46,17 +47,19 @@ async def _openapi(request: Request) -> Response:
 
 
 ROUTES = (
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/v1/responses", responses, methods=["POST"]),
-    Route("/v1/messages", messages, methods=["POST"]),
-    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
-    Route("/v1/embeddings", embeddings, methods=["POST"]),
+    Route("/v1/chat/completions", for_model(chat_completions), methods=["POST"]),
+    Route("/v1/completions", for_model(completions), methods=["POST"]),
+    Route("/v1/responses", for_model(responses), methods=["POST"]),
+    Route("/v1/messages", for_model(messages), methods=["POST"]),
+    Route("/v1/messages/count_tokens", for_model(count_tokens), methods=["POST"]),
+    Route("/v1/embeddings", for_model(embeddings), methods=["POST"]),
     Route("/v1/models", models),
     Route("/v1/models/{name:path}", model),
-    Route("/v1/explain", explain, methods=["POST"]),
-    Route("/tokenize", tokenize, methods=["POST"]),
-    Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/v1/load_lora_adapter", load_lora_adapter, methods=["POST"]),
+    Route("/v1/unload_lora_adapter", unload_lora_adapter, methods=["POST"]),
+    Route("/v1/explain", for_model(explain), methods=["POST"]),
+    Route("/tokenize", for_model(tokenize), methods=["POST"]),
+    Route("/detokenize", for_model(detokenize), methods=["POST"]),
     Route("/abort", abort, methods=["POST"]),
     Route("/health", health),
     Route("/ready", ready),
@@ -66,24 +69,24 @@ ROUTES = (
 )
 
 
-def create_app(service: Service) -> ASGIApp:
-    """The application; its lifespan starts the engine's thread and closes the service."""
+def create_app(registry: Registry) -> ASGIApp:
+    """The application; its lifespan starts the engines' threads and closes the models."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.bridge.start()
+        registry.start()
         try:
             yield
         finally:
-            service.close()
+            registry.close()
 
     app = Starlette(
-        routes=(*ROUTES, *((*WEB_ROUTES, *MINI_ROUTES) if service.settings.web else ())),
+        routes=(*ROUTES, *((*WEB_ROUTES, *MINI_ROUTES) if registry.settings.web else ())),
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, MartletError: _our_error, Exception: _our_error},
     )
-    app.state.service = service
-    return Gate(app, service.settings)
+    app.state.registry = registry
+    return Gate(app, registry.settings)
 
 
 async def _our_error(request: Request, error: Exception) -> Response:

@@ -31,6 +31,8 @@ async def embeddings(request: Request) -> Response:
     parsed = await service.parse(request, EmbeddingRequest, sampling=False)
     body = parsed.body
     service.check_model(body.model)
+    if service.adapter:
+        raise RequestError(f"{service.model!r} is an adapter; embeddings are of its base model.", param="model")
     if body.dimensions is not None and body.dimensions != service.built.spec.hidden:
         raise RequestError(
             f"dimensions is {body.dimensions}; this model's embeddings have {service.built.spec.hidden} and cannot be"

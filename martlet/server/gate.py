@@ -88,6 +88,8 @@ class Gate:
             else:
                 await self._app(scope, receive, answer)
         finally:
+            if (lease := scope.get("martlet.lease")) is not None:
+                lease.release()
             if self._settings.log_requests:
                 self._log(scope, status, time.perf_counter() - start, shown["X-Request-Id"])
 

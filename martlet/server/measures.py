@@ -116,21 +116,33 @@ class Measures(Observer):
         see["request_params_n"].observe(len(output.outputs))
 
 
-def exposition(measures: Measures, engine: Engine, prefix: str) -> bytes:
-    """Everything in Prometheus' text format."""
+def exposition(models: Sequence[tuple[Measures, Engine]], prefix: str) -> bytes:
+    """Everything of all models in Prometheus' text format."""
     from prometheus_client import CollectorRegistry, generate_latest  # here: it takes a moment to import
     from prometheus_client.registry import Collector
 
     class _Ours(Collector):
         def collect(self) -> Iterator[Metric]:
-            return _families(measures, engine, prefix)
+            return _families(models, prefix)
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Ours())
     return generate_latest(registry)
 
 
-def _families(measures: Measures, engine: Engine, prefix: str) -> Iterator[Metric]:
+def _families(models: Sequence[tuple[Measures, Engine]], prefix: str) -> Iterator[Metric]:
+    """Every model's numbers by family, which the format wants together."""
+    together: dict[str, Metric] = {}
+    for measures, engine in models:
+        for family in _of_model(measures, engine, prefix):
+            if family.name in together:
+                together[family.name].samples += family.samples
+            else:
+                together[family.name] = family
+    yield from together.values()
+
+
+def _of_model(measures: Measures, engine: Engine, prefix: str) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     labels, values = ("model_name",), (measures.model,)

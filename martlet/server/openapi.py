@@ -24,7 +24,9 @@ from martlet.server.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    LoadAdapterRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 from martlet.server.replies import json_reply
 from martlet.server.responses import ResponsesRequest
@@ -42,6 +44,8 @@ _BODIES: tuple[tuple[str, type[Body], bool], ...] = (  # path, model, whether it
     ("/tokenize", TokenizeRequest, False),
     ("/detokenize", DetokenizeRequest, False),
     ("/abort", AbortRequest, False),
+    ("/v1/load_lora_adapter", LoadAdapterRequest, False),
+    ("/v1/unload_lora_adapter", UnloadAdapterRequest, False),
 )
 
 

@@ -21,9 +21,11 @@ __all__ = [
     "DetokenizeRequest",
     "EmbeddingRequest",
     "GenerationRequest",
+    "LoadAdapterRequest",
     "Prompts",
     "StreamOptions",
     "TokenizeRequest",
+    "UnloadAdapterRequest",
     "prompts_of",
     "refuse_unsupported",
 ]
@@ -148,6 +150,22 @@ class AbortRequest(Body):
     """The body of /abort."""
 
     request_id: str
+
+
+class LoadAdapterRequest(Body):
+    """The body of /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str
+    base_model_name: str | None = None  # none: the first model
+    load_inplace: bool = False  # a name that is taken gets this adapter
+
+
+class UnloadAdapterRequest(Body):
+    """The body of /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: int | None = None  # vLLM's, of no use here
 
 
 def prompts_of(given: object, param: str) -> list[str | list[int]]:

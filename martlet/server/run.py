@@ -13,13 +13,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 import uvicorn
 
 from martlet.engine.build import Built
 from martlet.server.app import create_app
+from martlet.server.registry import Registry
 from martlet.server.service import Service
 from martlet.server.settings import ServerSettings
 from martlet.server.wire import BoundedProtocol
@@ -32,11 +33,18 @@ SWITCH_S = 0.0005  # how long a thread may keep the interpreter while the engine
 class Server(uvicorn.Server):
     """uvicorn's server, which ends as the settings say."""
 
-    def __init__(self, service: Service, ready: Callable[[str], None] = lambda address: None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        ready: Callable[[str], None] = lambda address: None,
+        more: Mapping[str, Callable[[], Built]] | None = None,
+    ) -> None:
+        """`more`: how further models are loaded, by name; the first one's too, if it may make room for them."""
         settings = service.settings
+        self._registry = Registry(service, more)
         super().__init__(
             uvicorn.Config(
-                create_app(service),
+                create_app(self._registry),
                 host=settings.host,
                 port=settings.port,
                 uds=settings.unix_socket,
@@ -53,7 +61,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(settings.shutdown_timeout_s) + 5,
             )
         )
-        self._service = service
+        self._settings = settings
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -64,9 +72,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests end, for so long; then cancel them."""
-        self._service.drain()
+        self._registry.drain()
         timer = asyncio.get_running_loop().call_later(
-            0 if self.force_exit else self._service.settings.shutdown_timeout_s, self._service.cancel_all
+            0 if self.force_exit else self._settings.shutdown_timeout_s, self._registry.cancel_all
         )
         self.force_exit = False  # uvicorn would leave its tasks behind
         await super().shutdown(sockets)
@@ -75,7 +83,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: the first asks for the end, the second cancels what still runs."""
         if self.should_exit:
-            self._service.cancel_all()
+            self._registry.cancel_all()
         self.should_exit = True
 
     @contextlib.contextmanager
@@ -92,7 +100,7 @@ class Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
     def _address(self) -> str:
-        settings = self._service.settings
+        settings = self._settings
         if settings.unix_socket is not None:
             return f"unix:{settings.unix_socket}"
         host, port = self.servers[0].sockets[0].getsockname()[:2]
@@ -100,11 +108,16 @@ class Server(uvicorn.Server):
         return f"http{'s' if settings.tls_cert else ''}://{host}:{port}"
 
 
-def serve(built: Built, settings: ServerSettings, ready: Callable[[str], None]) -> None:
-    """Serve until a signal; `ready` is called with the address once requests are taken."""
+def serve(
+    built: Built,
+    settings: ServerSettings,
+    ready: Callable[[str], None],
+    more: Mapping[str, Callable[[], Built]] | None = None,
+) -> None:
+    """Serve until a signal; `ready` is called with the address once requests are taken, `more` loads further models."""
     sys.setswitchinterval(SWITCH_S)
     _set_up_logs(settings)
-    Server(Service(built, settings), ready).run()
+    Server(Service(built, settings), ready, more).run()
 
 
 def _set_up_logs(settings: ServerSettings) -> None:

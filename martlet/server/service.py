@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import time
 import uuid
@@ -51,6 +52,7 @@ class Service:
         self._reasoning = reasoning_format(settings.reasoning_parser, built.template.source)
         self.marks_are_special = self._reasoning is not None and self._reasoning.special
         self.started = int(time.time())
+        self.adapter = ""  # the digest of the one that this service answers with: `named`
         self.draining = False
         self.measures = Measures(self.model)
         built.engine.watch(self.measures)
@@ -61,7 +63,9 @@ class Service:
 
     # -- parsing and asking ----------------------------------------------------------------------------------------
     async def read(self, request: Request) -> dict[str, Any]:
-        """The body of a request, as JSON."""
+        """The body of a request, as JSON; it may have been read to learn which model it is for."""
+        if (found := request.scope.get("martlet.body")) is not None:
+            return dict(found)
         return parse_json(await read_body(request, self.settings.max_body_bytes, self.settings.send_timeout_s))
 
     def check(self, request: Request, found: dict[str, Any], kind: type[B], *, sampling: bool = True) -> Parsed[B]:
@@ -107,7 +111,7 @@ class Service:
             if self.settings.strict:
                 raise RequestError(said, param="max_tokens", code="context_length_exceeded")
             prompt = replace(prompt, warnings=(*prompt.warnings, said))
-        return self.asker.asked(request_id, prompt, params, wishes)
+        return self.asker.asked(request_id, prompt, params, wishes, self.adapter)
 
     def wishes(self, request: Request, body: GenerationRequest) -> Scheduling:
         """Priority and tenant; prefixes are shared between requests of one API key and one `cache_salt` or `user`."""
@@ -157,6 +161,12 @@ class Service:
         raise_failure(ticket)
         return waiting.result()
 
+    def named(self, adapter: str) -> Service:
+        """This service as its clients see it under an adapter's name: the same engine, another model."""
+        seen = copy.copy(self)
+        seen.model, seen.adapter = adapter, self.built.adapters[adapter].digest
+        return seen
+
     def drain(self) -> None:
         """Take no more requests, and end the views, which never end by themselves."""
         self.draining = True
@@ -175,8 +185,8 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """The service that a request is for."""
-    service: Service = request.app.state.service
+    """The service that a request is for: of the model that its body names, else the first."""
+    service: Service = request.scope.get("martlet.service") or request.app.state.registry.default_service
     return service
 
 

@@ -14,6 +14,7 @@ _LEAST = {
     "max_body_bytes": 1,
     "max_n": 1,
     "max_connections": 1,
+    "max_loaded_models": 1,
     "requests_per_minute": 1,
     "keep_alive_s": 0.01,
     "send_timeout_s": 0.01,
@@ -40,6 +41,7 @@ class ServerSettings:
     max_body_bytes: int = 16 << 20
     max_n: int = 128  # answers of one request, over all its prompts
     max_connections: int = 1024
+    max_loaded_models: int | None = None  # at a time; None: as many as memory holds
     requests_per_minute: int | None = None  # of one API key, or of one address where there are no keys
     # Times, in seconds.
     keep_alive_s: float = 10.0  # of silence on a stream, after which a comment is sent
@@ -49,6 +51,7 @@ class ServerSettings:
     heartbeat_s: float = 30.0  # that one step may take before the server calls itself not ready
     # What is said and heard.
     strict: bool = False  # refuse fields that are not known, in place of listing them in the reply
+    allow_lora_updates: bool = False  # a request may load adapters from this machine's files, and unload them
     request_templates: bool = False  # a request may bring its own chat template
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"

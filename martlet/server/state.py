@@ -14,6 +14,7 @@ from martlet.errors import MartletError
 from martlet.server.errors import ApiError
 from martlet.server.measures import exposition
 from martlet.server.protocol import AbortRequest
+from martlet.server.registry import Entry, Registry, registry_of
 from martlet.server.replies import json_reply
 from martlet.server.service import Service, service_of
 from martlet.types import Scheduling
@@ -25,7 +26,8 @@ DEEP_S = 10.0  # for the one token of a deep check
 
 async def health(request: Request) -> Response:
     """200 while the process can be of use, 503 when only a restart helps."""
-    trouble = service_of(request).bridge.error
+    errors = [service.bridge.error for service in registry_of(request).services]
+    trouble = next((error for error in errors if error is not None), None)
     return json_reply(
         {"status": "ok" if trouble is None else "failed", "trouble": trouble}, 200 if trouble is None else 503
     )
@@ -33,13 +35,15 @@ async def health(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """200 if a request would be answered now; with deep=1, one has been. Busy is not dead: a full queue is ready."""
-    service = service_of(request)
-    trouble = "the server shuts down" if service.draining else None
-    if trouble is None and request.query_params.get("deep") in ("1", "true"):
-        trouble = await _deep_trouble(service)
-    if trouble is None:
-        trouble = service.bridge.trouble(service.settings.heartbeat_s)
-    open_ = len(service.bridge.open_tickets)
+    registry = registry_of(request)
+    trouble = "the server shuts down" if registry.draining else None
+    deep, open_ = request.query_params.get("deep") in ("1", "true"), 0
+    for service in registry.services:
+        open_ += len(service.bridge.open_tickets)
+        if trouble is None and deep:
+            trouble = await _deep_trouble(service)
+        if trouble is None:
+            trouble = service.bridge.trouble(service.settings.heartbeat_s)
     return json_reply({"ready": trouble is None, "trouble": trouble, "open": open_}, 200 if trouble is None else 503)
 
 
@@ -75,25 +79,34 @@ async def version(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """The model that is here."""
-    service = service_of(request)
-    return json_reply({"object": "list", "data": [_model(service)]})
+    """The models that may be asked for, the first of them first."""
+    registry = registry_of(request)
+    entries = registry.entries.values()
+    found = [_model(registry, entry) for entry in entries]
+    found += [_adapter(registry, entry, name) for entry in entries for name in entry.adapters]
+    return json_reply({"object": "list", "data": found})
 
 
 async def model(request: Request) -> Response:
     """One model."""
-    service = service_of(request)
-    service.check_model(request.path_params["name"])
-    return json_reply(_model(service))
+    registry = registry_of(request)
+    entry, adapter = registry.find(request.path_params["name"])
+    return json_reply(_adapter(registry, entry, adapter) if adapter else _model(registry, entry))
 
 
-def _model(service: Service) -> dict[str, object]:
+def _adapter(registry: Registry, entry: Entry, name: str) -> dict[str, object]:
+    return {**_model(registry, entry), "id": name, "root": entry.adapters[name], "parent": entry.name}
+
+
+def _model(registry: Registry, entry: Entry) -> dict[str, object]:
+    service = entry.service
+    about = {"id": entry.name, "object": "model", "created": registry.started, "owned_by": "martlet"}
+    if service is None:  # more is known when it has been loaded
+        return {**about, "loaded": False}
     built = service.built
     return {
-        "id": service.model,
-        "object": "model",
-        "created": service.started,
-        "owned_by": "martlet",
+        **about,
+        "loaded": True,
         "max_model_len": built.plan.context,
         "architecture": built.spec.family,
         "vocab_size": built.spec.vocab,
@@ -104,8 +117,9 @@ def _model(service: Service) -> dict[str, object]:
 
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
-    service = service_of(request)
-    text = exposition(service.measures, service.built.engine, service.settings.metrics_prefix)
+    registry = registry_of(request)
+    models = [(service.measures, service.built.engine) for service in registry.services]
+    text = exposition(models, registry.settings.metrics_prefix)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -113,7 +127,8 @@ async def abort(request: Request) -> Response:
     """End a request by the id of its reply; of what was generated its reader still gets what was there."""
     service = service_of(request)
     parsed = await service.parse(request, AbortRequest, sampling=False)
-    ticket = service.bridge.find(parsed.body.request_id)
+    found = (one.bridge.find(parsed.body.request_id) for one in registry_of(request).services)
+    ticket = next((ticket for ticket in found if ticket is not None), None)
     if ticket is None:
         raise ApiError(404, "There is no open request of that id.", param="request_id", code="request_not_found")
     ticket.cancel()

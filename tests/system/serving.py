@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,7 +108,9 @@ def events(response: httpx.Response | str) -> list[Any]:
 def serving(
     script: Script, *, step_s: float = 0.0, context: int = 256, n_pages: int = 512, **options: Any
 ) -> Iterator[Served]:
-    """Serve a script; `template` is a chat template, `max_waiting…` the scheduler's, other options are the server's settings."""
+    """Serve a script; `template` is a chat template, `max_waiting…` the scheduler's, `more` loads further models, other options
+    are the server's settings."""
+    more: Mapping[str, Callable[[], Built]] | None = options.pop("more", None)
     parts = {name: options.pop(name) for name in PARTS if name in options}
     slow: list[Slow] = []
 
@@ -127,7 +129,7 @@ def serving(
         up.set()
 
     service = Service(built, settings)
-    server = Server(service, ready)
+    server = Server(service, ready, more)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     assert up.wait(20)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
 from martlet.ops import kv_pages
+from martlet.ops.cpu.adapter_table import CpuAdapters
 from martlet.ops.cpu.isa import Isa, best_isa, isa_named
 from martlet.ops.cpu.layout import BLOCK, GROUP, QuantLayout, group_bytes
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
-from martlet.ops.cpu.record import AHEAD, AHEAD_STRIDE, PAGE, ROWS_PER_TILE, SCRATCH_FLOATS, STEP_FIELDS
+from martlet.ops.cpu.record import AHEAD, AHEAD_STRIDE, MAX_RANK, PAGE, ROWS_PER_TILE, SCRATCH_FLOATS, STEP_FIELDS
 from martlet.ops.cpu.store import KernelStore, environment_digest
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, PackJob, Part, pack_weight
@@ -59,6 +60,7 @@ class CpuBackend:
         self._recorder: Recorder | None = None
         self._keep: list[Any] = []  # what records point to and nobody else holds
         self._scratch: F32 | None = None  # of attention, for each thread
+        self._ranks: F32 | None = None  # of `adapt`, for each thread
         self._passing: dict[tuple[int, int, int], CpuCache] = {}  # recent pages by shape, for all layers of it
         self._codebooks: dict[tuple[int, ...], NDArray[np.int8]] = {}
 
@@ -183,6 +185,23 @@ class CpuBackend:
             n_groups = -(-part.n // GROUP)
             record[AHEAD], record[AHEAD_STRIDE] = part.address, n_groups * 3 // (4 * self.threads) * size
             row += part.n
+
+    def adapters(self, n_slots: int, k: int, n: int) -> CpuAdapters:
+        """Room for low-rank updates of a product [rows, k] → [rows, n]."""
+        return CpuAdapters.empty(n_slots, k, n)
+
+    def set_adapter(self, table: CpuAdapters, slot: int, a: F32 | None, b: F32 | None) -> None:
+        """A slot's update."""
+        table.put(slot, a, b)
+
+    def adapt(self, x: CpuArray, table: CpuAdapters, out: CpuArray) -> None:
+        """out += (x @ aᵀ) @ bᵀ with each row's own update."""
+        if self._ranks is None:
+            self._ranks = aligned(self.threads * MAX_RANK * 4, np.float32)
+        self._recording.keep(table)
+        args = [x.address, x.stride, out.address, out.stride, table.k, table.n, table.address]
+        args += [self._ranks.ctypes.data, int(x.rows is Rows.LOGITS)]
+        self._recording.emit("adapt", x.rows, args, [x.region, out.region], [out.region])
 
     def rms_norm(self, x: CpuArray, weight: F32, eps: float, out: CpuArray) -> None:
         """out = x / sqrt(mean(x²) + eps) * weight, over groups of len(weight) columns."""

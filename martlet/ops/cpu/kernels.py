@@ -10,6 +10,7 @@ from functools import partial
 
 from martlet.errors import UnsupportedError
 from martlet.kv_types import KV_TYPES
+from martlet.ops.cpu.adapt import adapt_kernel
 from martlet.ops.cpu.attention import attention_kernel
 from martlet.ops.cpu.embed import embed_float, embed_quant
 from martlet.ops.cpu.kv_float import kv_write_kernel
@@ -39,6 +40,7 @@ __all__ = ["builder"]
 Builder = Callable[[Verbs], Callable[..., None]]
 
 BUILDERS: dict[str, Builder] = {
+    "adapt": adapt_kernel,
     "launch": launch_kernel,
     "quantize": quantize_kernel,
     "read": read_kernel,

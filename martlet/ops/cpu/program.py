@@ -25,6 +25,7 @@ from martlet.ops.cpu.record import (
     ROWS,
     ROWS_PER_TILE,
     SEGMENT_PAGES,
+    STEP_ADAPTERS,
     STEP_IDS,
     STEP_LOGIT_ROWS,
     STEP_LOGITS,
@@ -243,6 +244,7 @@ class CpuProgram:
             STEP_PAGE_TABLE: limits.max_seqs * limits.max_pages_per_seq,
             STEP_LOGIT_ROWS: max(limits.max_logits, 1),
             STEP_RECENT_SLOTS: limits.max_tokens,
+            STEP_ADAPTERS: limits.max_tokens,
             STEP_RECENT_TABLE: limits.max_seqs * limits.max_pages_per_seq,
         }
         self._inputs = {name: np.zeros(size, np.int32) for name, size in shapes.items()}
@@ -261,6 +263,7 @@ class CpuProgram:
             (STEP_LOGIT_ROWS, inputs.logit_rows),
             (STEP_RECENT_SLOTS, inputs.recent_slots),
             (STEP_RECENT_TABLE, inputs.recent_table),
+            (STEP_ADAPTERS, inputs.adapters),
         )
         for name, array in given:
             buffers[name][: array.size] = array.reshape(-1)

@@ -30,6 +30,7 @@ __all__ = [
     "LAUNCHED",
     "LINE_WORDS",
     "MAX_HEAD_DIM",
+    "MAX_RANK",
     "NEW_LARGEST",
     "NEW_TOTALS",
     "N_RECORDS",
@@ -48,6 +49,7 @@ __all__ = [
     "SEGMENT_STATE",
     "SLEEPING",
     "STATE",
+    "STEP_ADAPTERS",
     "STEP_ADDRESS",
     "STEP_FIELDS",
     "STEP_IDS",
@@ -89,7 +91,9 @@ STEP_TOKENS, STEP_LOGITS, STEP_SEQS = 0, 1, 2  # T, L, B
 STEP_IDS, STEP_POSITIONS, STEP_SLOTS, STEP_SPAN_STARTS = 3, 4, 5, 6
 STEP_PAGE_TABLE, STEP_PAGE_STRIDE, STEP_LOGIT_ROWS = 7, 8, 9
 STEP_RECENT_SLOTS, STEP_RECENT_TABLE = 10, 11  # the table's rows are as far apart as the page table's
+STEP_ADAPTERS = 12  # each token row's slot in the tables of low-rank updates (`adapt.py`), below 0: none
 STEP_FIELDS = 16
+MAX_RANK = 512  # of a low-rank update
 
 # A team's control block (`team.py`), in words of 8 bytes; what several threads write has a line of its own.
 LINE_WORDS = 8

@@ -1,0 +1,178 @@
+"""A load for a server: which requests, when, and what came of them (read `load_report.py` next, which says what it means).
+
+    open loop     requests arrive at a rate, at random (a Poisson process), whether or not the server keeps up
+    closed loop   so many clients, each of which sends its next request when it has the answer to the last
+
+A request's clock starts when it was due, so that a generator or a server that falls behind cannot hide it. The generator
+watches itself meanwhile: how late its own event loop is, and how much of a core it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from martlet.bench.http_stream import Answer, Target, ask
+from martlet.errors import RequestError
+
+__all__ = ["Load", "LoadRun", "bodies", "read_dataset", "run_load"]
+
+WATCH_S = 0.005  # between two looks at how late the event loop is
+WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand"
+    " part place case week company system program question work government number night point home water room mother"
+    " area money story fact month lot right study book eye job word business issue side kind head house service friend"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked for; tokens are a request's."""
+
+    requests: int = 64
+    concurrency: int = 16  # closed loop: clients; open loop: the most that are open at a time, 0 for no bound
+    rate: float | None = None  # arrivals a second; None: closed loop
+    endpoint: str = "completions"  # or "chat"
+    prompt_tokens: int = 128  # of its own
+    gen_tokens: int = 64
+    shared_tokens: int = 0  # that prompts of one group begin with
+    groups: int = 1  # of prompts that share a beginning
+    vocab: int = 0  # above 0: prompts are random token ids below it, else words
+    ignore_eos: bool = True  # so that every answer has its whole length
+    seed: int = 0
+    warmup: int = 1  # requests sent, one after another, and not counted
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """A load that has been run."""
+
+    answers: tuple[Answer, ...]  # in order of arrival
+    start_s: float
+    seconds: float
+    lags_s: tuple[float, ...]  # by how much the generator's event loop was late, again and again
+    cpu_s: float  # that the generator used meanwhile
+
+
+def bodies(load: Load, model: str | None, extra: dict[str, Any], dataset: Sequence[Any] = ()) -> list[bytes]:
+    """The bodies of warm-up and counted requests, in order of arrival."""
+    numbers = random.Random(load.seed)
+    shared = [_text(numbers, load.shared_tokens, load.vocab) for _ in range(load.groups)]
+    found = []
+    for number in range(load.warmup + load.requests):
+        prompt: Any
+        if dataset:
+            prompt = dataset[number % len(dataset)]
+        else:
+            prompt = shared[number % load.groups] + _text(numbers, load.prompt_tokens, load.vocab)
+            prompt = prompt if load.vocab else " ".join(prompt)
+        found.append(orjson.dumps(_body(load, model, prompt) | extra))
+    return found
+
+
+def _body(load: Load, model: str | None, prompt: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"max_tokens": load.gen_tokens, "temperature": 0.0, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    if model is not None:
+        body["model"] = model
+    if load.ignore_eos:
+        body["ignore_eos"] = True
+    if load.endpoint == "chat":
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        return body | {"messages": messages}
+    return body | {"prompt": prompt}
+
+
+def _text(numbers: random.Random, count: int, vocab: int) -> list[Any]:
+    words = WORDS.split()
+    return [numbers.randrange(vocab) if vocab else numbers.choice(words) for _ in range(count)]
+
+
+def read_dataset(path: Path, endpoint: str) -> list[Any]:
+    """Prompts from a file: JSON lines or a JSON list of {"prompt"}, {"messages"} or ShareGPT's {"conversations"}."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        entries = json.loads(text) if text.lstrip().startswith("[") else [json.loads(x) for x in text.splitlines() if x]
+    except ValueError as error:
+        raise RequestError(f"{path} is neither a JSON list nor JSON lines: {error}.", param="dataset") from None
+    found = [_entry(entry, endpoint, f"{path}, entry {number}") for number, entry in enumerate(entries)]
+    if not found:
+        raise RequestError(f"{path} holds no prompts.", param="dataset")
+    return found
+
+
+def _entry(entry: Any, endpoint: str, where: str) -> Any:
+    if isinstance(entry, dict):
+        messages, turns = entry.get("messages"), entry.get("conversations")
+        if isinstance(messages, list) and endpoint == "chat":
+            return messages
+        if isinstance(turns, list) and turns and isinstance(turns[0], dict) and isinstance(turns[0].get("value"), str):
+            return turns[0]["value"]
+        if isinstance(prompt := entry.get("prompt"), str):
+            return prompt
+    wanted = "prompt, messages or conversations" if endpoint == "chat" else "prompt or conversations"
+    raise RequestError(f"{where} has no {wanted}.", param="dataset")
+
+
+async def run_load(target: Target, load: Load, requests: Sequence[bytes], timeout_s: float) -> LoadRun:
+    """Send everything and wait for every answer."""
+    path = "/chat/completions" if load.endpoint == "chat" else "/completions"
+    for body in requests[: load.warmup]:
+        answer = await ask(target, path, body, time.perf_counter(), timeout_s)
+        if answer.error is not None:
+            raise RequestError(f"The first request failed, so none was measured: {answer.error}", param="url")
+    counted = requests[load.warmup :]
+    lags: list[float] = []
+    watching = asyncio.ensure_future(_watch(lags))
+    cpu, start = time.process_time(), time.perf_counter()
+    try:
+        run = _closed if load.rate is None else _open
+        answers = await run(target, path, counted, load, timeout_s)
+    finally:
+        watching.cancel()
+    seconds = max(answer.end_s for answer in answers) - start
+    return LoadRun(tuple(answers), start, seconds, tuple(lags), time.process_time() - cpu)
+
+
+async def _closed(target: Target, path: str, requests: Sequence[bytes], load: Load, timeout_s: float) -> list[Answer]:
+    answers: dict[int, Answer] = {}
+    waiting = iter(enumerate(requests))
+
+    async def client() -> None:
+        for number, body in waiting:
+            answers[number] = await ask(target, path, body, time.perf_counter(), timeout_s)
+
+    await asyncio.gather(*(client() for _ in range(load.concurrency)))
+    return [answers[number] for number in range(len(requests))]
+
+
+async def _open(target: Target, path: str, requests: Sequence[bytes], load: Load, timeout_s: float) -> list[Answer]:
+    assert load.rate is not None
+    numbers, room = random.Random(load.seed + 1), asyncio.Semaphore(load.concurrency or len(requests))
+    due, running = time.perf_counter(), []
+
+    async def one(body: bytes, due: float) -> Answer:
+        async with room:
+            return await ask(target, path, body, due, timeout_s)
+
+    for body in requests:
+        due += numbers.expovariate(load.rate)
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        running.append(asyncio.ensure_future(one(body, due)))
+    return list(await asyncio.gather(*running))
+
+
+async def _watch(lags: list[float]) -> None:
+    """Note by how much each sleep was too long."""
+    while True:
+        before = time.perf_counter()
+        await asyncio.sleep(WATCH_S)
+        lags.append(max(0.0, time.perf_counter() - before - WATCH_S))
