@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +21,10 @@ from typing import Any
 
 import orjson
 
-from martlet.bench.http_stream import Answer, Target, ask
-from martlet.errors import RequestError
+from martlet.bench.http_stream import Answer, Target, ask, get_json
+from martlet.errors import MartletError, RequestError
 
-__all__ = ["Load", "LoadRun", "bodies", "read_dataset", "run_load"]
+__all__ = ["Load", "LoadRun", "bodies", "measure_server", "read_dataset", "run_load"]
 
 WATCH_S = 0.005  # between two looks at how late the event loop is
 WORDS = (
@@ -120,6 +121,36 @@ def _entry(entry: Any, endpoint: str, where: str) -> Any:
             return prompt
     wanted = "prompt, messages or conversations" if endpoint == "chat" else "prompt or conversations"
     raise RequestError(f"{where} has no {wanted}.", param="dataset")
+
+
+def measure_server(
+    target: Target, model: str | None, load: Load, what: tuple[dict[str, Any], Sequence[Any]], timeout_s: float
+) -> tuple[str | None, LoadRun]:
+    """Run a load with these fields and prompts; with the model's name, the first that the server lists if None is given.
+
+    On uvloop where there is one: the less the generator takes, the more it measures.
+    """
+
+    async def work() -> tuple[str | None, LoadRun]:
+        name = await _first_model(target) if model is None else model
+        return name, await run_load(target, load, bodies(load, name, *what), timeout_s)
+
+    if sys.platform == "win32":
+        return asyncio.run(work())
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work())
+
+
+async def _first_model(target: Target) -> str | None:
+    try:
+        listed = await get_json(target, f"{target.prefix}/models")
+        return str(listed["data"][0]["id"])
+    except (OSError, TimeoutError) as error:
+        raise MartletError(f"There is no server at {target.host}:{target.port}: {error}.") from None
+    except (MartletError, LookupError, TypeError, ValueError):
+        return None  # it may do without a name
 
 
 async def run_load(target: Target, load: Load, requests: Sequence[bytes], timeout_s: float) -> LoadRun:

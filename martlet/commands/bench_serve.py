@@ -6,23 +6,20 @@ audits itself: it says what would make its figures flatter.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from martlet.bench.http_stream import Target, get_json
-from martlet.bench.load import Load, LoadRun, bodies, read_dataset, run_load
+from martlet.bench.http_stream import Target
+from martlet.bench.load import Load, measure_server, read_dataset
 from martlet.bench.load_report import load_chart, load_compare, load_summary, load_table, read_slo
 from martlet.config import environment_api_keys
-from martlet.errors import MartletError, RequestError
+from martlet.errors import RequestError
 
 __all__ = ["add_arguments", "execute"]
 
-T = TypeVar("T")
 LEAST = {"requests": 1, "concurrency": 0, "prompt_tokens": 1, "gen_tokens": 1, "shared_tokens": 0, "groups": 1,
          "vocab": 0, "warmup": 0}  # fmt: skip
 
@@ -77,7 +74,7 @@ def execute(args: Namespace) -> int:
     extra = _extra(args.body)
     prompts = [] if args.dataset is None else read_dataset(Path(args.dataset), load.endpoint)
     target = Target.of(args.url, args.api_key or next(iter(environment_api_keys()), None))
-    model, run = _run(_measure(target, args.model, load, (extra, prompts), args.timeout))
+    model, run = measure_server(target, args.model, load, (extra, prompts), args.timeout)
     server = {"url": args.url, "model": model, "dataset": args.dataset, "body": extra}
     found = load_summary(load, run, slo, server)
     print(json.dumps(found) if args.json else load_table(found))
@@ -88,30 +85,6 @@ def execute(args: Namespace) -> int:
         text = load_compare(json.loads(json.dumps(found)), earlier, args.compare)
         print(text, file=sys.stderr if args.json else sys.stdout)
     return 1 if found["failed"] else 0
-
-
-async def _measure(
-    target: Target, model: str | None, load: Load, what: tuple[dict[str, Any], list[Any]], timeout_s: float
-) -> tuple[str | None, LoadRun]:
-    if model is None:
-        try:
-            listed = await get_json(target, f"{target.prefix}/models")
-            model = listed["data"][0]["id"]
-        except (OSError, TimeoutError) as error:
-            raise MartletError(f"There is no server at {target.host}:{target.port}: {error}.") from None
-        except (MartletError, LookupError, TypeError, ValueError):
-            model = None  # it may do without a name
-    return model, await run_load(target, load, bodies(load, model, *what), timeout_s)
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """On uvloop where there is one: the less the generator takes, the more it measures."""
-    if sys.platform == "win32":
-        return asyncio.run(work)
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 def _load(args: Namespace) -> Load:
