@@ -115,7 +115,7 @@ export function drawHistogram(target, counts, bounds) {
   const first = Math.max(0, used[0] - 1);
   const last = Math.min(counts.length - 1, used[used.length - 1] + 1);
   const shown = counts.slice(first, last + 1);
-  const [width, height, bottom, top] = [480, 150, 18, 14];
+  const [width, height, bottom, top] = [Math.max(240, target.clientWidth), 150, 18, 14];
   const column = width / shown.length;
   const most = Math.max(...shown);
   const bars = svg("g", { class: "bars" });
@@ -127,7 +127,7 @@ export function drawHistogram(target, counts, bounds) {
     const bar = svg("rect", { x: place * column + 1, y: height - bottom - tall, width: column - 2, height: tall, rx: 2 });
     bar.append(svg("title", {}, `${words}: ${number(count)}`));
     bars.append(bar);
-    if (bound !== undefined && column > 34) {
+    if (bound !== undefined && column > 48) {
       labels.append(svg("text", { x: (place + 1) * column, y: height - 4, "text-anchor": "end" }, `≤ ${duration(bound)}`));
     } else if (bound !== undefined && place % 2 === 1) {
       labels.append(svg("text", { x: (place + 1) * column, y: height - 4, "text-anchor": "end" }, duration(bound)));
@@ -136,7 +136,7 @@ export function drawHistogram(target, counts, bounds) {
   });
   const said = [0.5, 0.95, 0.99].map((share) => `${100 * share} % within ${within(counts, bounds, total * share)}`).join(" · ");
   const axis = svg("line", { class: "axis", x1: 0, x2: width, y1: height - bottom, y2: height - bottom });
-  const picture = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": said }, bars, labels, axis);
+  const picture = svg("svg", { class: "chart", width, height, role: "img", "aria-label": said }, bars, labels, axis);
   const note = document.createElement("p");
   note.className = "note";
   note.textContent = `${number(total)} since the start: ${said}`;

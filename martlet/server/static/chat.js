@@ -51,7 +51,9 @@ class Chat {
         this.send();
       } else if (event.key === "ArrowUp" && this.input.value === "") {
         const last = this.messages.findLastIndex((message) => message.role === "user");
-        if (last >= 0 && !this.running) this.views[last].edit();
+        if (last < 0 || this.running) return;
+        event.preventDefault();
+        this.views[last].edit();
       }
     });
     this.input.addEventListener("input", () => this.fit());

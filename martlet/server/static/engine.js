@@ -128,15 +128,14 @@ class EngineView {
     const used = all.o + all.s + all.h;
     /** @type {[string, string, string][]} */
     const shown = [
-      ["New tokens a second", number(rate("generated"), rate("generated") < 100 ? 1 : 0), ""],
-      ["Prompt tokens a second", number(rate("prefilled")), ""],
+      ["New tokens/s", number(rate("generated"), rate("generated") < 100 ? 1 : 0), ""],
+      ["Prompt tokens/s", number(rate("prefilled")), ""],
       ["Running", number(running.length), `of ${number(this.hello.max_seqs)}`],
       ["Waiting", number(waiting), ""],
       ["Pages in use", number(used), `of ${number(this.hello.n_pages)}`],
-      ["Prompts from the cache", totals.prompt ? `${number((100 * totals.cached) / totals.prompt)} %` : "–", ""],
-      ["Last step", last ? duration((last.ms[0] + last.ms[1] + last.ms[2]) / 1000) : "–", last ? `${number(last.tokens)} tokens` : ""],
+      ["Prompts cached", totals.prompt ? `${number((100 * totals.cached) / totals.prompt)} %` : "–", ""],
+      ["Last step", last ? duration((last.ms[0] + last.ms[1] + last.ms[2]) / 1000) : "–", last ? `${number(last.tokens)} token${last.tokens === 1 ? "" : "s"}` : ""],
       ["Preempted", number(totals.preempted), ""],
-      ["Requests", number(totals.requests), ""],
     ];
     byId("numbers").replaceChildren(
       ...shown.map(([label, value, more]) =>
@@ -190,8 +189,7 @@ class EngineView {
   row(seq, state) {
     const swatch = el("span", { class: "swatch" });
     swatch.style.background = state.startsWith("waits") ? "var(--free)" : colourOf(seq.name);
-    const total = seq.prompt + seq.generated;
-    const bar = el("progress", { max: Math.max(1, total), value: seq.computed, "aria-label": `${seq.computed} of ${total}` });
+    const bar = el("progress", { max: seq.limit, value: seq.computed, "aria-label": `${seq.computed} of ${seq.limit}` });
     return el(
       "tr",
       {},

@@ -134,6 +134,7 @@ export class MessageView {
       el("div", { class: "row" }, save, el("button", { type: "button", click: cancel }, "Cancel")),
     );
     box.focus();
+    box.setSelectionRange(box.value.length, box.value.length);
   }
 }
 
