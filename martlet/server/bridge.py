@@ -192,6 +192,11 @@ class Bridge:
         """All that run or wait."""
         return list(self._open.values())
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread takes no more jobs."""
+        return self._closing or self.error is not None
+
     def trouble(self, limit_s: float) -> str | None:
         """Why no request can be answered now; None if the thread sleeps or has begun a round within `limit_s`."""
         if self.error is not None:

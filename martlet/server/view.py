@@ -124,7 +124,7 @@ class EngineView:
 
     async def _sample(self) -> None:
         shown: tuple[int, ...] | None = None
-        while True:
+        while not self._bridge.has_ended:
             totals = self._built.engine.totals
             state = (totals.n_steps, totals.n_requests, totals.n_finished, totals.n_aborted, totals.n_failed)
             took = 0.0
@@ -132,11 +132,11 @@ class EngineView:
                 shown = state
                 try:
                     found, took = await self._bridge.call(self._look)
-                except MartletError:  # the engine has stopped
-                    self.close()
-                    return
+                except MartletError:  # it has ended just now
+                    break
                 self._show(found)
             await asyncio.sleep(max(INTERVAL_S, took / MOST_SHARE))
+        self.close()
 
     def _look(self) -> tuple[Look, float]:
         """In the engine's thread."""

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from martlet.server.errors import ApiError
+from martlet.server.registry import registry_of
 from martlet.server.service import Service, left, service_of
 from martlet.server.stream import KEEP_ALIVE
 
@@ -137,7 +138,10 @@ class _ViewStream(Response):
 
 async def engine_events(request: Request) -> Response:
     """The engine's pages, prefixes, queue and steps as they change, as server-sent events."""
-    service = service_of(request)
+    name = request.query_params.get("model")
+    service = registry_of(request).find(name)[0].service if name else service_of(request)
+    if service is None:
+        raise ApiError(503, f"The model {name!r:.200} is not loaded: looking does not load it, a request does.")
     service.view.enter()
     return _ViewStream(request, service)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -342,7 +343,7 @@ def test_everything_has_a_name(open_page: Open, served: Served, path: str) -> No
     assert page.evaluate("document.documentElement.lang") == "en"
     levels = page.locator("h1, h2, h3, h4, h5, h6").evaluate_all("all => all.map(h => Number(h.tagName[1]))")
     assert levels[0] == 1
-    assert all(later <= earlier + 1 for earlier, later in zip(levels, levels[1:], strict=False))
+    assert all(later <= earlier + 1 for earlier, later in pairwise(levels))
 
 
 def test_a_conversation_can_be_saved(open_page: Open, served: Served) -> None:

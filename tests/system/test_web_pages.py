@@ -18,6 +18,7 @@ import martlet.server
 from martlet.server.view import MAX_VIEWERS
 from tests.system.scripted_llm import spell
 from tests.system.serving import Served, serving, wait_until
+from tests.system.test_server_models import Loader
 
 STATIC = Path(martlet.server.__file__).parent / "static"
 FILES = sorted(STATIC.iterdir())
@@ -297,3 +298,23 @@ def test_a_step_that_fails_leaves_the_view() -> None:
         frame = viewer.frame_where(lambda frame: frame["totals"]["finished"] == 1)
         assert frame["totals"]["failed"] == 1
         assert frame["pages"]["counts"]["h"] == 0
+
+
+def test_a_view_of_each_model_that_is_there() -> None:
+    """Looking neither loads a model nor keeps it: the view of one that is closed for another ends."""
+    there: set[str] = set()
+    loaders = {name: Loader(name.upper(), there) for name in ("one", "two")}
+    with serving(spell("FIRST"), more=dict(loaders), max_loaded_models=2) as served:
+        assert served.http.get("/engine/events?model=one").status_code == 503
+        assert served.http.get("/engine/events?model=three").status_code == 404
+        served.chat(model="one")
+        with served.http.stream("GET", "/engine/events?model=one") as response:
+            viewer = Viewer(response)
+            assert viewer.next()[1]["model"] == "one"
+            viewer.frame_where(lambda frame: frame["totals"]["finished"] == 1)
+            assert served.chat(model="two").status_code == 200
+            assert loaders["two"].loads == 1
+            with pytest.raises(EOFError):
+                viewer.frame_where(lambda frame: False)
+        with viewing(served) as viewer:
+            assert viewer.next()[1]["model"] == "scripted"

@@ -95,7 +95,9 @@ class Chat {
     this.context = model.max_model_len ?? 0;
     byId("model").textContent = name;
     document.title = `${name} · Martlet`;
+    if (model.loaded === false) this.say(`Loading ${name} …`);
     await this.settings.ask(name);
+    if (model.loaded === false) this.say("");
   }
 
   /** @param {string} words */

@@ -4,7 +4,7 @@
  * (read draw.js and charts.js).
  */
 
-import { stream } from "./api.js";
+import { call, stream } from "./api.js";
 import { drawHistogram, drawTree } from "./charts.js";
 import { byId, duration, el, number } from "./dom.js";
 import { colourOf, drawPages, drawSteps } from "./draw.js";
@@ -32,6 +32,7 @@ class EngineView {
     this.steps = [];
     /** @type {any[]} */
     this.past = []; // totals of the last seconds
+    this.model = new URLSearchParams(window.location.search).get("model");
     this.paused = false;
     this.wanted = false; // a drawing is due
     this.grid = { columns: 1, size: 1 };
@@ -45,14 +46,28 @@ class EngineView {
     for (const name of ["resize", "themechange"]) window.addEventListener(name, () => this.draw());
     byId("pages").addEventListener("pointermove", (event) => this.point(event));
     byId("pages").addEventListener("pointerleave", () => (byId("page-words").textContent = ""));
+    this.choose();
     this.watch();
+  }
+
+  /** Where there are several models, let the user choose whose engine to see. */
+  async choose() {
+    const { data } = await call("/v1/models").catch(() => ({ data: [] }));
+    const names = data.filter((/** @type {any} */ one) => !one.parent).map((/** @type {any} */ one) => one.id);
+    if (names.length < 2) return;
+    const select = byId("models", HTMLSelectElement);
+    select.append(...names.map((/** @type {string} */ name) => el("option", { selected: name === this.model }, name)));
+    select.hidden = false;
+    byId("model").hidden = true;
+    select.addEventListener("change", () => window.location.assign(`/engine?model=${encodeURIComponent(select.value)}`));
   }
 
   /** Read frames for ever; after a loss of the connection, try again. */
   async watch() {
+    const query = this.model ? `?model=${encodeURIComponent(this.model)}` : "";
     for (let tries = 0; ; tries += 1) {
       try {
-        for await (const { name, data } of stream("/engine/events", {})) {
+        for await (const { name, data } of stream(`/engine/events${query}`, {})) {
           tries = 0;
           if (name === "hello") this.meet(data);
           else if (!this.paused) this.take(data);
