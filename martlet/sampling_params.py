@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from martlet.errors import RequestError, nearest
+from martlet.structured import Structured
 
 __all__ = ["DEFAULT_ORDER", "STEP_SETTINGS", "SamplingParams", "validate_for_vocab"]
 
@@ -49,6 +50,7 @@ _OPTIONAL = frozenset(
         "seed",
         "logit_bias",
         "allowed_token_ids",
+        "structured",
         "logprobs",
         "prompt_logprobs",
         "truncate_prompt_tokens",
@@ -125,6 +127,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     no_repeat_ngram_size: int = 0  # 0: off
+    structured: Structured | None = None  # what the answer is held to; a mapping of its fields is taken too
     # The steps, in `samplers` order.
     samplers: tuple[str, ...] = DEFAULT_ORDER
     repetition_penalty: float = 1.0
@@ -173,6 +176,7 @@ class SamplingParams:
         for name in ("stop_token_ids", "allowed_token_ids"):
             self._set(name, _token_ids(name, getattr(self, name)))
         self._set("logit_bias", _bias(self.logit_bias))
+        self._set("structured", Structured.from_value(self.structured))
         self._set("top_k", max(self.top_k, 0))
         self._check_together()
 
@@ -194,6 +198,11 @@ class SamplingParams:
             raise RequestError("stop strings need text: set detokenize to true, or use stop_token_ids.", param="stop")
         if self.allowed_token_ids == ():
             raise _refuse("allowed_token_ids", [], "at least one id, or null for no restriction")
+        if self.structured is not None and self.ignore_eos:
+            raise RequestError(
+                "ignore_eos and structured contradict each other: where the text is complete only its end can follow.",
+                param="ignore_eos",
+            )
         self._check_order()
 
     def _check_order(self) -> None:

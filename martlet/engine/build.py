@@ -24,6 +24,7 @@ from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, ste
 from martlet.engine.watch import capsule_header, observers
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
+from martlet.grammar.compile import Grammars
 from martlet.kv_types import share_tokens
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
@@ -71,6 +72,7 @@ class Built:
     warnings: tuple[str, ...] = ()
     header: Callable[[], dict[str, Any]] = dict  # what a capsule of this engine says of it
     seeds: SeedSource = field(default_factory=SeedSource)  # for requests without one
+    grammars: Grammars | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
 
@@ -162,7 +164,8 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             if tier is not None:
                 resources.callback(tier.close)
         with timeline.phase("compile"):
-            sampler = Sampler(tokenizer, model.spec.vocab, config.seed)
+            grammars = Grammars(tokenizer, min(tokenizer.vocab_size, model.spec.vocab), getattr(ops, "store", None))
+            sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)
             runner = Runner(ops, model, kv, limits, config.page_size, sampler, tier)
         with timeline.phase("warm"):
             runner.warm()
@@ -189,6 +192,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             (*warnings, *tokenizer.warnings, *template.warnings),
             partial(capsule_header, config, plan, checkpoint, ops),
             sampler.seeds,
+            grammars,
             resources.pop_all(),
         )
 

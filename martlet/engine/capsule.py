@@ -26,6 +26,7 @@ from typing import Any
 from martlet.errors import FormatError
 from martlet.metrics import Observer, StepRecord
 from martlet.sampling_params import SamplingParams
+from martlet.structured import Structured
 from martlet.types import Event, Request, Scheduling, SeqId, Sequence, StepPlan
 
 __all__ = ["FORMAT", "CapsuleWriter", "read_capsule"]
@@ -179,6 +180,8 @@ def params_row(params: SamplingParams) -> Row:
     for field in fields(SamplingParams):
         value = getattr(params, field.name)
         if value != getattr(defaults, field.name):
+            if isinstance(value, Structured):
+                value = value.row()
             found[field.name] = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else value
     return found
 

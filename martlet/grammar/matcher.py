@@ -178,6 +178,10 @@ class Matcher:
             out[n:] = 0
             out[words] |= bits
 
+    def has_mask(self) -> bool:
+        """Whether the mask is one that was kept."""
+        return self._ended or self._states[-1] in self.grammar._masks
+
     def _after(self, token_id: int) -> State | None:
         tokens = self.grammar.vocabulary.tokens
         text = tokens[token_id] if 0 <= token_id < len(tokens) else None

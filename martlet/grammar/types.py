@@ -154,6 +154,9 @@ class Constraint(Protocol):
         End-of-sequence ids are among them exactly where `may_end`. There is always at least one.
         """
 
+    def has_mask(self) -> bool:
+        """Whether `mask` is quick: it only copies what was computed before."""
+
     def allows(self, token_id: int) -> bool:
         """Whether the mask has this token (cheaper than the mask)."""
 

@@ -7,6 +7,7 @@ every step then only fills the input arrays and replays the program.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -74,6 +75,7 @@ class Runner:
         self._hidden: Program | None = None
         self._bank: AdapterBank | None = None  # once there is an adapter
         self._moves = PageMoves(ops, kv.caches, tier)
+        self._masks: ThreadPoolExecutor | None = None
 
     def run(self, plan: StepPlan) -> StepResult:
         """Move a plan's pages, compute its spans together and sample for those that ask for it."""
@@ -95,7 +97,10 @@ class Runner:
         inputs, program = self._buffers.fill(spans, self._rows), self._program
         if self._bank is not None:
             inputs, program = self._adapted(self._bank, inputs, spans)
+        masks = self._begin_masks(spans)
         output = program.run(inputs)
+        if masks is not None:
+            masks.result()
         if len(inputs.logit_rows) == 0:
             return ()
         logits = self._ops.view(output)  # [L, V]
@@ -127,6 +132,25 @@ class Runner:
         if self._bank is not None:
             self._bank.remove(digest)
 
+    def _begin_masks(self, spans: tuple[Span, ...]) -> Future[None] | None:
+        """Compute what grammars allow while the layers run, in a thread of its own; None if there is nothing to do.
+
+        Only for sequences that will sample, and whose mask is not one that was kept: copying that takes microseconds.
+        """
+        new = [
+            sampler
+            for span in spans
+            if span.n_logits
+            and (sampler := self._sequences[span.seq].sampler) is not None
+            and sampler.needs_mask
+            and span.start + span.count == len(self._sequences[span.seq].rows.ids)
+        ]
+        if not new:
+            return None
+        if self._masks is None:
+            self._masks = ThreadPoolExecutor(1, thread_name_prefix="martlet-masks")
+        return self._masks.submit(_prepare, new)
+
     def embed(self, ids: Seq[int], pages: tuple[PageId, ...]) -> F32:
         """Return the mean over the prompt of what the final norm gives, [C], summed in float64."""
         if self._hidden is None:
@@ -156,6 +180,8 @@ class Runner:
         """Free everything. Idempotent."""
         self._sequences.clear()
         self._rows.clear()
+        if self._masks is not None:
+            self._masks.shutdown()
         self._ops.close()
 
     def _sample(self, span: Span, logits: F32) -> Sampled:
@@ -182,3 +208,8 @@ class Runner:
             token_logprobs(logits[position - start], running.rows.ids[position + 1], running.prompt_logprobs)
             for position in range(start, stop)
         )
+
+
+def _prepare(samplers: Seq[SequenceSampler]) -> None:
+    for sampler in samplers:
+        sampler.prepare()

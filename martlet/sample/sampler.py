@@ -17,13 +17,15 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.errors import SampleError
+from martlet.errors import RequestError, SampleError
+from martlet.grammar.types import Constraint, n_mask_words
 from martlet.sample import logits as steps
 from martlet.sample.logits import Candidates
 from martlet.sample.logprobs import candidate_logprobs, token_logprobs
 from martlet.sample.random import LANE_XTC, SeedSource, uniform
 from martlet.sample.words import bad_word_ids, breaker_mask
 from martlet.sampling_params import SamplingParams, validate_for_vocab
+from martlet.structured import Structured
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import TokenLogprobs
 
@@ -44,7 +46,13 @@ class Sampler:
     own gets the k-th number after `seed`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, n_logits: int | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        n_logits: int | None = None,
+        seed: int | None = None,
+        constraints: Callable[[Structured], Constraint] | None = None,
+    ) -> None:
         self.vocab = min(tokenizer.vocab_size, n_logits or tokenizer.vocab_size)
         # The row in work, as it is and in float64, reused since new arrays cost page faults: one thread samples at a time.
         self.row, self.row64 = np.zeros(self.vocab, np.float32), np.zeros(self.vocab)
@@ -55,6 +63,7 @@ class Sampler:
         self.bad_words = lru_cache(maxsize=64)(partial(bad_word_ids, tokenizer))
         self.breakers = lru_cache(maxsize=8)(partial(breaker_mask, tokenizer))
         self.seeds = SeedSource(seed)
+        self._constraints = constraints
 
     def _known(self, ids: Iterable[int]) -> I64:
         return np.array(sorted(token for token in ids if token < self.vocab), dtype=np.int64)
@@ -65,6 +74,15 @@ class Sampler:
         self.bad_words(params.bad_words)
         if "dry" in params.active_steps:
             self.breakers(params.dry_sequence_breakers)
+        self.constraint_of(params)
+
+    def constraint_of(self, params: SamplingParams) -> Constraint | None:
+        """What the answer is held to, at its beginning; RequestError if that cannot be compiled."""
+        if params.structured is None:
+            return None
+        if self._constraints is None:
+            raise RequestError("structured: this engine has no grammars.", param="structured")
+        return self._constraints(params.structured)
 
     def start(self, params: SamplingParams, prompt_ids: Sequence[int], index: int = 0) -> SequenceSampler:
         """Begin a sequence, the `index`-th of its request."""
@@ -88,6 +106,9 @@ class SequenceSampler:
         self._mu = [2 * params.mirostat_tau]  # before each generated token, if mirostat is on
         self._steps = [_STEPS[name] for name in params.active_steps]
         self._mirostat = params.mirostat == 2 and not params.greedy
+        self.constraint = shared.constraint_of(params)
+        self._bits = np.zeros(n_mask_words(shared.vocab), np.uint32) if self.constraint is not None else None
+        self._bits_at = -1  # the number of generated tokens that the bits are for
         self._set_masks()
 
     def _set_masks(self) -> None:
@@ -131,17 +152,47 @@ class SequenceSampler:
     def truncate(self, n_generated: int) -> None:
         """Go back to the first `n_generated` generated tokens, as if the others had never been."""
         assert 0 <= n_generated <= self.n_generated
+        n_back = self.n_generated - n_generated
         self._n_ids = self._n_prompt + n_generated
         if self._mirostat:
             del self._mu[n_generated + 1 :]
+        if self.constraint is not None and n_back:
+            self.constraint.rollback(n_back)
+            self._bits_at = -1
 
     def _advance(self, token_id: int, mu: float) -> None:
+        if self.constraint is not None and not self.constraint.advance(token_id):
+            raise SampleError(f"Token {token_id} is not one that the grammar allows here.")
         if self._n_ids == len(self._ids):
             self._ids = np.concatenate((self._ids, np.zeros(max(64, self._n_ids), np.int64)))
         self._ids[self._n_ids] = token_id
         self._n_ids += 1
         if self._mirostat:
             self._mu.append(mu)
+
+    # -- the grammar -----------------------------------------------------------------------------------------------
+    def prepare(self) -> None:
+        """Compute the mask for the next token, which nothing but the tokens before it enters: at any time before `sample`."""
+        if self.constraint is not None and self._bits is not None and self._bits_at != self._n_ids:
+            self.constraint.mask(self._bits)
+            self._bits_at = self._n_ids
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether the next token's mask is wanted and takes more than copying. A greedy request asks for one token's bit."""
+        return (
+            self.constraint is not None
+            and self._bits_at != self._n_ids
+            and not self._takes_best
+            and not self.constraint.has_mask()
+        )
+
+    def _mask(self) -> Mask | None:
+        """The grammar's mask, [V]; None without one."""
+        if self._bits is None:
+            return None
+        self.prepare()
+        return np.unpackbits(self._bits.view(np.uint8), count=self._shared.vocab, bitorder="little").view(np.bool_)
 
     # -- sampling --------------------------------------------------------------------------------------------------
     def sample(self, logits: F32, mask: Mask | None = None) -> tuple[int, TokenLogprobs | None]:
@@ -158,7 +209,7 @@ class SequenceSampler:
         if self._takes_best and self._may(best, mask):
             token_id, c = best, None
         else:
-            c = self._candidates(known, mask)
+            c = self._candidates(known, self._mask() if self.constraint is not None else mask)
             for step in self._steps:
                 c = step(self, c)
             if self._mirostat:
@@ -183,11 +234,15 @@ class SequenceSampler:
             self._banned[token_id]
             or (self.n_generated < self.params.min_tokens and token_id in self._end_ids)
             or (mask is not None and not mask[token_id])
+            or (self.constraint is not None and not self.constraint.allows(token_id))
         )
 
     def _candidates(self, logits: F32, mask: Mask | None) -> Candidates:
         """All tokens that may be sampled, with bias."""
-        ids, n = self._allowed_ids, len(self._allowed_ids)
+        ids = self._allowed_ids
+        if mask is not None:
+            ids = np.flatnonzero(mask & ~self._banned)
+        n = len(ids)
         row, x = self._shared.row[:n], self._shared.row64[:n]
         np.take(logits, ids, out=row, mode="clip")  # "clip" writes to `out` without a copy; all ids are in range
         x[:] = row
@@ -198,16 +253,22 @@ class SequenceSampler:
             c.add(self._end_ids, -np.inf)
         if self._bad_words or self.params.no_repeat_ngram_size:
             c.add(self._completing(), -np.inf)
-        if mask is not None:
-            x[~mask[ids]] = -np.inf
         if n and x.min() == -np.inf:
-            c = c.take(x > -np.inf)
+            c = self._left(c, x)
         if len(c.ids) == 0:
             raise SampleError(
                 "No token may be sampled: the grammar, allowed_token_ids, bad_words, logit_bias and min_tokens of the"
                 " request leave none."
             )
         return c
+
+    def _left(self, c: Candidates, x: NDArray[np.float64]) -> Candidates:
+        """The candidates that nothing forbids. Where a grammar's text is complete, min_tokens cannot make it longer."""
+        left = c.take(x > -np.inf)
+        if not len(left.ids) and self.constraint is not None and self.constraint.is_done():
+            ends = np.intersect1d(c.ids, self._shared.eog_ids)
+            return Candidates(ends, np.zeros(len(ends)))
+        return left
 
     def _completing(self) -> I64:
         """Tokens that would complete a bad word, or an n-gram that was there before."""

@@ -1,0 +1,161 @@
+"""From what a request asks for to a grammar over the model's vocabulary, kept for the next request (read `matcher.py` next).
+
+`Grammars` belongs to a model. Compiling takes milliseconds to seconds and is done by whoever makes a request, never by the
+engine's thread; threads may share it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from martlet.errors import RequestError
+from martlet.grammar.language import literals
+from martlet.grammar.matcher import Grammar, Matcher
+from martlet.grammar.regex import regex_language
+from martlet.grammar.text import END, Again, either, free_text, language_state, one_of, then
+from martlet.grammar.types import State
+from martlet.grammar.vocabulary import Vocabulary
+from martlet.structured import Structured, Tag
+from martlet.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["Grammars", "compile_state"]
+
+MOST_GRAMMARS = 128
+
+
+class Grammars:
+    """Compiled grammars of one tokenizer, the least recently used forgotten first."""
+
+    def __init__(self, tokenizer: Tokenizer, n_vocab: int | None = None, kernels: Any = None) -> None:
+        """`n_vocab` is the width of the logits; `kernels` the store of compiled kernels, without which masks are slow."""
+        self._tokenizer = tokenizer
+        self._n_vocab = n_vocab or tokenizer.vocab_size
+        self._kernels = kernels
+        self._vocabularies: dict[frozenset[str], Vocabulary] = {}
+        self._compiled: OrderedDict[Structured, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, asked: Structured) -> Grammar:
+        """Return the grammar; RequestError says what cannot be held to, or is too much."""
+        with self._lock:
+            found = self._compiled.get(asked)
+            if found is not None:
+                self._compiled.move_to_end(asked)
+                return found
+        state = compile_state(asked)
+        with self._lock:
+            grammar = Grammar(state, self._vocabulary(_marks_of(asked)), name=asked.kind)
+            self._compiled[asked] = grammar
+            if len(self._compiled) > MOST_GRAMMARS:
+                self._compiled.popitem(last=False)
+        return grammar
+
+    def matcher(self, asked: Structured) -> Matcher:
+        """Return a constraint at the beginning of an answer."""
+        return self.compile(asked).matcher()
+
+    def _vocabulary(self, marks: frozenset[str]) -> Vocabulary:
+        """The tokens as bytes; of control tokens only those whose texts are `marks`."""
+        tokenizer = self._tokenizer
+        controls = {t for t in tokenizer.special_ids if tokenizer.token_text(t) in marks}
+        key = frozenset(tokenizer.token_text(t) for t in controls)
+        found = self._vocabularies.get(key)
+        if found is None:
+            n = min(self._n_vocab, tokenizer.vocab_size)
+            unused = tokenizer.unused_ids
+            tokens = [
+                None if token in unused else tokenizer.token_bytes(token, special=token in controls)
+                for token in range(n)
+            ]
+            ends = [token for token in tokenizer.eog_ids if token < n]
+            found = Vocabulary(tokens, ends, n_vocab=self._n_vocab, kernels=self._kernels)
+            self._vocabularies[key] = found
+        return found
+
+
+def _marks_of(asked: Structured) -> frozenset[str]:
+    """Texts that may be control tokens: what ends the reasoning, what begins and ends tags."""
+    marks = {asked.after, asked.after_begin} - {None}
+    for tag in asked.tags or ():
+        for text in (tag.begin, tag.end):
+            marks |= {text, text.strip(), *text.split("\n"), *text.split("{")}
+    marks |= set(asked.triggers)
+    return frozenset(mark for mark in marks if mark)
+
+
+def compile_state(asked: Structured) -> State:
+    """Return the first state of what is asked for."""
+    state = _whole(asked)
+    if asked.after is None:
+        return state
+    reasoning = free_text((asked.after,), lambda _: state, may_end=False)
+    if asked.after_begin is None:
+        return reasoning
+    opened = language_state(literals((asked.after_begin,)), reasoning)
+    assert opened is not None
+    return either(opened, state)
+
+
+def _whole(asked: Structured) -> State:
+    """What is asked for, without reasoning before it."""
+    state: State | None
+    if asked.json is not None:
+        return _json(asked.json, asked)
+    if asked.json_object:
+        return _json('{"type":"object"}', asked)
+    if asked.tags is not None:
+        return _tags(asked)
+    if asked.regex is not None:
+        state = language_state(regex_language(asked.regex))
+        if state is None:
+            raise RequestError(f"No text matches the regular expression {asked.regex[:80]!r}.", param="structured")
+        return state
+    if asked.choice is not None:
+        state = language_state(literals(asked.choice))
+        assert state is not None
+        return state
+    assert asked.grammar is not None
+    raise RequestError("grammar is not supported yet.", param="structured")
+
+
+def _json(schema: str, asked: Structured) -> State:
+    raise RequestError("json is not supported yet.", param="structured")
+
+
+def _tags(asked: Structured) -> State:
+    """Free text in which each trigger goes on as a tag; or, with `at_least_one`, tags only."""
+    assert asked.tags is not None
+    tags = asked.tags
+    again = Again()
+    following = END if asked.stop_after_first else again
+    bodies = [_tag_body(tag, _json(tag.schema, asked), following) for tag in tags]
+    begins = [tag.begin for tag in tags]
+    if asked.at_least_one:
+        more = [*begins, *("\n" + begin for begin in begins)]
+        again.target = one_of(more, lambda i: bodies[i % len(tags)], may_end=True)
+        return one_of(begins, lambda i: bodies[i])
+    triggers = asked.triggers or tuple(dict.fromkeys(begins))
+    opened = [_opened(trigger, begins, bodies) for trigger in triggers]
+    again.target = free_text(triggers, lambda i: opened[i], may_end=True)
+    return again.target
+
+
+def _tag_body(tag: Tag, inside: State, following: State) -> State:
+    """What comes after a tag's beginning."""
+    if not tag.end:
+        return then(inside, following)
+    ending = language_state(literals((tag.end,)), following)
+    assert ending is not None
+    return then(inside, ending)
+
+
+def _opened(trigger: str, begins: list[str], bodies: list[State]) -> State:
+    """What comes after a trigger."""
+    rest = [
+        (begin[len(trigger) :], body) for begin, body in zip(begins, bodies, strict=True) if begin.startswith(trigger)
+    ]
+    if len(rest) == 1 and not rest[0][0]:
+        return rest[0][1]
+    return one_of([text for text, _ in rest], lambda i: rest[i][1])
