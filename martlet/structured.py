@@ -51,8 +51,8 @@ class Structured:
     triggers: tuple[str, ...] = ()
     at_least_one: bool = False  # of tags: the answer begins with one, and there is no free text but between tags
     stop_after_first: bool = False
-    # of JSON: "compact" has no white space; "any" has what models write, bounded
-    whitespace: Literal["compact", "any"] = "compact"
+    # of JSON: no white space; a space after comma and colon, as Python writes it; or any, bounded
+    whitespace: Literal["compact", "single", "any"] = "compact"
     ordered: bool = True  # of JSON: properties come in the schema's order
     # Where reasoning comes first: the answer is free until this text, and then held.
     after: str | None = None
@@ -73,8 +73,8 @@ class Structured:
         self._set("triggers", _texts("triggers", self.triggers, 64) if self.triggers else ())
         if self.tags is not None:
             self._set("tags", _tags(self.tags))
-        if self.whitespace not in ("compact", "any"):
-            raise _refuse("whitespace", self.whitespace, "'compact' or 'any'")
+        if self.whitespace not in ("compact", "single", "any"):
+            raise _refuse("whitespace", self.whitespace, "'compact', 'single' or 'any'")
         if self.after == "" or self.after_begin == "" or (self.after_begin and not self.after):
             raise _refuse("after", self.after, "the text that ends the reasoning, or none")
         self._check_kind()

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from typing import Any
 
 from martlet.errors import RequestError
+from martlet.grammar.json_schema import SchemaOptions, schema_start
 from martlet.grammar.language import literals
 from martlet.grammar.matcher import Grammar, Matcher
 from martlet.grammar.regex import regex_language
@@ -121,7 +122,7 @@ def _whole(asked: Structured) -> State:
 
 
 def _json(schema: str, asked: Structured) -> State:
-    raise RequestError("json is not supported yet.", param="structured")
+    return schema_start(schema, SchemaOptions(asked.whitespace, asked.ordered))
 
 
 def _tags(asked: Structured) -> State:

@@ -11,23 +11,18 @@ import numpy as np
 
 from martlet.errors import RequestError
 from martlet.grammar.language import Language, literals
-from martlet.grammar.types import Dfa, Lexeme, State
+from martlet.grammar.types import Dfa, Lexeme, Plain, State
 from martlet.grammar.utf8 import to_bytes
 
 __all__ = ["END", "Again", "either", "first_bytes", "free_text", "language_state", "one_of", "then"]
 
 
-class _End:
+class _End(Plain):
     """The state after everything."""
 
     accepts = True
-    lexeme = None
-    budget = None
 
     def step(self, byte: int) -> State | None:
-        return None
-
-    def exit(self, label: int) -> State | None:
         return None
 
     def next_bytes(self) -> bytes | None:
@@ -61,17 +56,24 @@ class _Automaton:
         return found
 
 
-class _Inside:
+class _Inside(Plain):
     """A place inside an automaton. Where it goes on, it does; only elsewhere does what follows begin."""
 
-    __slots__ = ("_machine", "_q", "accepts", "lexeme")
-    budget = None
+    __slots__ = ("_accepts", "_lexeme", "_machine", "_q")
 
     def __init__(self, machine: _Automaton, q: int) -> None:
         self._machine, self._q = machine, q
-        self.lexeme = machine.lexeme, q
+        self._lexeme = machine.lexeme, q
         label = int(machine.dfa.accept[q])
-        self.accepts = machine.ends(q) or bool(label and machine.after(label).accepts)
+        self._accepts = machine.ends(q) or bool(label and machine.after(label).accepts)
+
+    @property
+    def accepts(self) -> bool:
+        return self._accepts
+
+    @property
+    def lexeme(self) -> tuple[Lexeme, int] | None:
+        return self._lexeme
 
     def step(self, byte: int) -> State | None:
         machine = self._machine
@@ -191,11 +193,10 @@ def one_of(texts: Sequence[str], after: Callable[[int], State], *, may_end: bool
     return _Automaton(dfa, lambda label: after(label - 1), used, lambda q: may_end and q == 1).at(1)
 
 
-class Again:
+class Again(Plain):
     """A state that is known later: free text, which leads to what leads back to it."""
 
     accepts = True
-    budget = None
     target: State
 
     @property
@@ -218,7 +219,7 @@ _CHARACTERS = bytes((*range(0x80), *range(0xC2, 0xF5)))  # with which a characte
 class _Then:
     """One state's text, and then another's: what follows begins where the first cannot go on."""
 
-    __slots__ = ("_first", "_second", "_made", "accepts", "lexeme", "budget")
+    __slots__ = ("_first", "_made", "_second", "accepts", "budget", "lexeme")
 
     def __init__(self, first: State, second: State, made: dict[State, State]) -> None:
         self._first, self._second, self._made = first, second, made
@@ -235,6 +236,10 @@ class _Then:
     def exit(self, label: int) -> State | None:
         state = self._first.exit(label)
         return None if state is None else _then(state, self._second, self._made)
+
+    def detours(self) -> list[tuple[bytes, State | None]]:
+        found = self._first.detours()
+        return [(text, None if after is None else _then(after, self._second, self._made)) for text, after in found]
 
     def next_bytes(self) -> bytes | None:
         known = self._first.next_bytes()
@@ -260,25 +265,23 @@ def then(first: State, second: State) -> State:
     return second if first is END else _then(first, second, {})
 
 
-class _Either:
+class _Either(Plain):
     """The texts of both states, told apart by and by."""
 
-    __slots__ = ("_a", "_b", "accepts")
-    lexeme = None
-    budget = None
+    __slots__ = ("_a", "_b")
 
     def __init__(self, a: State, b: State) -> None:
         self._a, self._b = a, b
-        self.accepts = a.accepts or b.accepts
+
+    @property
+    def accepts(self) -> bool:
+        return self._a.accepts or self._b.accepts
 
     def step(self, byte: int) -> State | None:
         a, b = self._a.step(byte), self._b.step(byte)
         if a is None or b is None:
             return b if a is None else a
         return _Either(a, b)
-
-    def exit(self, label: int) -> State | None:
-        return None
 
     def next_bytes(self) -> bytes | None:
         return bytes(sorted({*first_bytes(self._a), *first_bytes(self._b)}))

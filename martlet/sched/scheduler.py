@@ -375,7 +375,9 @@ class Scheduler:
         )
 
     def _finish_reason(self, seq: Sequence, token_id: int) -> FinishReason | None:
-        if token_id in seq.stop_ids and seq.n_generated >= seq.request.params.min_tokens:
+        params = seq.request.params
+        # Before min_tokens no end is sampled, unless a grammar's text is complete and nothing else can follow.
+        if token_id in seq.stop_ids and (seq.n_generated >= params.min_tokens or params.structured is not None):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(seq.ids) >= seq.limit else None
 
