@@ -16,6 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from martlet.commands.forms import add_structured_options, structured_options
 from martlet.config import BACKENDS, SCHEDULING_POLICIES, Setting, resolve_config
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
@@ -217,34 +218,7 @@ def add_sampling_options(parser: ArgumentParser, max_tokens: str, without: Colle
             reader, metavar = _reader(kind)
             group.add_argument(*names, dest=field.name, type=reader, metavar=metavar, help=text)
     if "structured" not in without:
-        _add_structured_options(parser)
-
-
-def _add_structured_options(parser: ArgumentParser) -> None:
-    """What the answer is held to; at most one."""
-    group = parser.add_argument_group("structured output (docs/structured.md)").add_mutually_exclusive_group()
-    group.add_argument("--json-schema", metavar="FILE", help="the answer is JSON that meets this schema")
-    group.add_argument("--json-object", action="store_true", help="the answer is a JSON object")
-    group.add_argument("--regex", metavar="PATTERN", help="the whole answer matches this regular expression")
-    group.add_argument("--grammar", metavar="FILE", help="the answer is a text of this grammar: GBNF, or Lark's EBNF")
-    group.add_argument(
-        "--choice", metavar="TEXT", action="append", help="the answer is one of these; give it several times"
-    )
-
-
-def _structured_options(args: Namespace) -> dict[str, Any] | None:
-    """What was given of them, as `Structured` takes it."""
-    found: dict[str, Any] = {}
-    if getattr(args, "json_schema", None) is not None:
-        found["json"] = read_file(args.json_schema)
-    if getattr(args, "json_object", False):
-        found["json_object"] = True
-    if getattr(args, "grammar", None) is not None:
-        found["grammar"] = read_file(args.grammar)
-    for name in ("regex", "choice"):
-        if getattr(args, name, None) is not None:
-            found[name] = getattr(args, name)
-    return found or None
+        add_structured_options(parser)
 
 
 def _said(default: object) -> str:
@@ -275,7 +249,7 @@ def _pairs(text: str) -> dict[int, float]:
 def sampling_options(args: Namespace) -> dict[str, Any]:
     """What was given, under `SamplingParams`' names."""
     given = {field.name: getattr(args, field.name, None) for field in fields(SamplingParams)}
-    given["structured"] = _structured_options(args)
+    given["structured"] = structured_options(args)
     if given["samplers"]:  # also as llama.cpp takes them: top_k;top_p;temperature
         given["samplers"] = [name for part in given["samplers"] for name in part.replace(",", ";").split(";")]
     return {

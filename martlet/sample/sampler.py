@@ -241,7 +241,7 @@ class SequenceSampler:
         """All tokens that may be sampled, with bias."""
         ids = self._allowed_ids
         if mask is not None:
-            ids = np.flatnonzero(mask & ~self._banned)
+            ids = np.flatnonzero(mask[: self._shared.vocab] & ~self._banned)
         n = len(ids)
         row, x = self._shared.row[:n], self._shared.row64[:n]
         np.take(logits, ids, out=row, mode="clip")  # "clip" writes to `out` without a copy; all ids are in range
