@@ -40,6 +40,7 @@ __all__ = [
 PAGE_SIZE = 32  # tokens of a KV page: the tile of the attention kernels
 BACKENDS = ("cpu", "reference", "null")
 SCHEDULING_POLICIES = ("fcfs", "priority", "shortest", "prefix", "fair", "deadline")
+DRAFTERS = ("auto", "ngram", "off")
 MAX_THREADS = 1024
 ORACLE_STEP_TOKENS = 64
 
@@ -82,6 +83,7 @@ class EngineConfig:
     page_size: int = PAGE_SIZE
     max_step_tokens: int = 512
     max_seqs: int = 16
+    draft: str = "auto"  # who guesses tokens: auto or ngram (the text itself), model=PATH, off
     policy: str = "fcfs"  # who runs first, and who gives its pages back
     stall_ms: float | None = None  # longest step while anybody decodes; None: a few times one that only decodes
     max_waiting: int | None = None  # sequences in the queue; None: any number
@@ -221,6 +223,11 @@ def _validate(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and not _is_path(value):
             raise RequestError(f"{name} is {value!r}; expected the path of a file to write.", param=name)
+    if not isinstance(config.draft, str) or not (config.draft in DRAFTERS or _names_model(config.draft)):
+        hint = nearest(str(config.draft), DRAFTERS)
+        raise RequestError(
+            f"draft is {config.draft!r}; expected {', '.join(DRAFTERS)} or model=PATH.{hint}", param="draft"
+        )
     for name in ("chat_template", "tokenizer_pre"):
         value = getattr(config, name)
         if value is not None and (not isinstance(value, str) or not value):
@@ -237,6 +244,11 @@ def _validate(config: EngineConfig) -> None:
             " sequence needs a token in every step. Raise max_step_tokens or lower max_seqs.",
             param="max_step_tokens",
         )
+
+
+def _names_model(draft: str) -> bool:
+    """Whether it is model=PATH."""
+    return draft.startswith("model=") and _is_path(draft.removeprefix("model="))
 
 
 def _is_path(value: object) -> bool:

@@ -75,6 +75,7 @@ class LLMOptions(TypedDict, total=False):
     backend: str | None
     max_step_tokens: int | None
     max_seqs: int | None
+    draft: str | None
     policy: str | None
     stall_ms: float | None
     max_waiting: int | None

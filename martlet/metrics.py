@@ -18,6 +18,7 @@ __all__ = [
     "Observer",
     "RequestMetrics",
     "SpanRecord",
+    "SpeculationTotals",
     "StartPhase",
     "StepRecord",
     "percentile",
@@ -56,6 +57,8 @@ class RequestMetrics:
     saved_s: float | None = None  # what computing n_cached tokens would have taken, at the engine's measured speed
     n_chunks: int = 0  # spans that computed prompt tokens, or tokens lost to a preemption
     n_preempted: int = 0  # times that a sequence of it lost its pages
+    n_drafted: int = 0  # tokens that were guessed and verified
+    n_accepted: int = 0  # of them, those that were right
     gaps_s: array[float] = field(default_factory=lambda: array("d"))  # between tokens of a sequence, in order
 
     @property
@@ -121,7 +124,40 @@ class RequestMetrics:
             "generated_tokens": self.n_generated,
             "chunks": self.n_chunks,
             "preemptions": self.n_preempted,
+            "drafted_tokens": self.n_drafted,
+            "accepted_tokens": self.n_accepted,
         }
+
+
+@dataclass(slots=True)
+class SpeculationTotals:
+    """What came of guesses. Position i is that of the i-th guess of a span, counted from 0."""
+
+    n_steps: int = 0  # with guesses, and without prompts
+    drafted: list[int] = field(default_factory=list)  # by position
+    accepted: list[int] = field(default_factory=list)
+    gain_s: float = 0.0  # time that those steps would have taken more, by what steps without guesses take
+
+    @property
+    def n_drafted(self) -> int:
+        """Guesses that were verified."""
+        return sum(self.drafted)
+
+    @property
+    def n_accepted(self) -> int:
+        """Of them, those that were right."""
+        return sum(self.accepted)
+
+    def count(self, n_drafted: int, n_accepted: int) -> int:
+        """Add a span's guesses; return how many were right."""
+        missing = n_drafted - len(self.drafted)
+        self.drafted += [0] * missing
+        self.accepted += [0] * missing
+        for position in range(n_drafted):
+            self.drafted[position] += 1
+        for position in range(n_accepted):
+            self.accepted[position] += 1
+        return n_accepted
 
 
 @dataclass(slots=True)
@@ -138,6 +174,7 @@ class EngineTotals:
     n_finished: int = 0  # sequences that ended by themselves,
     n_aborted: int = 0  # that their caller gave up,
     n_failed: int = 0  # and that failed
+    speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ _OPTIONAL = frozenset(
         "logprobs",
         "prompt_logprobs",
         "truncate_prompt_tokens",
+        "draft_tokens",
     }
 )
 # name: (lowest, highest)
@@ -73,6 +74,7 @@ _INT_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
         "mirostat": (0, 2),
         "penalty_last_n": (-1, _ANY),
         "no_repeat_ngram_size": (0, _ANY),
+        "draft_tokens": (0, 64),
     }
 )
 _FLOAT_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
@@ -159,6 +161,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None  # keep the last so many prompt tokens; -1: as many as the context holds
+    draft_tokens: int | None = None  # guessed at a time, if there is a drafter; 0: none; None: as many as pay
 
     def __post_init__(self) -> None:
         for spec in fields(self):

@@ -38,6 +38,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "TokenLogprobs",
+    "stop_ids",
 ]
 
 SeqId = NewType("SeqId", int)
@@ -148,6 +149,11 @@ class Request:
         return f"salt:{salt}" if salt.startswith(("adapter:", "salt:")) else salt
 
 
+def stop_ids(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
+    """The tokens that end a sequence; `eos_ids` are the model's."""
+    return frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else eos_ids)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence being generated: its token ids, and how many of their positions are in the KV cache.
@@ -187,7 +193,8 @@ class Sequence:
 class Span:
     """Compute positions [start, start + count) of one sequence in this step.
 
-    Decode is count 1, a prefill chunk is n, verifying k drafted tokens is k + 1. `new_pages` take the places from
+    Decode is count 1, a prefill chunk is n, verifying k drafted tokens is k + 1: the last known id and the draft's, a row of
+    logits each. `new_pages` take the places from
     `first_page` on of the sequence's page table, and the table ends after them: 0 hands out a new table, one less than
     its length replaces the last page.
     """
@@ -198,6 +205,7 @@ class Span:
     new_pages: tuple[PageId, ...]
     n_logits: int  # last rows that need logits; 0 inside a prefill
     first_page: int = 0  # where new_pages go; of no meaning when there are none
+    draft: tuple[int, ...] = ()  # guesses of the ids after the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +271,18 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class Sampled:
-    """What one span produced: the sampled token, or an error that ends this sequence only."""
+    """What one span produced: the sampled token, or an error that ends this sequence only.
+
+    After a draft there may be `more` tokens: one for each drafted id that was the sampled one.
+    """
 
     seq: SeqId
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    more: tuple[tuple[int, TokenLogprobs | None], ...] = ()
+    forced: tuple[int, ...] = ()  # the ids that will come next, whatever the logits say: a grammar allows no others
 
 
 @dataclass(frozen=True, slots=True)

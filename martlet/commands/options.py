@@ -37,6 +37,7 @@ __all__ = [
     "read_file",
     "read_size",
     "read_text",
+    "resolve_draft",
     "resolve_model",
     "sampling_options",
     "show_download",
@@ -54,6 +55,7 @@ ALIASES = {  # llama.cpp's names
     "mirostat_tau": ("--mirostat-ent",),
     "mirostat_eta": ("--mirostat-lr",),
     "stop": ("-r", "--reverse-prompt"),
+    "draft_tokens": ("--draft-max", "--draft-n"),
 }
 MEANINGS = {
     "max_tokens": "generate at most N tokens",
@@ -94,6 +96,7 @@ MEANINGS = {
     "prompt_logprobs": "the same for the prompt's tokens",
     "logprobs_mode": "before (raw) or after (processed) the sampling steps",
     "skip_special_tokens": "leave the text of control tokens out",
+    "draft_tokens": "guess N tokens at a time, whether it pays or not; 0: none (default: as many as pay)",
     "truncate_prompt_tokens": "keep the last N tokens of the prompt; -1: what fits",
 }
 BAR = 30  # characters
@@ -156,6 +159,12 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
         action=BooleanOptionalAction,
         default=None,
         help="keep what was computed for prompts that begin alike (default: yes)",
+    )
+    group.add_argument(
+        "--draft",
+        metavar="HOW",
+        help="guess tokens and verify several in a step: auto (the default: where it pays), ngram (the same), off, or"
+        " model=NAME for a smaller model of the same vocabulary",
     )
     add_scheduling_options(group)
     group.add_argument("--offline", action="store_true", default=None, help="forbid every network connection")
@@ -273,6 +282,7 @@ def engine_options(args: Namespace) -> LLMOptions:
         "offline": args.offline,
         "oracle": args.oracle,
         "prefix_cache": args.prefix_cache,
+        "draft": resolve_draft(args.draft, args.offline),
         "policy": args.policy,
         "stall_ms": args.stall_ms,
         "max_waiting": args.max_waiting,
@@ -323,6 +333,12 @@ def resolve_model(name: str, offline: bool | None) -> str:
     from martlet.hub import resolve  # only where there is a name to look up
 
     return str(resolve(name, offline=offline, progress=show_download if sys.stderr.isatty() else None))
+
+
+def resolve_draft(draft: str | None, offline: bool | None) -> str | None:
+    """The option with the path of a model that it names."""
+    how, is_named, name = (draft or "").partition("=")
+    return f"model={resolve_model(name, offline)}" if how == "model" and is_named and name else draft
 
 
 def show_download(done: int, total: int) -> None:

@@ -93,7 +93,8 @@ def _schedule(capsule: Mapping[str, Any], built: Built) -> Any:
 
     plan = built.plan
     limits = step_limits(built.config, built.spec.vocab, plan.context)
-    return Schedule(capsule, ScheduleLimits(limits, built.spec.vocab, plan.context, plan.n_pages, plan.page_size))
+    bounds = (built.spec.vocab, plan.context, plan.n_pages, plan.page_size, built.tokenizer.eog_ids)
+    return Schedule(capsule, ScheduleLimits(limits, *bounds))
 
 
 def _print_header(capsule: Mapping[str, Any]) -> None:
@@ -106,12 +107,15 @@ def _print_header(capsule: Mapping[str, Any]) -> None:
 
 def _line(step: ReplayedStep, built: Built) -> str:
     """`step 7: 3 sequences, 515 rows: 0: 0+512, 1: 44+1 → ' the', …`, and what differs."""
-    came, differ = dict(step.came), {seq: then for seq, _, then in step.differ}
+    came: dict[SeqId, list[int]] = {}
+    for seq, token_id in step.came:
+        came.setdefault(seq, []).append(token_id)
+    differ = {seq: then for seq, _, then in step.differ}
     parts = []
     for span in step.plan.spans[:MOST_NAMES]:
         part = f"{_name(step, span.seq)}: {span.start}+{span.count}"
         if span.seq in came:
-            part += f" → {_text(built, came[span.seq])}"
+            part += f" → {_text(built, *came[span.seq])}"
         if span.seq in differ:
             then = differ[span.seq]
             part += f" BUT RECORDED {'nothing' if then is None else _text(built, then)}"
@@ -136,8 +140,8 @@ def _first(plan: Any, seq: int) -> int:
     return next((int(span.start) for span in plan.spans if span.seq == seq), 0)
 
 
-def _text(built: Built, token_id: int) -> str:
-    return repr(built.tokenizer.decode([token_id], skip_special=False))
+def _text(built: Built, *ids: int) -> str:
+    return repr(built.tokenizer.decode(ids, skip_special=False))
 
 
 def _name(step: ReplayedStep, seq: SeqId) -> str:

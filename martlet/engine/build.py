@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from martlet.engine.watch import capsule_header, observers
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.grammar.compile import Grammars
-from martlet.kv_types import share_tokens
+from martlet.kv_types import parse_kv_types, share_tokens
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
 from martlet.models.adapters import Adapter, read_adapter
@@ -33,9 +33,11 @@ from martlet.models.load import load_model
 from martlet.ops.cpu.layout import packed_bytes
 from martlet.ops.interface import Backend, StepLimits
 from martlet.quant.table import RawTensor
+from martlet.runtime.draft_model import ModelDrafter
 from martlet.runtime.executors import LocalExecutor
-from martlet.runtime.kv import allocate_caches
+from martlet.runtime.kv import allocate_caches, kv_bytes_per_token
 from martlet.runtime.runner import Runner
+from martlet.sample.draft import Drafter, NgramDrafter
 from martlet.sample.random import SeedSource
 from martlet.sample.sampler import Sampler
 from martlet.sched.policy import POLICIES
@@ -170,6 +172,8 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         with timeline.phase("warm"):
             runner.warm()
             load_s = runner.probe_load()
+        with timeline.phase("draft"):
+            drafter = make_drafter(config, plan, tokenizer, model.spec.vocab, resources)
         pages = PagePool(plan.n_pages, config.page_size)
         scheduler = _scheduler(config, plan.context, limits, pages, tokenizer.eog_ids, make_cache(config, pages, tier))
         if load_s is not None:
@@ -182,6 +186,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
                 pages,
                 check=sampler.check,
                 observers=observers(config, plan, checkpoint, ops, resources),
+                drafter=drafter,
             ),
             tokenizer,
             template,
@@ -236,13 +241,43 @@ def _packed_bytes(config: EngineConfig) -> Callable[[Sequence[RawTensor]], int] 
     return lambda tensors: packed(tensors) + _reference_bytes(tensors)
 
 
-def _open(config: EngineConfig) -> Checkpoint:
+def _open(config: EngineConfig, param: str = "model") -> Checkpoint:
     if not Path(config.model).exists():
         raise RequestError(
             f"There is no file or folder {config.model!r}: give the path of a GGUF file or of a Hugging Face folder.",
-            param="model",
+            param=param,
         )
     return open_checkpoint(config.model)
+
+
+def make_drafter(
+    config: EngineConfig, plan: MemoryPlan, tokenizer: Tokenizer, vocab: int, resources: ExitStack
+) -> Drafter | None:
+    """Who guesses tokens, by the settings; `resources` frees a model that does.
+
+    Raises as `build` does for a model that cannot be opened, RequestError for one of another vocabulary.
+    """
+    kind, _, path = config.draft.partition("=")
+    if kind != "model":
+        return None if kind == "off" else NgramDrafter()
+    own = replace(config, model=path, max_context=None, kv_dtype="f16", oracle=False)
+    checkpoint = resources.enter_context(_open(own, "draft"))
+    if not load_tokenizer(checkpoint, own).has_same_tokens(tokenizer):
+        raise RequestError(
+            f"The draft model {path!r} has another vocabulary than {config.model!r}: give one of the same family.",
+            param="draft",
+        )
+    footprint = measure_for(checkpoint, own)
+    context = min(plan.context, footprint.spec.context)
+    page_bytes = own.page_size * kv_bytes_per_token(footprint.spec, parse_kv_types("f16"), own.page_size)
+    own = replace(own, max_context=context, kv_memory=plan.n_pages * page_bytes)
+    plan_memory(footprint, own, None if plan.available is None else plan.available - plan.total)
+    ops = make_backend(own)
+    resources.callback(ops.close)
+    model = load_model(checkpoint, ops, context=context)
+    limits = step_limits(own, model.spec.vocab, context)
+    kv = allocate_caches(ops, model.spec, plan.n_pages, own.page_size, "f16", limits)
+    return ModelDrafter(ops, model, kv, limits, PagePool(plan.n_pages, own.page_size), vocab)
 
 
 def load_tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:

@@ -6,7 +6,7 @@ who was preempted, what was saved, loaded and copied. It also has the tokens tha
 
     {"martlet_capsule": 1, "version": …, "model": {…}, "machine": {…}, "settings": {…},
      "requests": [{"id": "0", "prompt_ids": […], "params": {…}, "step": 1, "outputs": [[…]], "finish": ["length"]}, …],
-     "steps": [{"spans": [[seq, start, count, n_logits, first_page, [page, …]], …], "added": [[seq, request, index, limit, […]]]},
+     "steps": [{"spans": [[seq, start, count, n_logits, first_page, [page, …], [drafted, …]], …], "added": [[seq, request, index, limit, […]]]},
                17, …]}
 
 A number in "steps" means: so often again, every span one position further, on the pages that it has.
@@ -83,7 +83,7 @@ class CapsuleWriter(Observer):
         for sampled in record.result.sampled:
             if sampled.token_id is not None and sampled.seq in self._sequences:
                 number, index = self._sequences[sampled.seq]
-                self._requests[number]["outputs"][index].append(sampled.token_id)
+                self._requests[number]["outputs"][index] += [sampled.token_id, *(more[0] for more in sampled.more)]
         self._end(record.events)
 
     def broke(self, plan: StepPlan) -> None:
@@ -207,4 +207,6 @@ def read_capsule(path: str | Path) -> dict[str, Any]:
 
 def _span_row(span: Any) -> list[Any]:
     row: list[Any] = [span.seq, span.start, span.count, span.n_logits]
+    if span.draft:
+        return [*row, span.first_page, list(span.new_pages), list(span.draft)]
     return [*row, span.first_page, list(span.new_pages)] if span.new_pages else row

@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 
 from martlet.cache.pages import PagePool
 from martlet.engine.record import Recorder
+from martlet.engine.speculation import Speculator
 from martlet.errors import RequestError
 from martlet.metrics import EngineTotals, Observer, RequestMetrics
 from martlet.models.adapters import Adapter
 from martlet.runtime.executors import Executor
+from martlet.sample.draft import Drafter
 from martlet.sampling_params import SamplingParams
+from martlet.sched.planner import NO_DRAFTS, Drafts
 from martlet.sched.scheduler import Scheduler
-from martlet.types import Event, Request, StepPlan
+from martlet.types import Event, Request, SeqId, StepPlan
 
 __all__ = ["Engine"]
 
@@ -40,6 +43,7 @@ class Engine:
         check: Callable[[SamplingParams], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         observers: Sequence[Observer] = (),
+        drafter: Drafter | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -52,11 +56,14 @@ class Engine:
         self._recorder = Recorder(
             clock, lambda: (scheduler.n_running, scheduler.n_waiting, scheduler.n_free), observers
         )
+        self._speculator = None if drafter is None else Speculator(drafter, scheduler.cost, clock)
+        if self._speculator is not None:
+            self._recorder.totals.speculation = self._speculator.totals
+        self._forced: dict[SeqId, tuple[int, ...]] = {}  # ids that the last step says will come
 
     def add(self, request: Request) -> RequestMetrics:
         """Accept a request and return its metrics, which fill in as it runs; RequestError if it can never run."""
-        if self._check is not None:
-            self._check(request.params)
+        self._check_params(request.params)
         if request.adapter and request.adapter not in self._adapters:
             raise RequestError("The adapter of the request is not loaded (any more).", param="model")
         self.scheduler.add(request, self.clock())
@@ -64,15 +71,14 @@ class Engine:
 
     def fork(self, request: Request, parent: tuple[str, int]) -> RequestMetrics:
         """Accept a request whose ids go on from those of a sequence that lives (request id, index), sharing its pages."""
-        if self._check is not None:
-            self._check(request.params)
+        self._check_params(request.params)
         self.scheduler.fork(request, parent, self.clock())
         return self._recorder.accepted(request)
 
     def step(self) -> list[Event]:
         """Plan, run and commit one step. If it raises, call `clear` before anything else."""
         start = self.clock()
-        events = self._run(self.scheduler.plan(start), start)
+        events = self._run(self.scheduler.plan(start, self._drafts()), start)
         if self._leaving:
             self._drop_adapters()
         if not self.scheduler.has_work:
@@ -157,12 +163,31 @@ class Engine:
             self._recorder.close()
             self.executor.close()
 
+    def _check_params(self, params: SamplingParams) -> None:
+        if self._check is not None:
+            self._check(params)
+        if params.draft_tokens and self._speculator is None:
+            raise RequestError(
+                f"draft_tokens is {params.draft_tokens}, and this engine guesses nothing: leave it out, or start the"
+                " engine with draft=auto.",
+                param="draft_tokens",
+            )
+
+    def _drafts(self) -> Drafts:
+        """Guesses for the next step; see `speculation.py`."""
+        if self._speculator is None:
+            return NO_DRAFTS
+        return self._speculator.propose(self.scheduler.running, self.scheduler.n_waiting, self._forced)
+
     def _run(self, plan: StepPlan, start: float) -> list[Event]:
         planned = self.clock()
         self._recorder.planned(plan, planned)
         result = self.executor.run(plan)
         ran = self.clock()
         events = self.scheduler.commit(plan, result, ran)
+        if self._speculator is not None:
+            self._speculator.committed(plan, result, ran - start)
+            self._forced = {sampled.seq: sampled.forced for sampled in result.sampled if sampled.forced}
         self._recorder.committed(plan, result, events, (start, planned, ran))
         return events
 

@@ -69,7 +69,7 @@ class Recorder:
         prefilled = 0
         for span in plan.spans:
             entry = self._sequences.get(span.seq)
-            if entry is not None and (span.count > 1 or span.start < entry[0].n_prompt):
+            if entry is not None and (span.count - len(span.draft) > 1 or span.start < entry[0].n_prompt):
                 entry[0].n_chunks += 1
                 prefilled += span.count
         self._step_prefill = prefilled
@@ -81,6 +81,7 @@ class Recorder:
         self._plan = None
         self._prefilled(ran - planned)
         self._take(events, now)
+        self._count_drafts(plan, result)
         self.totals.n_steps += 1
         if self._observers:
             record = self._record(plan, result, tuple(events), (start, planned, ran, now))
@@ -155,6 +156,17 @@ class Recorder:
                     metrics.saved_s = self.saved_s(metrics.n_cached)
                     del self._open[event.request_id]
 
+    def _count_drafts(self, plan: StepPlan, result: StepResult) -> None:
+        drafted = [span for span in plan.spans if span.draft]
+        if not drafted:
+            return
+        came = {sampled.seq: len(sampled.more) for sampled in result.sampled}
+        for span in drafted:
+            if span.seq in self._sequences:
+                metrics = self._sequences[span.seq][0]
+                metrics.n_drafted += len(span.draft)
+                metrics.n_accepted += came.get(span.seq, 0)
+
     def _count(self, finish: FinishReason) -> None:
         if finish is FinishReason.ABORT:
             self.totals.n_aborted += 1
@@ -172,7 +184,7 @@ class Recorder:
             if span.seq not in self._sequences:
                 continue
             metrics, request_id, index = self._sequences[span.seq]
-            decode = span.count == 1 and span.start >= metrics.n_prompt
+            decode = span.count - len(span.draft) == 1 and span.start >= metrics.n_prompt
             spans.append(SpanRecord(request_id, index, span.start, span.count, decode))
         preempted = [self._sequences[seq_id][1:] for seq_id in plan.preempted if seq_id in self._sequences]
         running, waiting, free = self._load()

@@ -97,14 +97,16 @@ def replay(capsule: Mapping[str, Any], executor: Executor, schedule: Schedule) -
             if sampled.token_id is None:
                 step.error = sampled.error or step.error
                 continue
-            schedule.grow(sampled.seq)
+            tokens = (sampled.token_id, *(token_id for token_id, _ in sampled.more))
+            schedule.grow(sampled.seq, len(tokens))
             number, index = schedule.sequences[sampled.seq].place
-            recorded, position = then[number][index], seen[number][index]
-            seen[number][index] += 1
-            expected = recorded[position] if position < len(recorded) else None
-            step.came.append((sampled.seq, sampled.token_id))
-            if expected != sampled.token_id and not failed:
-                step.differ.append((sampled.seq, sampled.token_id, expected))
+            for token_id in tokens:
+                recorded, position = then[number][index], seen[number][index]
+                seen[number][index] += 1
+                expected = recorded[position] if position < len(recorded) else None
+                step.came.append((sampled.seq, token_id))
+                if expected != token_id and not failed:
+                    step.differ.append((sampled.seq, token_id, expected))
         yield step
     missing = sum(len(r) - n for rs, ns in zip(then, seen, strict=True) for r, n in zip(rs, ns, strict=True))
     if missing > 0:

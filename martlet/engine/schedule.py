@@ -14,7 +14,7 @@ from martlet.errors import MartletError, RequestError
 from martlet.ops.interface import StepLimits
 from martlet.runtime.tier_format import KEY_BYTES
 from martlet.sampling_params import SamplingParams, validate_for_vocab
-from martlet.types import Copy, Load, PageId, Request, Save, SeqId, Sequence, SlotId, Span, StepPlan
+from martlet.types import Copy, Load, PageId, Request, Save, SeqId, Sequence, SlotId, Span, StepPlan, stop_ids
 
 __all__ = ["Schedule", "ScheduleLimits"]
 
@@ -31,6 +31,7 @@ class ScheduleLimits:
     context: int
     n_pages: int
     page_size: int
+    eos_ids: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -62,9 +63,9 @@ class Schedule:
         number, index = self.sequences[seq].place
         return self.requests[number].request_id, index
 
-    def grow(self, seq: SeqId) -> None:
-        """A token was sampled for a sequence."""
-        self.sequences[seq].n_ids += 1
+    def grow(self, seq: SeqId, count: int) -> None:
+        """Tokens were sampled for a sequence."""
+        self.sequences[seq].n_ids += count
 
     def plans(self) -> Iterator[tuple[StepPlan, bool]]:
         """The plans in order, each with whether its step failed; the one before must have run."""
@@ -127,13 +128,15 @@ class Schedule:
         if seq in self.sequences:
             raise self._wrong(f"sequence {seq} twice", "each once")
         self.sequences[seq] = _Known((place, index), limit, len(ids))
-        return Sequence(seq, asked, index, ids, limit)
+        return Sequence(seq, asked, index, ids, limit, stop_ids(asked.params, self._limits.eos_ids))
 
     def _span(self, entry: Any) -> Span:
-        if not isinstance(entry, list) or len(entry) not in (4, 6):
-            raise self._wrong(f"the span {entry!r}", "four numbers, or five and a list of pages")
+        if not isinstance(entry, list) or len(entry) not in (4, 6, 7):
+            raise self._wrong(
+                f"the span {entry!r}", "four numbers, or five and a list of pages, or a draft after these"
+            )
         seq, start, count, n_logits = (self._whole(value, 0, _MOST, "a number of a span") for value in entry[:4])
-        first, pages = (entry[4], entry[5]) if len(entry) == 6 else (0, [])
+        first, pages = (entry[4], entry[5]) if len(entry) > 4 else (0, [])
         known = self.sequences.get(SeqId(seq))
         if known is None:
             raise self._wrong(f"a span of sequence {seq}", "one that was added")
@@ -145,7 +148,10 @@ class Schedule:
             known.n_pages = first + len(taken)
             if known.n_pages > -(-known.limit // self._limits.page_size):
                 raise self._wrong(f"{known.n_pages} pages of a sequence", f"what {known.limit} tokens take")
-        return Span(SeqId(seq), start, count, taken, n_logits, first)
+        draft = self._ids(entry[6], "a draft") if len(entry) == 7 else ()
+        if draft and not count == n_logits == len(draft) + 1:
+            raise self._wrong(f"a draft of {len(draft)} in a span of {count}", "a row of logits for each, and one more")
+        return Span(SeqId(seq), start, count, taken, n_logits, first, draft)
 
     def _check_spans(self, spans: tuple[Span, ...]) -> None:
         step = self._limits.step
@@ -156,13 +162,13 @@ class Schedule:
             raise self._wrong("a sequence with two spans", "one")
         for span in spans:
             known = self.sequences[span.seq]
-            end = span.start + span.count
-            room = min(known.n_pages * self._limits.page_size, known.n_ids)
-            if span.count < 1 or end > room or span.n_logits > span.count:
+            end, n_ids = span.start + span.count, known.n_ids + len(span.draft)
+            room = min(known.n_pages * self._limits.page_size, n_ids)
+            if span.count < 1 or end > room or span.n_logits > span.count or (span.draft and end != n_ids):
                 raise self._wrong(
                     f"the span {span.start}+{span.count} of sequence {span.seq}", f"positions below {room}"
                 )
-            if span.n_logits and end == known.n_ids >= known.limit and self._samples(span.seq):
+            if span.n_logits and end == n_ids >= known.limit and self._samples(span.seq):
                 raise self._wrong(f"a token after the last of sequence {span.seq}", f"at most {known.limit}")
 
     def _samples(self, seq: SeqId) -> bool:

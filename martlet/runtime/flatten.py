@@ -72,7 +72,7 @@ class StepBuffers:
             sequence = sequences[span.seq]
             if span.new_pages:
                 sequence.take_pages(span.first_page, span.new_pages)
-            self._add_rows(sequence, span.start, span.count, (ids, positions, slots))
+            self._add_rows(sequence, span, (ids, positions, slots))
             in_table = self._in_table[n_seqs]
             if in_table is None or in_table[0] is not sequence or in_table[1] != sequence.version:
                 self._table[n_seqs, : len(sequence.pages)] = sequence.pages
@@ -102,11 +102,10 @@ class StepBuffers:
         if self._recent:
             self._recent.release(sequence.recent)
 
-    def _add_rows(
-        self, sequence: SequenceRows, start: int, count: int, rows: tuple[list[int], list[int], list[int]]
-    ) -> None:
+    def _add_rows(self, sequence: SequenceRows, span: Span, rows: tuple[list[int], list[int], list[int]]) -> None:
         """Add a span's ids, positions and slots."""
         (ids, positions, slots), size = rows, self._page_size
+        start, count = span.start, span.count
         if count == 1:  # decode: lists are quicker than arrays of one
             ids.append(sequence.ids[start])
             positions.append(start)
@@ -114,6 +113,7 @@ class StepBuffers:
             return
         places = np.add(self._count_up[:count], start)
         ids += sequence.ids[start : start + count]
+        ids += span.draft
         positions += places.tolist()
         slots += (np.array(sequence.pages)[places // size] * size + places % size).tolist()
 

@@ -36,7 +36,7 @@ _ALONE = SeqId(0)  # a sequence in a table of its own, which never meets those t
 class _Running:
     """What the runner keeps of a sequence."""
 
-    __slots__ = ("adapter", "n_prompt", "prompt_logprobs", "rows", "sampler")
+    __slots__ = ("adapter", "min_tokens", "n_prompt", "prompt_logprobs", "rows", "sampler", "stop_ids")
 
     def __init__(self, seq: Sequence, shared: Sampler) -> None:
         params = seq.request.params
@@ -44,6 +44,7 @@ class _Running:
         self.adapter = seq.request.adapter
         self.n_prompt = seq.n_prompt
         self.prompt_logprobs = params.prompt_logprobs
+        self.stop_ids, self.min_tokens = seq.stop_ids, params.min_tokens
         self.sampler: SequenceSampler | None = None  # of a request that wants no token, only its prompt's logprobs
         if params.max_tokens != 0:
             self.sampler = shared.start(params, seq.request.prompt_ids, seq.index)
@@ -194,11 +195,38 @@ class Runner:
                 scored = self._score(running, end - span.n_logits, logits)
             if end < len(running.rows.ids) or running.sampler is None:
                 return Sampled(span.seq, None, prompt_logprobs=scored)
-            token_id, logprobs = running.sampler.sample(logits[-1])
+            token_id, logprobs = running.sampler.sample(logits[0 if span.draft else -1])
         except SampleError as error:  # it ends this sequence only
             return Sampled(span.seq, None, error=str(error))
         running.rows.ids.append(token_id)
-        return Sampled(span.seq, token_id, logprobs, scored)
+        more = self._verify(running, span.draft, logits) if span.draft else ()
+        return Sampled(span.seq, token_id, logprobs, scored, more=more)
+
+    def _verify(
+        self, running: _Running, draft: tuple[int, ...], logits: F32
+    ) -> tuple[tuple[int, TokenLogprobs | None], ...]:
+        """Go on sampling after the first row as long as the draft has guessed what was sampled.
+
+        A row is good if all ids before it are: then it is the row that decoding alone would have had, to the bit, and the
+        sampler, whose random numbers depend on the position only, chooses from it as it would have then.
+        """
+        assert running.sampler is not None
+        ids, found = running.rows.ids, []
+        for guess, row in zip(draft, logits[1:], strict=True):
+            if ids[-1] != guess or self._ends(running):
+                break
+            try:
+                token_id, logprobs = running.sampler.sample(row)
+            except SampleError:  # the next step meets it again, and says so
+                break
+            ids.append(token_id)
+            found.append((token_id, logprobs))
+        return tuple(found)
+
+    def _ends(self, running: _Running) -> bool:
+        """Whether the last id ends the sequence: nothing is sampled after it."""
+        ids = running.rows.ids
+        return ids[-1] in running.stop_ids and len(ids) - running.n_prompt >= running.min_tokens
 
     def _score(self, running: _Running, start: int, logits: F32) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of the prompt's tokens from start + 1 on: row i is about position start + i + 1."""

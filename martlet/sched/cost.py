@@ -8,6 +8,9 @@ Two, so that what prompts take never passes for what decoding takes: a step's le
 is fitted by the projections of Kaczmarz in a norm that weighs every coefficient by its size: a measured step scales the
 coefficients by what they got wrong, each by the share that it had in the prediction. So none becomes negative, none
 needs a unit, features that always move together share their cost, and an update is a dozen products.
+
+What guesses add to a step that decodes is no line: four rows take little longer than one, whose time is that of reading
+the weights, and eight twice as long as four. `RowTimes` is a table.
 """
 
 from __future__ import annotations
@@ -16,10 +19,13 @@ import math
 from dataclasses import dataclass
 from operator import mul
 
-__all__ = ["CostModel", "LinearFit", "Work"]
+__all__ = ["TILE", "CostModel", "LinearFit", "RowTimes", "Work"]
 
 SCALE = 1024.0  # positions are counted in thousands, so that all features are of a like size
 DECODE_PRIOR, PREFILL_PRIOR = (1e-3, 5e-4, 5e-4), (1e-4, 5e-4, 5e-4, 1e-4)  # seconds; until steps are measured
+TILE = 4  # rows that a product computes together: 2 to 4 take as long
+FIRST_TILE, A_TILE = 0.45, 1.05  # what it adds to a step of one row, and each tile more, until measured
+NEWEST, DRIFT = 0.2, 0.005  # weight of a measurement, and of the prior where nothing is measured any more
 FAST, SLOW = 1.0, 0.3  # share of the error that an update corrects: of the first ones, and later
 SETTLED = 8  # how many are the first ones
 LEAST = 0.1  # of a coefficient is left by an update in any case
@@ -39,6 +45,7 @@ class Work:
     decode_reads: int = 0  # positions, over all rows
     prefill_reads: int = 0
     prefill_behind: int = 0  # positions before a chunk's end, over all chunks
+    n_draft: int = 0  # rows that verify guesses, beside those of n_decode
 
 
 class LinearFit:
@@ -67,12 +74,51 @@ class LinearFit:
         self.weights = tuple([w * max(LEAST, 1.0 + step * part) for w, part in zip(self.weights, parts, strict=True)])
 
 
+class RowTimes:
+    """Seconds of steps without prompts, by the number of their rows in tiles."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, float] = {}
+
+    def predict(self, n_rows: int) -> float:
+        """Seconds; of a number of tiles that was never measured, by the nearest that was."""
+        place = _place(n_rows)
+        found = self._times.get(place)
+        if found is not None:
+            return found
+        if not self._times:
+            return _shape(place)
+        nearest = min(self._times, key=lambda other: abs(other - place))
+        return self._times[nearest] * _shape(place) / _shape(nearest)
+
+    def update(self, n_rows: int, seconds: float) -> None:
+        """Learn that a step of so many rows took `seconds`; what others are known for drifts to what that lets expect."""
+        place = _place(n_rows)
+        old = self._times.get(place)
+        if old is None:
+            self._times[place] = seconds
+            return
+        self._times[place] = new = old + NEWEST * (min(seconds, 2.0 * old) - old)
+        for other, time in self._times.items():
+            if other != place:
+                self._times[other] = time + DRIFT * (new * _shape(other) / _shape(place) - time)
+
+
+def _place(n_rows: int) -> int:
+    return 0 if n_rows <= 1 else -(-n_rows // TILE)
+
+
+def _shape(place: int) -> float:
+    return 1.0 if place == 0 else 1.0 + FIRST_TILE + A_TILE * (place - 1)
+
+
 class CostModel:
     """Seconds of a step, and of a page's way back from the second tier."""
 
     def __init__(self) -> None:
         self._decode = LinearFit(DECODE_PRIOR)
         self._prefill = LinearFit(PREFILL_PRIOR)
+        self._rows = RowTimes()
         self._load_s: float | None = None  # of one page
         self._blind = PROBE  # steps since one that only decoded
 
@@ -85,8 +131,15 @@ class CostModel:
         return self._blind >= PROBE
 
     def decode_s(self, work: Work) -> float:
-        """What a step takes for its decoding rows, and for being a step."""
-        return self._decode.predict((1.0, work.n_decode, work.decode_reads / SCALE))
+        """What a step takes for its decoding rows and their drafts, and for being a step."""
+        plain = self._decode.predict((1.0, work.n_decode, work.decode_reads / SCALE))
+        if not work.n_draft:
+            return plain
+        return plain * self.rows_s(work.n_decode + work.n_draft) / self.rows_s(work.n_decode)
+
+    def rows_s(self, n_rows: int) -> float:
+        """What a step of so many rows without prompts takes, of late."""
+        return self._rows.predict(n_rows)
 
     def prefill_s(self, start: int, count: int) -> float:
         """What computing `count` prompt positions from `start` on adds to a step."""
@@ -114,7 +167,9 @@ class CostModel:
         if work.n_prefill:
             x = 1.0, work.n_prefill, work.prefill_reads / SCALE, work.prefill_behind / SCALE
             self._prefill.update(x, seconds - self.decode_s(work))
-        else:
+            return
+        self._rows.update(work.n_decode + work.n_draft, seconds)
+        if not work.n_draft:
             self._decode.update((1.0, work.n_decode, work.decode_reads / SCALE), seconds)
 
     def observe_load(self, n_pages: int, seconds: float) -> None:

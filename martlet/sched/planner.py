@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from martlet.sched.admission import PageKeeper, common_ids
 from martlet.sched.budget import StepBudget, stall_limit
@@ -27,11 +28,14 @@ from martlet.sched.policy import Facts, Policy
 from martlet.sched.queue import WaitingQueue, rank
 from martlet.types import Copy, Load, SeqId, Sequence, Span, StepPlan, StepResult
 
-__all__ = ["Draft", "Planner"]
+__all__ = ["NO_DRAFTS", "Drafts", "Planner", "Sketch"]
+
+Drafts = Mapping[SeqId, tuple[int, ...]]  # guesses of the ids that come next
+NO_DRAFTS: Drafts = MappingProxyType({})
 
 
 @dataclass(slots=True)
-class Draft:
+class Sketch:
     """A plan that is being made."""
 
     spans: list[Span] = field(default_factory=list)
@@ -70,19 +74,19 @@ class Planner:
         self.known: set[SeqId] = set()  # sequences that a plan has added and none has dropped
         self.n_preempted = 0
 
-    def plan(self, now: float) -> Draft:
+    def plan(self, now: float, drafts: Drafts) -> Sketch:
         """Choose the spans of the next step and allocate their pages."""
-        draft = Draft()
-        self._make_room(draft)
-        prompts = self._decodes(draft)
+        sketch = Sketch()
+        self._make_room(sketch)
+        prompts = self._decodes(sketch, drafts)
         if prompts or self.waiting:
-            budget = self._budget(draft.work, prompts, now)
+            budget = self._budget(sketch.work, prompts, now)
             for seq in prompts:
-                self._add_chunk(seq, budget, draft)
-            if self.waiting and not draft.preempted:
-                self._admit(budget, draft)
+                self._add_chunk(seq, budget, sketch)
+            if self.waiting and not sketch.preempted:
+                self._admit(budget, sketch)
             self._keeper.unpin()
-        return draft
+        return sketch
 
     def leave(self, seq: Sequence) -> None:
         """Take a sequence that ends out of where it is, and its pages from it."""
@@ -121,7 +125,7 @@ class Planner:
         self._keeper.clear()
 
     # -- those that run ---------------------------------------------------------------------------------------------
-    def _make_room(self, draft: Draft) -> None:
+    def _make_room(self, sketch: Sketch) -> None:
         """Give a page to each sequence whose next position needs one, taking them from the last if need be."""
         size = self._page_size
         for seq in [seq for seq in self.running if seq.n_cached == len(seq.pages) * size]:
@@ -130,7 +134,7 @@ class Planner:
                 if pages is not None:
                     seq.pages += pages
                     break
-                self._preempt(self._victim(), draft)
+                self._preempt(self._victim(), sketch)
 
     def _victim(self) -> Sequence:
         """The last by the policy, among those that were not preempted too often."""
@@ -139,7 +143,7 @@ class Planner:
         key = self._policy.key
         return max(self.running, key=lambda seq: (seq.n_preempted < MAX_PREEMPTED, key(seq, self._facts), seq.seq_id))
 
-    def _preempt(self, seq: Sequence, draft: Draft) -> None:
+    def _preempt(self, seq: Sequence, sketch: Sketch) -> None:
         """Take the pages; the ids stay, and what the cache does not keep is computed again later."""
         self.running.remove(seq)
         self._keeper.give_back(seq)
@@ -148,32 +152,54 @@ class Planner:
         self._growth.preempted()
         self._backing_off = True
         self.n_preempted += 1
-        draft.preempted.append(seq.seq_id)
+        sketch.preempted.append(seq.seq_id)
 
-    def _decodes(self, draft: Draft) -> list[Sequence]:
-        """Add the spans of one token; return the running sequences that have more to compute."""
+    def _decodes(self, sketch: Sketch, drafts: Drafts) -> list[Sequence]:
+        """Add the spans of one token and its draft; return the running sequences that have more to compute."""
         prompts: list[Sequence] = []
-        spans, reads = draft.spans, 0
+        spans, reads = sketch.spans, 0
         for seq in self.running:
             start = seq.n_cached
             if len(seq.ids) - start != 1:
                 prompts.append(seq)
+            elif drafts and seq.seq_id in drafts and seq.seq_id in self.known:
+                self._add_draft(seq, drafts[seq.seq_id], sketch)
+                reads += start
             elif seq.n_sent == len(seq.pages):
                 spans.append(Span(seq.seq_id, start, 1, (), 1))
                 reads += start
             else:
-                self._add_span(seq, 1, 1, draft)
+                self._add_span(seq, 1, 1, sketch)
                 reads += start
-        draft.work.n_decode = len(spans)
-        draft.work.decode_reads = reads + len(spans)
+        sketch.work.n_decode = len(spans)
+        sketch.work.decode_reads = reads + len(spans)
         return prompts
+
+    def _add_draft(self, seq: Sequence, ids: tuple[int, ...], sketch: Sketch) -> None:
+        """Add a span that verifies a draft, or as much of it as fits: drafts take pages that are free, and no one's else."""
+        limits, size, end = self._limits, self._page_size, seq.n_cached + 1
+        most = min(
+            len(ids),
+            seq.limit - len(seq.ids) - 1,  # a token is sampled after the last guess too
+            limits.max_logits - limits.max_seqs - sketch.work.n_draft,
+            limits.max_step_tokens - len(self.running) - sketch.work.n_draft,
+        )
+        missing = self._keeper.pool.pages_for(end + most) - len(seq.pages)
+        if missing > 0:
+            seq.pages += self._keeper.take(missing) or ()
+        count = max(0, min(most, len(seq.pages) * size - end))
+        sketch.work.n_draft += count
+        self._add_span(seq, 1 + count, 1 + count, sketch, ids[:count])
 
     # -- prompts ----------------------------------------------------------------------------------------------------
     def _budget(self, work: Work, prompts: list[Sequence], now: float) -> StepBudget:
         """What prompts may take of this step."""
         limits = self._limits
         budget = StepBudget(
-            self._cost, self._page_size, limits.max_step_tokens - work.n_decode, limits.max_logits - limits.max_seqs
+            self._cost,
+            self._page_size,
+            limits.max_step_tokens - work.n_decode - work.n_draft,
+            limits.max_logits - limits.max_seqs - work.n_draft,
         )
         if work.n_decode == 0:
             return budget
@@ -192,7 +218,7 @@ class Planner:
         budget.seconds = stall_limit(self._cost.decode_s(work), crowd, limits.stall_s, itl, urgent)
         return budget
 
-    def _add_chunk(self, seq: Sequence, budget: StepBudget, draft: Draft) -> None:
+    def _add_chunk(self, seq: Sequence, budget: StepBudget, sketch: Sketch) -> None:
         """Add the next span of a prompt, if anything is left for it.
 
         Logits are needed for the rows from n_scored on, which are a span's last ones, and for the row of the last id.
@@ -200,12 +226,12 @@ class Planner:
         start, remaining = seq.n_cached, len(seq.ids) - seq.n_cached
         if remaining == 1:  # all but the last token was there already: as much work as a sequence that decodes
             budget.tokens -= 1
-            draft.work.n_decode += 1
-            draft.work.decode_reads += start + 1
-            self._add_span(seq, 1, 1, draft)
+            sketch.work.n_decode += 1
+            sketch.work.decode_reads += start + 1
+            self._add_span(seq, 1, 1, sketch)
             return
         count = budget.chunk(start, remaining)
-        if draft.work.n_prefill == 0:
+        if sketch.work.n_prefill == 0:
             count = max(count, budget.least(remaining))
         if count == 0:
             return
@@ -217,21 +243,22 @@ class Planner:
         else:
             n_logits = 1 if count == remaining else 0
         budget.spend(start, count, n_logits)
-        draft.work.n_prefill += count
-        draft.work.prefill_reads += count * start + count * (count + 1) // 2
-        draft.work.prefill_behind += start + count
-        self._add_span(seq, count, n_logits, draft)
+        sketch.work.n_prefill += count
+        sketch.work.prefill_reads += count * start + count * (count + 1) // 2
+        sketch.work.prefill_behind += start + count
+        self._add_span(seq, count, n_logits, sketch)
 
-    def _add_span(self, seq: Sequence, count: int, n_logits: int, draft: Draft) -> None:
+    def _add_span(self, seq: Sequence, count: int, n_logits: int, sketch: Sketch, draft: tuple[int, ...] = ()) -> None:
         """Add a span, with the pages that no span has handed out."""
-        draft.spans.append(Span(seq.seq_id, seq.n_cached, count, tuple(seq.pages[seq.n_sent :]), n_logits, seq.n_sent))
+        new = tuple(seq.pages[seq.n_sent :])
+        sketch.spans.append(Span(seq.seq_id, seq.n_cached, count, new, n_logits, seq.n_sent, draft))
         seq.n_sent = len(seq.pages)
         if seq.seq_id not in self.known:
             self.known.add(seq.seq_id)
-            draft.added.append(seq)
+            sketch.added.append(seq)
 
     # -- those that wait --------------------------------------------------------------------------------------------
-    def _admit(self, budget: StepBudget, draft: Draft) -> None:
+    def _admit(self, budget: StepBudget, sketch: Sketch) -> None:
         """Admit waiting sequences in the policy's order while there is room."""
         if self._backing_off and self.running:
             return
@@ -241,7 +268,7 @@ class Planner:
             if seq is None:
                 return
             parent = None if seq.parent is None else self._live.get(seq.parent)
-            if parent is None and budget.is_spent and (draft.work.n_prefill or budget.closed):
+            if parent is None and budget.is_spent and (sketch.work.n_prefill or budget.closed):
                 return  # no time is left for its prompt
             if self._is_held(seq, parent):
                 held.add(seq)
@@ -251,12 +278,12 @@ class Planner:
             if admission is None:
                 return
             self._start(seq)
-            draft.copies += admission.copies
+            sketch.copies += admission.copies
             if admission.loads:
-                draft.loads += admission.loads
+                sketch.loads += admission.loads
                 self._loading[seq.seq_id] = admission.loads
             else:
-                self._add_chunk(seq, budget, draft)
+                self._add_chunk(seq, budget, sketch)
 
     def _start(self, seq: Sequence) -> None:
         self.waiting.remove(seq)

@@ -16,7 +16,7 @@ from martlet.errors import CapacityError, RequestError
 from martlet.sched.admission import PageKeeper, common_ids
 from martlet.sched.cost import CostModel, Work
 from martlet.sched.limits import SchedulerLimits
-from martlet.sched.planner import Planner
+from martlet.sched.planner import NO_DRAFTS, Drafts, Planner
 from martlet.sched.policy import DECODE_WEIGHT, POLICIES, Policy
 from martlet.sched.queue import rank
 from martlet.sched.write_behind import WriteBehind
@@ -30,6 +30,7 @@ from martlet.types import (
     Sequence,
     StepPlan,
     StepResult,
+    stop_ids,
 )
 
 __all__ = ["Scheduler", "SchedulerLimits"]
@@ -81,11 +82,11 @@ class Scheduler:
         limit = self._limit(request)
         params = request.params
         self._planner.waiting.check_room(params.n, params.n * len(request.prompt_ids))
-        stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_ids)
+        ends = stop_ids(params, self._eos_ids)
         self._join(request.scheduling.tenant)
         sequences: list[Sequence] = []
         for index in range(params.n):
-            seq = Sequence(SeqId(self._next_seq), request, index, list(request.prompt_ids), limit, stop_ids)
+            seq = Sequence(SeqId(self._next_seq), request, index, list(request.prompt_ids), limit, ends)
             if params.prompt_logprobs is None or index > 0:
                 seq.n_scored = seq.n_prompt  # the n sequences share their prompt: the first one reports it
             seq.arrival_s = request.arrival_s or now
@@ -163,9 +164,10 @@ class Scheduler:
         pending, self._pending = self._pending, []
         return pending + [Event(seq.request.request_id, seq.index, finish=finish, error=error) for seq in ended]
 
-    def decoding(self) -> Iterator[Sequence]:
-        """The running sequences whose next span is one token."""
-        return (seq for seq in self._planner.running if len(seq.ids) - seq.n_cached == 1)
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences that hold pages."""
+        return self._planner.running
 
     @property
     def has_work(self) -> bool:
@@ -224,21 +226,24 @@ class Scheduler:
         return self._keeper.n_available
 
     # -- a step ---------------------------------------------------------------------------------------------------
-    def plan(self, now: float = 0.0) -> StepPlan:
-        """Choose the spans of the next step and allocate their pages; `now` is the time, which only ever grows."""
+    def plan(self, now: float = 0.0, drafts: Drafts = NO_DRAFTS) -> StepPlan:
+        """Choose the spans of the next step and allocate their pages; `now` is the time, which only ever grows.
+
+        `drafts` are guesses of what comes next in sequences that decode; how much of them fits is decided here.
+        """
         self._expire(now)
-        draft = self._planner.plan(now)
-        self._planned = now, draft.work
+        sketch = self._planner.plan(now, drafts)
+        self._planned = now, sketch.work
         self._step += 1
         return StepPlan(
             self._step,
-            tuple(draft.spans),
-            tuple(draft.added),
+            tuple(sketch.spans),
+            tuple(sketch.added),
             tuple(self._dropped),
-            tuple(draft.preempted),
+            tuple(sketch.preempted),
             self._keeper.saves(self._write_behind.most),
-            tuple(draft.loads),
-            tuple(draft.copies),
+            tuple(sketch.loads),
+            tuple(sketch.copies),
         )
 
     def flush_plan(self, most: int) -> StepPlan | None:
@@ -262,8 +267,9 @@ class Scheduler:
         for span in plan.spans:
             seq = live.get(span.seq)
             if seq is not None:  # None: aborted while the step ran
-                seq.n_cached = span.start + span.count
-                if publish and (span.count > 1 or seq.n_cached == seq.n_prompt):
+                count = span.count - len(span.draft)  # what is right of a draft is taken in with its tokens
+                seq.n_cached = span.start + count
+                if publish and (count > 1 or seq.n_cached == seq.n_prompt):
                     self._keeper.publish(seq)
         if self._policy.serves:
             self._serve(plan)
@@ -273,6 +279,8 @@ class Scheduler:
             seq = live.get(sampled.seq)
             if seq is not None:
                 events.append(self._accept(seq, sampled))
+                if sampled.more:
+                    events += self._accept_more(seq, sampled)
         return events
 
     def check(self) -> None:
@@ -373,6 +381,14 @@ class Scheduler:
             finish,
             stop_reason,
         )
+
+    def _accept_more(self, seq: Sequence, sampled: Sampled) -> Iterator[Event]:
+        """Take in the tokens after the first: each says that the guess before it was right, so its position is good."""
+        for token_id, logprobs in sampled.more:
+            if seq.seq_id not in self._live:
+                return
+            seq.n_cached += 1
+            yield self._accept(seq, Sampled(seq.seq_id, token_id, logprobs))
 
     def _finish_reason(self, seq: Sequence, token_id: int) -> FinishReason | None:
         params = seq.request.params

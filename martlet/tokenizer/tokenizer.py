@@ -161,6 +161,11 @@ class Tokenizer:
             return bytes([int(text[3:5], 16)])
         return text_bytes(text.replace(SPACE, " "))
 
+    def has_same_tokens(self, other: Tokenizer) -> bool:
+        """Whether the ids that both have mean the same: one vocabulary may be filled up further."""
+        n = min(self.vocab_size, other.vocab_size)
+        return list(self._texts[:n]) == list(other._texts[:n]) and self.eog_ids == other.eog_ids
+
     def is_added(self, token: int) -> bool:
         """Whether a token is a control token or a user-defined one, which a text is cut at before anything else."""
         return token in self._added

@@ -26,6 +26,7 @@ from martlet.types import MissReason, Request, Scheduling
 __all__ = ["FEATURES", "Load", "check", "make_load", "open_row", "pairs_of", "plain_answers", "run_row"]
 
 PAGE = 32
+GUESSES = 3  # at a time
 PLENTY = 64  # pages, where there shall be enough
 SHUFFLED = (0, 1, 5, 3, 2, 4)
 POLICIES = ("priority", "shortest", "prefix", "fair", "deadline")
@@ -58,6 +59,7 @@ class Feature:
         str, ...
     ] = ()  # what is asked before and after each request: "like", itself, "filler", itself "again"
     beams: bool = False
+    draft: str | None = None  # who guesses: "ngram", or "model", the model itself, which guesses the likeliest token
     disk: str | None = None  # "cold": an empty folder; "warm": one that another engine has left
     excludes: tuple[str, ...] = ()  # of another way to do the same
     in_pairs: bool = True
@@ -145,6 +147,10 @@ FEATURES: dict[str, Feature] = {
         batch=True,
         disk="cold",
     ),
+    "n-gram draft": Feature(
+        lambda seen: seen.n_accepted > 0 and seen.n_refused > 0, draft="ngram", excludes=("draft model",)
+    ),
+    "draft model": Feature(lambda seen: seen.n_accepted > 0 and seen.n_refused > 0, draft="model"),
     "forks": Feature(
         lambda seen: seen.n_shared > 0 and (seen.n_copies > 0 or seen.share > PAGE or seen.n_preempted > 0), max_seqs=4
     ),
@@ -193,6 +199,9 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
     disk = next((feature.disk for feature in features if feature.disk is not None), None)
     if disk is not None:
         options["kv_disk"] = str(folder)
+    draft = next((feature.draft for feature in features if feature.draft is not None), None)
+    if draft is not None:
+        options["draft"] = f"model={path}" if draft == "model" else draft
     if disk == "warm":
         with open_row(path, load.context, kv_dtype, PLENTY, **options) as llm:
             _drive(llm, load.requests)
@@ -207,6 +216,8 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
 
         if any(feature.primed for feature in features):
             _drive(llm, [replace(_like(load.requests[4]), request_id="first")])
+        if draft is not None:
+            asked = [replace(one, params=replace(one.params, draft_tokens=GUESSES)) for one in asked]
         _drive(llm, asked, batch=batch, staggered=staggered, at_third=search if beams else None)
         llm.engine.scheduler.check()
     return seen
@@ -237,7 +248,14 @@ def check(path: Path, load: Load, plain: Answers, kv_dtype: str, features: Seque
 
 def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any) -> LLM:
     """An engine that is plain but for `options`. No measured time decides what happens: all steps take equally long."""
-    plain = {"threads": 1, "max_seqs": 1, "prefix_cache": False, "max_step_tokens": 256, "max_context": context}
+    plain = {
+        "threads": 1,
+        "max_seqs": 1,
+        "prefix_cache": False,
+        "draft": "off",
+        "max_step_tokens": 256,
+        "max_context": context,
+    }
     memory = {"kv_dtype": kv_dtype, "kv_memory": pages * _page_bytes(path, kv_dtype)}
     llm = LLM(str(path), **{**plain, **memory, **options})
     seconds = itertools.count(1)

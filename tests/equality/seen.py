@@ -43,6 +43,7 @@ class Seen(Observer):
         self.answers = Answers()
         self.sequences: dict[SeqId, Running] = {}
         self.most_spans = self.n_mixed = self.n_copies = self.n_loads = self.n_swapped = self.n_shared = 0
+        self.n_accepted = self.n_refused = 0  # guesses
         self.n_preempted = self.n_again = self.n_failed = self.n_evicted = 0
         self.n_threads = 1 + sum(thread.name.startswith("martlet-") for thread in threading.enumerate())
         self.share = share_tokens(llm.config.kv_dtype)  # where sequences may leave what they share
@@ -83,8 +84,9 @@ class Seen(Observer):
             if seq.request.request_id not in self.started:
                 self.started.append(seq.request.request_id)
             self.chunks[span.seq] += span.start < seq.n_prompt
-            self.n_again += max(0, min(span.start + span.count, self._reach[span.seq]) - span.start)
-            self._reach[span.seq] = max(self._reach[span.seq], span.start + span.count)
+            end = span.start + span.count - len(span.draft)
+            self.n_again += max(0, min(end, self._reach[span.seq]) - span.start)
+            self._reach[span.seq] = max(self._reach[span.seq], end)
         self.beside_beams += len(names) == 2
         siblings = [self.sequences[span.seq] for span in plan.spans]
         for one, other in itertools.combinations(siblings, 2):
@@ -127,12 +129,16 @@ class Seen(Observer):
                 yield seq.cache_use.n_tokens, seq.n_prompt, seq.cache_use.reason
 
     def _spy(self, span: Any, logits: Any) -> Any:
-        seq = self.sequences[span.seq]
-        for row, position in enumerate(range(span.start + span.count - span.n_logits, span.start + span.count)):
+        seq, sampled = self.sequences[span.seq], self._sample(span, logits)
+        n_good = 1 + len(sampled.more) if span.draft else span.n_logits  # rows after a wrong guess are of no text
+        self.n_accepted += len(sampled.more)
+        self.n_refused += len(span.draft) - len(sampled.more)
+        first = span.start + span.count - span.n_logits
+        for row, position in enumerate(range(first, first + n_good)):
             key = seq.request.request_id, seq.index, position
             digest = blake2b(logits[row].tobytes(), digest_size=16).digest()
             assert self.answers.logits.setdefault(key, digest) == digest, f"other logits when computed again: {key}"
-        return self._sample(span, logits)
+        return sampled
 
     def _count_evicted(self, count: int) -> int:
         self.n_evicted += count

@@ -1,0 +1,314 @@
+"""When guessing pays: how many tokens are drafted, for whom, in each step (read `sample/draft.py` first: who guesses).
+
+A step of n sequences and r guesses takes T(n + r) seconds (`sched/cost.py` measures it as the engine runs) and gives n
+tokens and one for each guess that is right. A guess is right if those before it are, so with probabilities p₁, p₂ … the
+i-th is worth p₁ p₂ … pᵢ. The most valuable guesses of all sequences are taken, as many as make the most tokens a second:
+
+    (n + sum of their values) / (T(n + r) + what making them takes)     against n / T(n) without
+
+With many sequences one more row costs what it gives, and speculation ends by itself. How often guesses are right is
+counted for each kind of guess, in all requests and in this one. A free drafter (`Drafter.free`) always guesses, and each
+guess is compared with what came, whether it was verified or not: so a text in which guesses are wrong costs nothing, and
+one in which they become right is noticed at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from martlet.metrics import SpeculationTotals
+from martlet.sample.draft import Drafter, Proposal, Wish
+from martlet.sched.cost import TILE, CostModel, Work
+from martlet.sched.planner import Drafts
+from martlet.types import SeqId, Sequence, StepPlan, StepResult
+
+__all__ = ["MOST_DRAFTED", "Speculator", "Trust"]
+
+MOST_DRAFTED = 15  # in a step, of a sequence: 16 rows are the most that cost hardly more than one
+MOST_JUDGED = 16  # sequences that decode, beyond which nothing is guessed unless asked for
+LEAST_GAIN = 1.03  # times as many tokens a second, by the estimate
+LEAST_VALUE = 0.02  # of a guess that is worth a thought
+READ_SHARE, READ_S = 0.01, 3e-6  # of a step's time, for drafters to read; seconds that a token takes them
+PROMPT_READ = 1024  # tokens of prompts in a step that computes them
+SURE = 0.98  # nothing is more certain
+OWN_WEIGHT = 6.0  # guesses after which what was seen in a request counts as much as what was seen in all others
+MEMORY, OWN_MEMORY = 2000.0, 60.0  # guesses of a kind after which older ones count half
+GUESS_WEIGHT = 0.1  # of the newest measurement in the mean time of a guess
+PATIENCE = 3  # steps in a row in which asking a drafter that is not free did not pay,
+RETRY = 64  # and how many tokens later at most it is asked again
+
+
+class Trust:
+    """How often guesses of each kind are right, in all requests together and in each."""
+
+    def __init__(self, priors: Seq[float]) -> None:
+        self.right = [8.0 * prior for prior in priors]
+        self.seen = [8.0] * len(priors)
+
+    def own(self) -> Trust:
+        """Counts of a request's own."""
+        found = Trust(())
+        found.right, found.seen = [0.0] * len(self.right), [0.0] * len(self.right)
+        return found
+
+    def share(self, own: Trust, kind: int) -> float:
+        """The probability that a guess is right, if those before it are."""
+        mean = self.right[kind] / self.seen[kind]
+        return min(SURE, (OWN_WEIGHT * mean + own.right[kind]) / (OWN_WEIGHT + own.seen[kind]))
+
+    def note(self, kind: int, right: bool, memory: float) -> None:
+        """One more guess was compared with what came."""
+        self.right[kind] += right
+        self.seen[kind] += 1
+        if self.seen[kind] > memory:
+            self.right[kind] /= 2
+            self.seen[kind] /= 2
+
+
+@dataclass(slots=True)
+class _Case:
+    """What is known of a sequence: its counts, and the guesses that were made when it had `n_ids` ids."""
+
+    own: Trust
+    guesses: Proposal | None = None
+    n_ids: int = 0
+    n_vain: int = 0  # steps in a row in which asking did not pay
+    retry_at: int = 0  # nothing is asked before it has so many ids
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step that is being drafted for."""
+
+    work: Work = field(default_factory=Work)
+    decoding: list[Sequence] = field(default_factory=list)
+    mixed: bool = False  # prompts are computed as well
+    drafted: bool = False
+    pays: bool = False  # with what making the guesses has taken
+
+
+class Speculator:
+    """Asks the drafter and judges what it says. `clock` measures what a drafter that is not free takes."""
+
+    def __init__(self, drafter: Drafter, cost: CostModel, clock: Callable[[], float]) -> None:
+        self.totals = SpeculationTotals()
+        self._drafter = drafter
+        self._cost = cost
+        self._clock = clock
+        self._trust = Trust(drafter.priors)
+        self._cases: dict[SeqId, _Case] = {}
+        self._step = _Step()
+        self._asking_s = 0.0  # of the step that runs
+        self._guess_s: float | None = None  # of one guess of a drafter that is not free
+
+    def propose(self, running: Seq[Sequence], n_waiting: int, forced: Mapping[SeqId, tuple[int, ...]]) -> Drafts:
+        """Guesses for sequences that decode; `forced` are ids that are certain to come."""
+        self._asking_s = 0.0
+        step = self._step = self._look(running, n_waiting)
+        found = {seq.seq_id: forced[seq.seq_id] for seq in step.decoding if seq.seq_id in forced} if forced else {}
+        judged = self._is_worth_asking(step)
+        asked = [
+            seq
+            for seq in step.decoding
+            if (most := seq.request.params.draft_tokens) != 0 and (judged or most) and seq.seq_id not in found
+        ]
+        if step.mixed and self._drafter.free:
+            self._read_prompts(running)
+        if not asked:
+            return self._chosen(found)
+        if self._drafter.free:
+            found |= self._from_free(asked, step, judged)
+        else:
+            found |= self._from_costly(asked, step, judged)
+        return self._chosen(found)
+
+    def committed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """Count what came of the guesses; `seconds` is what the step took with all that belongs to it."""
+        if plan.dropped:
+            self._drafter.forget(plan.dropped)
+            for seq in plan.dropped:
+                self._cases.pop(seq, None)
+        if self._step.drafted:
+            self._count(plan, result, seconds + self._asking_s)
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+    @staticmethod
+    def _look(running: Iterable[Sequence], n_waiting: int) -> _Step:
+        step, reads = _Step(mixed=n_waiting > 0), 0
+        for seq in running:
+            if len(seq.ids) - seq.n_cached == 1:
+                step.decoding.append(seq)
+                reads += seq.n_cached
+            else:
+                step.mixed = True
+        step.work.n_decode = len(step.decoding)
+        step.work.decode_reads = reads + len(step.decoding)
+        return step
+
+    def _is_worth_asking(self, step: _Step) -> bool:
+        """Whether guesses can pay in this step at all: those that are all right and fill a tile do."""
+        n = step.work.n_decode
+        if step.mixed or not 0 < n <= MOST_JUDGED:
+            return False
+        room = TILE - n % TILE if n % TILE else TILE
+        asking_s = (self._guess_s or 0.0) * room
+        return (n + room) / (self._cost.rows_s(n + room) + asking_s) > LEAST_GAIN * n / self._cost.rows_s(n)
+
+    def _read_prompts(self, running: Seq[Sequence]) -> None:
+        """Let it read prompts while they are computed, which takes far longer."""
+        left = PROMPT_READ
+        for seq in running[:MOST_JUDGED]:
+            if left > 0 and len(seq.ids) - seq.n_cached > 1 and seq.request.params.draft_tokens != 0:
+                left -= self._drafter.read(seq.seq_id, seq.ids, left)
+
+    def _chosen(self, found: dict[SeqId, tuple[int, ...]]) -> Drafts:
+        found = {seq: ids for seq, ids in found.items() if ids}
+        self._step.drafted = bool(found)
+        return found
+
+    def _from_free(self, asked: list[Sequence], step: _Step, judged: bool) -> Drafts:
+        """Let it read and guess, learn from its last guesses, and take of the new ones what pays."""
+        left = max(16, int(READ_SHARE * self._cost.rows_s(step.work.n_decode) / READ_S))
+        wishes = []
+        for seq in asked:
+            exact = seq.request.params.draft_tokens
+            left -= self._drafter.read(seq.seq_id, seq.ids, len(seq.ids) if exact else max(0, left))
+            self._learn(seq)
+            wishes.append(Wish(seq.seq_id, seq.ids, exact or MOST_DRAFTED))
+        proposals = self._drafter.propose(wishes)
+        for seq, proposal in zip(asked, proposals, strict=True):
+            case = self._cases[seq.seq_id]
+            case.guesses, case.n_ids = proposal, len(seq.ids)
+        return self._paying(asked, proposals, step) if judged else self._exact(asked, proposals)
+
+    @staticmethod
+    def _exact(asked: list[Sequence], proposals: list[Proposal | None]) -> dict[SeqId, tuple[int, ...]]:
+        return {
+            seq.seq_id: proposal.ids
+            for seq, proposal in zip(asked, proposals, strict=True)
+            if proposal is not None and seq.request.params.draft_tokens
+        }
+
+    def _learn(self, seq: Sequence) -> _Case:
+        """Compare the last guesses with what came since."""
+        case = self._cases.get(seq.seq_id)
+        if case is None:
+            case = self._cases[seq.seq_id] = _Case(self._trust.own())
+        if case.guesses is not None:
+            came = seq.ids[case.n_ids : case.n_ids + len(case.guesses.ids)]
+            for guess, kind, token in zip(case.guesses.ids, case.guesses.kinds, came, strict=False):
+                right = guess == token
+                self._trust.note(kind, right, MEMORY)
+                case.own.note(kind, right, OWN_MEMORY)
+                if not right:
+                    break
+            case.guesses = None
+        return case
+
+    def _paying(self, asked: list[Sequence], proposals: list[Proposal | None], step: _Step) -> Drafts:
+        """Of all proposals the guesses that pay; what a request asks for exactly is taken as it is."""
+        found, values = self._exact(asked, proposals), []
+        for seq, proposal in zip(asked, proposals, strict=True):
+            if proposal is not None and seq.seq_id not in found:
+                value = 1.0
+                for share in self._shares(self._cases[seq.seq_id], proposal.kinds):
+                    value *= share
+                    if value < LEAST_VALUE:
+                        break
+                    values.append((value, seq.seq_id))
+        values.sort(key=itemgetter(0), reverse=True)  # of a sequence, an earlier guess is never worth less
+        count = self._best_count(step.work.n_decode, [value for value, _ in values])
+        counts = Counter(seq_id for _, seq_id in values[:count])
+        for seq, proposal in zip(asked, proposals, strict=True):
+            if proposal is not None and seq.seq_id in counts:
+                found[seq.seq_id] = proposal.ids[: counts[seq.seq_id]]
+        return found
+
+    def _shares(self, case: _Case, kinds: Iterable[int]) -> Iterator[float]:
+        return (self._trust.share(case.own, kind) for kind in kinds)
+
+    def _best_count(self, n: int, values: list[float]) -> int:
+        """How many guesses, of the most valuable first, make the most tokens a second; 0 if none do."""
+        rows_s, gain, count = self._cost.rows_s, 0.0, 0
+        best = LEAST_GAIN * n / (rows_s(n) + self._asking_s)
+        for place, value in enumerate(values, 1):
+            gain += value
+            if (n + place) % TILE and place < len(values):
+                continue  # the rest of a tile costs nothing
+            rate = (n + gain) / (rows_s(n + place) + self._asking_s)
+            if rate > best:
+                best, count = rate, place
+        self._step.pays = best > LEAST_GAIN * n / rows_s(n)
+        return count
+
+    def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> Drafts:
+        """Have guesses made as long as each is likely enough to be right to be worth its time."""
+        drafter, wishes, wanting = self._drafter, [], []
+        for seq in asked:
+            case, exact = self._learn(seq), seq.request.params.draft_tokens
+            most = min(exact or MOST_DRAFTED, seq.limit - len(seq.ids) - 1)
+            if most < 1 or (exact is None and len(seq.ids) < case.retry_at):
+                continue
+            drafter.read(seq.seq_id, seq.ids, len(seq.ids))
+            wants = _always if exact else self._wants(case, step.work.n_decode)
+            wishes.append(Wish(seq.seq_id, seq.ids, most, wants))
+            wanting.append(seq)
+        if not wishes:
+            return {}
+        start = self._clock()
+        proposals = drafter.propose(wishes)
+        self._asking_s = self._clock() - start
+        n_made = 0
+        for wish, proposal in zip(wishes, proposals, strict=True):
+            case = self._cases[wish.seq]
+            case.guesses, case.n_ids = proposal, len(wish.ids)
+            n_made = max(n_made, 1 if proposal is None else len(proposal.ids))
+        each = self._asking_s / n_made
+        self._guess_s = each if self._guess_s is None else self._guess_s + GUESS_WEIGHT * (each - self._guess_s)
+        found = self._paying(wanting, proposals, step) if judged else self._exact(wanting, proposals)
+        self._consider(wishes, step.pays)
+        return found
+
+    def _consider(self, wishes: list[Wish], pays: bool) -> None:
+        """Ask no more for a while where the drafter's time was not worth it several times in a row."""
+        for wish in wishes:
+            case = self._cases[wish.seq]
+            case.n_vain = 0 if pays else case.n_vain + 1
+            if case.n_vain >= PATIENCE:
+                case.retry_at = len(wish.ids) + min(RETRY, 1 << case.n_vain)
+
+    def _wants(self, case: _Case, n: int) -> Callable[[int], bool | None]:
+        """Whether one more guess is worth making, by the kinds of those that were made."""
+        value, gain, count = 1.0, 0.0, 0
+        rows_s, guess_s = self._cost.rows_s, self._guess_s or 0.0
+
+        def wants(kind: int) -> bool:
+            nonlocal value, gain, count
+            value *= self._trust.share(case.own, kind)
+            gain, count = gain + value, count + 1
+            now = (n + gain) / (rows_s(n + count) + count * guess_s)
+            return (n + gain + value) / (rows_s(n + count + 1) + (count + 1) * guess_s) > now
+
+        return wants
+
+    def _count(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        totals, right, n_drafted = self.totals, 0, 0
+        came = {sampled.seq: len(sampled.more) for sampled in result.sampled}
+        for span in plan.spans:
+            if span.draft:
+                n_drafted += len(span.draft)
+                right += totals.count(len(span.draft), came.get(span.seq, 0))
+        work = self._step.work
+        if n_drafted and not self._step.mixed:
+            plain_s = self._cost.rows_s(work.n_decode)
+            totals.n_steps += 1
+            totals.gain_s += right * plain_s / work.n_decode - (seconds - plain_s)
+
+
+def _always(kind: int) -> bool:
+    """What is asked for exactly is not judged."""
+    return True
