@@ -160,12 +160,6 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
         default=None,
         help="keep what was computed for prompts that begin alike (default: yes)",
     )
-    group.add_argument(
-        "--draft",
-        metavar="HOW",
-        help="guess tokens and verify several in a step: auto (the default: where it pays), ngram (the same), off, or"
-        " model=NAME for a smaller model of the same vocabulary",
-    )
     add_scheduling_options(group)
     group.add_argument("--offline", action="store_true", default=None, help="forbid every network connection")
     group.add_argument(
@@ -174,7 +168,7 @@ def add_engine_options(parser: ArgumentParser, context: str = "the model's, if i
 
 
 def add_scheduling_options(group: _ArgumentGroup) -> None:
-    """Who runs when several requests want to."""
+    """Who runs when several requests want to, and whose next tokens are guessed."""
     group.add_argument(
         "--policy", choices=SCHEDULING_POLICIES, help="who runs first when there is not room for all (default: fcfs)"
     )
@@ -183,6 +177,12 @@ def add_scheduling_options(group: _ArgumentGroup) -> None:
         type=float,
         metavar="X",
         help="longest step in milliseconds while an answer runs (default: three times one without prompts)",
+    )
+    group.add_argument(
+        "--draft",
+        metavar="HOW",
+        help="guess tokens and verify several in a step: auto (the default: where it pays), ngram (the same), off, or"
+        " model=NAME for a smaller model of the same vocabulary",
     )
     group.add_argument("--max-waiting", type=int, metavar="N", help="refuse requests when N sequences wait")
     group.add_argument(

@@ -301,7 +301,7 @@ def test_a_folder_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     ("kind", "known"),
     [
         (StepPlan, {"step", "spans", "added", "dropped", "preempted", "saves", "loads", "copies"}),
-        (Span, {"seq", "start", "count", "new_pages", "n_logits", "first_page"}),
+        (Span, {"seq", "start", "count", "new_pages", "n_logits", "first_page", "draft"}),
         (Save, {"page", "slot", "key", "parent", "ids"}),
         (Load, {"slot", "page", "key"}),
         (Copy, {"source", "target"}),
