@@ -20,18 +20,7 @@ from martlet.sched.planner import NO_DRAFTS, Drafts, Planner
 from martlet.sched.policy import DECODE_WEIGHT, POLICIES, Policy
 from martlet.sched.queue import rank
 from martlet.sched.write_behind import WriteBehind
-from martlet.types import (
-    Event,
-    FinishReason,
-    PageId,
-    Request,
-    Sampled,
-    SeqId,
-    Sequence,
-    StepPlan,
-    StepResult,
-    stop_ids,
-)
+from martlet.types import Event, FinishReason, PageId, Request, Sampled, SeqId, Sequence, StepPlan, StepResult, stop_ids
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
@@ -166,18 +155,13 @@ class Scheduler:
 
     @property
     def running(self) -> list[Sequence]:
-        """The sequences that hold pages."""
+        """The sequences that hold pages, in the policy's order."""
         return self._planner.running
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence waits or runs."""
         return bool(self._live)
-
-    @property
-    def running(self) -> Iterator[Sequence]:
-        """The sequences that hold pages, in the policy's order."""
-        return iter(self._planner.running)
 
     @property
     def waiting(self) -> Iterator[Sequence]:
