@@ -28,6 +28,7 @@ _NOT_AGAIN = {
     "chat_template",
     "kv_disk",
     "kv_disk_size",
+    "draft",
 }  # files, and what is decided here
 
 
@@ -46,6 +47,7 @@ def replay_options(capsule: Mapping[str, Any], kv_disk: str | None) -> dict[str,
     """The engine's settings as they were; pages that went to disk go to the folder `kv_disk`."""
     settings = capsule["settings"]
     found = {n: v for n, v in settings.items() if v is not None and n in _SETTINGS and n not in _NOT_AGAIN}
+    found["draft"] = "off"  # guesses are part of the plans
     if settings.get("kv_disk") is not None:
         found |= {"kv_disk": kv_disk, "kv_disk_size": settings.get("kv_disk_size")}
     return found
@@ -62,7 +64,7 @@ def differences(capsule: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[li
         grave.append(
             f"the model is not {model.get('file')!r} as it was recorded ({now['file']!r} has another fingerprint)"
         )
-    if any("adapter" in request for request in capsule["requests"]):
+    if any("adapter" in request for request in capsule.get("requests", ())):
         grave.append("requests of it ran with adapters, and a replay has none")
     light = []
     if capsule.get("version") != here["version"]:
