@@ -187,9 +187,9 @@ def test_differences_are_named() -> None:
 
 
 def test_settings_that_reach_the_runner() -> None:
-    assert replay_options(HEADER, "/tmp/x") == {"backend": "null", "threads": 2, "seed": 5}
+    assert replay_options(HEADER, "/tmp/x") == {"backend": "null", "threads": 2, "seed": 5, "draft": "off"}
     disk = {**HEADER, "settings": {"kv_disk": "/home/somebody", "kv_disk_size": 9}}
-    assert replay_options(disk, "/tmp/x") == {"kv_disk": "/tmp/x", "kv_disk_size": 9}
+    assert replay_options(disk, "/tmp/x") == {"kv_disk": "/tmp/x", "kv_disk_size": 9, "draft": "off"}
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
