@@ -71,7 +71,7 @@ class UsageError(ValueError):
 
 _NAMES = {"-p": "prompt", "-n": "n", "-t": "temperature", "-k": "top_p", "-s": "seed", "-c": "context", "-j": "threads", "--cache": "cache",
           "-m": "memory", "--order": "order"}  # fmt: skip
-_RANGES = {"n": (0, 1 << 31), "seed": (0, (1 << 64) - 1), "context": (1, 1 << 62), "threads": (1, 64), "memory": (0, 1 << 40),
+_RANGES = {"n": (0, 1 << 31), "seed": (0, (1 << 64) - 1), "context": (1, 1 << 62), "threads": (1, 1024), "memory": (0, 1 << 40),
            "temperature": (0.0, 3.4e38), "top_p": (0.0, 1.0)}  # fmt: skip
 
 
@@ -134,8 +134,12 @@ def generate(
 
 def main(args: list[str] | None = None, out: BinaryIO | None = None) -> int:
     """Run; the exit status."""
+    args = sys.argv[1:] if args is None else args
+    if args[-1:] == ["--help"]:
+        print(USAGE)
+        return 0
     try:
-        options = parse(sys.argv[1:] if args is None else args)
+        options = parse(args)
         if options.prompt is None and not sys.stdin.isatty():
             options.prompt = sys.stdin.buffer.read()
         if not options.prompt:

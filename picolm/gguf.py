@@ -2,18 +2,15 @@
 
     "GGUF" version n_tensors n_keys | key type value … | name dims type offset … | padding | tensor data
 
-The file is untrusted: every read is checked against the file's end, every tensor against its type, shape, alignment and
-place, before anything is computed. A weight is a view of the map; its pages belong to the kernel, which may drop them, and
-`forget` gives them back early, so that a file larger than memory passes through a bounded resident set.
+The file is untrusted: every read and every tensor is checked before anything is computed. A weight is a view of the map: its pages
+belong to the kernel, and `forget` gives them back early, so that a file larger than memory passes through a bounded resident set.
 
-Differences from the C (model.c, which checks nothing but the magic and the version): all of the above. Layout: the GGUF
-specification in ggml's `docs/gguf.md`. Read next: `model.py`.
+Differences from the C (model.c): it checks the magic and the version only. Layout: ggml's `docs/gguf.md`. Read next: `config.py`.
 """
 
 from __future__ import annotations
 
 import mmap
-import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,19 +22,7 @@ from picolm.quant import BLOCKS, dequantize_row, row_bytes
 
 __all__ = ["GGUF", "ModelError", "Weight"]
 
-_SCALARS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "<u1",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), ["u1", "i1", "u2", "i2", "u4", "i4", "f4", "u1", "u8", "i8", "f8"], strict=True))
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
@@ -74,16 +59,16 @@ class GGUF:
         self._at = 0
         if self._take(4) != b"GGUF":
             raise ModelError(f"{path} is not a GGUF file: it does not start with 'GGUF'")
-        version = self._number("<u4")
+        version = self._number("u4")
         if version not in (2, 3):
             raise ModelError(f"GGUF version {version}: only 2 and 3 (little-endian) are read")
-        n_tensors, n_keys = self._number("<u8"), self._number("<u8")
+        n_tensors, n_keys = self._number("u8"), self._number("u8")
         self.meta: dict[str, Any] = {}
         for _ in range(n_keys):
             key = self._key()
             if key in self.meta:
                 raise ModelError(f"key {key} is there twice")
-            self.meta[key] = self._value(key, self._number("<u4"))
+            self.meta[key] = self._value(key, self._number("u4"))
         self._directory(n_tensors)
 
     def weight(self, name: str, rows: int, cols: int) -> Weight:
@@ -95,17 +80,13 @@ class GGUF:
         if shape != (rows, cols):
             raise ModelError(f"tensor {name} is {shape[0]} by {shape[1]}, not {rows} by {cols}")
         if type_ not in BLOCKS:
-            raise ModelError(
-                f"tensor {name} has type {type_}, which is not read (read: {', '.join(b.name for b in BLOCKS.values())})"
-            )
+            raise ModelError(f"tensor {name} has type {type_}; read are {', '.join(b.name for b in BLOCKS.values())}")
         try:
             size = row_bytes(type_, cols)
         except ValueError as error:
             raise ModelError(f"tensor {name}: {error}") from None
         if start % self.alignment or start + rows * size > len(self.bytes) - self.data_start:
-            raise ModelError(
-                f"tensor {name} lies at {start} and has {rows * size} bytes: unaligned, or past the end of the file"
-            )
+            raise ModelError(f"tensor {name} of {rows * size} bytes at {start}: unaligned, or past the file's end")
         begin = self.data_start + start
         return Weight(name, type_, rows, cols, self.bytes[begin : begin + rows * size].reshape(rows, size))
 
@@ -119,13 +100,13 @@ class GGUF:
     def _directory(self, n_tensors: int) -> None:
         self.tensors: dict[str, tuple[list[int], int, int]] = {}
         for _ in range(n_tensors):
-            name, n_dims = self._key(), self._number("<u4")
+            name, n_dims = self._key(), self._number("u4")
             if not 1 <= n_dims <= 4:
                 raise ModelError(f"tensor {name} has {n_dims} dimensions, not 1 to 4")
-            dims = [self._number("<u8") for _ in range(n_dims)]
+            dims = [self._number("u8") for _ in range(n_dims)]
             if name in self.tensors:
                 raise ModelError(f"tensor {name} is there twice")
-            self.tensors[name] = (dims, self._number("<u4"), self._number("<u8"))
+            self.tensors[name] = (dims, self._number("u4"), self._number("u8"))
         self.alignment = self.meta.get("general.alignment", 32)
         if not isinstance(self.alignment, int) or self.alignment <= 0 or self.alignment % 8:
             raise ModelError(f"general.alignment is {self.alignment}, not a multiple of 8")
@@ -134,16 +115,16 @@ class GGUF:
     def _take(self, n: int) -> bytes:
         if n > len(self.map) - self._at:
             raise ModelError(
-                f"the file ends at {len(self.map)}, inside something of {n} bytes at {self._at}: it is cut, or damaged"
+                f"the file is cut, or damaged: {n} bytes at {self._at} lie past its end at {len(self.map)}"
             )
         self._at += n
         return self.map[self._at - n : self._at]
 
     def _number(self, dtype: str) -> Any:
-        return np.frombuffer(self._take(int(dtype[2])), dtype)[0].item()
+        return np.frombuffer(self._take(int(dtype[1])), "<" + dtype)[0].item()
 
     def _key(self) -> str:
-        size = self._number("<u8")
+        size = self._number("u8")
         if size > 65535:
             raise ModelError(f"a name of {size} bytes at {self._at}: at most 65535")
         return self._take(size).decode("utf-8", "replace")
@@ -153,12 +134,12 @@ class GGUF:
             number = self._number(_SCALARS[type_])
             return bool(number) if type_ == _BOOL else number
         if type_ == _STRING:
-            return self._take(self._number("<u8")).decode("utf-8", "surrogateescape")
+            return self._take(self._number("u8")).decode("utf-8", "surrogateescape")
         if type_ != _ARRAY:
             raise ModelError(f"key {key} has value type {type_}, which GGUF does not know")
-        inner, n = self._number("<u4"), self._number("<u8")
+        inner, n = self._number("u4"), self._number("u8")
         if inner in _SCALARS:
-            return np.frombuffer(self._take(n * int(_SCALARS[inner][2])), _SCALARS[inner])
+            return np.frombuffer(self._take(n * int(_SCALARS[inner][1])), "<" + _SCALARS[inner])
         if inner != _STRING:
             raise ModelError(f"key {key} is an array of type {inner}: only numbers and strings are read in arrays")
         return self._strings(n)
@@ -166,16 +147,11 @@ class GGUF:
     def _strings(self, n: int) -> list[str]:
         """An array of strings, without a function call a string: vocabularies have a quarter of a million."""
         data, at, out = self.map, self._at, []
-        try:
-            for _ in range(n):
-                (size,) = struct.unpack_from("<Q", data, at)
-                at += 8 + size
-                if at > len(data):
-                    break
-                out.append(data[at - size : at].decode("utf-8", "surrogateescape"))
-        except struct.error:
-            pass
-        if len(out) != n:
-            raise ModelError(f"the file ends inside an array of {n} strings")
+        for _ in range(n):
+            end = at + 8 + int.from_bytes(data[at : at + 8], "little")
+            if end > len(data) or at + 8 > len(data):
+                raise ModelError(f"the file ends inside an array of {n} strings")
+            out.append(data[at + 8 : end].decode("utf-8", "surrogateescape"))
+            at = end
         self._at = at
         return out

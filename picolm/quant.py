@@ -22,9 +22,9 @@ from picolm.kquants import Codes, half
 
 __all__ = [
     "BLOCKS",
-    "FusedDot",
     "Order",
     "dequantize_row",
+    "dot_in_order",
     "fp16_to_fp32",
     "fp32_to_fp16",
     "ordered_sum",
@@ -148,29 +148,26 @@ def ordered_sum(p: F32, lanes: int) -> F32:
 
 
 def vec_dot(rows: U8, x: F32, type_: int, order: Order) -> F32:
-    """Dot products of rows of bytes with one vector, in the order of additions that the C has (`sse`: as built for x86,
-    `scalar`: built without SIMD) or in whatever order is fastest."""
-    if order == "fast":
-        return dequantize_row(rows, type_) @ x
-    if BLOCKS[type_].name in ("Q4_K", "Q6_K"):
-        return FusedDot(rows, type_).dot(x)
-    return ordered_sum(dequantize_row(rows, type_) * x, 8 if order == "sse" else 1)
+    """Dot products of rows of bytes with one vector, in an order of additions."""
+    return dequantize_row(rows, type_) @ x if order == "fast" else dot_in_order(rows, type_, order)(x)
 
 
-class FusedDot:
-    """The C's own products for Q4_K and Q6_K: the codes are multiplied as they are, the scale once per group."""
+def dot_in_order(rows: U8, type_: int, order: Order) -> Callable[[F32], F32]:
+    """Rows, ready to be multiplied with vectors in the C's order of additions. It has products of its own for Q4_K and Q6_K: the
+    codes are multiplied as they are, and each group's sum with its scale: scale · (codes · x) + offset · sum(x)."""
+    block = BLOCKS[type_]
+    if block.codes is None or block.name not in ("Q4_K", "Q6_K"):
+        numbers = dequantize_row(rows, type_)
+        return lambda x: ordered_sum(numbers * x, 8 if order == "sse" else 1)
+    codes, scale, offset = block.codes(rows.reshape(*rows.shape[:-1], -1, block.bytes))
+    codes = codes.reshape(*scale.shape, -1)
 
-    def __init__(self, rows: U8, type_: int) -> None:
-        block = BLOCKS[type_]
-        assert block.codes is not None
-        codes, self.scale, self.offset = block.codes(rows.reshape(*rows.shape[:-1], -1, block.bytes))
-        self.codes = codes.reshape(*self.scale.shape, -1)
-
-    def dot(self, x: F32) -> F32:
-        """Sum of scale · (codes · x) + offset · sum(x), group after group."""
-        groups = x.reshape(self.codes.shape[-3:])
-        sums = self.scale * ordered_sum(self.codes * groups, 1)
-        if self.offset is not None:  # Q4_K adds two groups (64 weights) at a time: ((a - b) + c) - d
-            less = self.offset * ordered_sum(groups, 1)
+    def dot(x: F32) -> F32:
+        groups = x.reshape(codes.shape[-3:])
+        sums = scale * ordered_sum(codes * groups, 1)
+        if offset is not None:  # Q4_K adds two groups (64 weights) at a time: ((a - b) + c) - d
+            less = offset * ordered_sum(groups, 1)
             sums = ((sums[..., 0::2] + less[..., 0::2]) + sums[..., 1::2]) + less[..., 1::2]
         return ordered_sum(sums.reshape(*sums.shape[:-2], -1), 1)
+
+    return dot

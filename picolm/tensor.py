@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from picolm.gguf import Weight
 from picolm.libm import expf
-from picolm.quant import BLOCKS, FusedDot, Order, fp16_to_fp32, ordered_sum
+from picolm.quant import Order, dot_in_order, fp16_to_fp32, ordered_sum
 
 __all__ = ["Team", "Window", "attention", "gelu", "matmul", "rmsnorm", "rope", "silu", "softmax"]
 
@@ -75,14 +75,10 @@ def _band(x: F32, w: Weight, y: F32, start: int, stop: int, order: Order) -> Non
         np.einsum("ij,j->i", w.numbers(start, stop), x[0], out=y[0])  # reads faster than BLAS's matrix-vector product
     elif order == "fast":
         np.matmul(x, w.numbers(start, stop).T, out=y)
-    elif BLOCKS[w.type].name in ("Q4_K", "Q6_K"):
-        fused = FusedDot(w.raw[start:stop], w.type)
-        for row, target in zip(x, y, strict=True):
-            target[:] = fused.dot(row)
     else:
-        numbers = w.numbers(start, stop)
+        dot = dot_in_order(w.raw[start:stop], w.type, order)
         for row, target in zip(x, y, strict=True):
-            target[:] = ordered_sum(numbers * row, 8 if order == "sse" else 1)
+            target[:] = dot(row)
 
 
 def rmsnorm(x: F32, weight: F32, eps: float, order: Order) -> F32:

@@ -34,21 +34,15 @@ class Tokenizer:
         get = {k.removeprefix("tokenizer.ggml."): v for k, v in meta.items() if k.startswith("tokenizer.ggml.")}.get
         tokens = get("tokens")
         if not isinstance(tokens, list) or len(tokens) != vocab_size:
-            raise ModelError(
-                f"tokenizer.ggml.tokens: {vocab_size} strings are needed, one for each row of token_embd.weight"
-            )
+            raise ModelError(f"tokenizer.ggml.tokens: {vocab_size} strings are needed, as token_embd.weight has rows")
         self.vocab: list[str] = tokens
         self.bytelevel = get("model") == "gpt2"
         if get("model", "llama") not in ("llama", "gpt2"):
-            raise ModelError(
-                f"tokenizer.ggml.model is {get('model')!r}: llama (SentencePiece) and gpt2 (byte-level BPE) are read"
-            )
+            raise ModelError(f"tokenizer.ggml.model is {get('model')!r}: llama (SentencePiece) and gpt2 (BPE) are read")
         self.types = self._numbers(get("token_type"), "token_type", "i", vocab_size)
         if self.bytelevel:
             if get("pre", "gpt-2") not in SPLITTERS or not isinstance(get("merges"), list):
-                raise ModelError(
-                    f"tokenizer.ggml.pre is {get('pre')!r}, or merges are missing: read are {', '.join(SPLITTERS)}"
-                )
+                raise ModelError(f"tokenizer.ggml.pre {get('pre')!r} (read: {', '.join(SPLITTERS)}), or merges missing")
             self._split = SPLITTERS[get("pre", "gpt-2")]
             self._ranks = {pair: -rank for rank, pair in enumerate(get("merges") or [])}
         else:
@@ -56,15 +50,12 @@ class Tokenizer:
         self.ids: dict[str, int] = {}
         for i, text in enumerate(tokens):
             self.ids.setdefault(text, i)
-        self.bos_id, self.eos_id = (
-            self._id(f"{name}_token_id", get(f"{name}_token_id"), default) for name, default in (("bos", 1), ("eos", 2))
-        )
+        self.bos_id, self.eos_id = (self._id(k, get(k), i) for i, k in ((1, "bos_token_id"), (2, "eos_token_id")))
         self.add_bos = bool(get("add_bos_token", not self.bytelevel)) and self.bos_id >= 0
         self.add_space = bool(get("add_space_prefix", not self.bytelevel))
         ends = {self.eos_id, *(self._id(k, get(k), -1) for k in ("eot_token_id", "eom_token_id"))}
-        self.end_ids = frozenset(
-            ends | {self.ids[name] for name in END_NAMES if name in self.ids and self.types[self.ids[name]] == CONTROL}
-        ) - {-1}
+        named = {self.ids[name] for name in END_NAMES & self.ids.keys() if self.types[self.ids[name]] == CONTROL}
+        self.end_ids = frozenset(ends | named) - {-1}
         special = np.flatnonzero(np.isin(self.types, (UNKNOWN, CONTROL, USER))).tolist()
         names = sorted((self.vocab[i] for i in special if self.vocab[i]), key=len, reverse=True)
         self._special = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
@@ -166,5 +157,5 @@ class Tokenizer:
 
     def decode(self, previous: int, token: int) -> bytes:
         """What a token prints behind another one; the space that encoding put in front is taken away after BOS."""
-        piece = self.token_bytes(token)
-        return piece[1:] if previous == self.bos_id and self.add_space and piece.startswith(b" ") else piece
+        strip = previous == self.bos_id and self.add_space and self.vocab[token].startswith(SPACE)
+        return self.token_bytes(token)[strip:]
