@@ -118,7 +118,7 @@ def generate(
     grammar: Grammar | None = None,
 ) -> Iterator[int]:
     """Up to n tokens that follow a prompt, of which the cache may hold a beginning. The end token is among them."""
-    n = min(n, m.config.max_seq_len - len(prompt))
+    n = min(n, m.config.max_seq_len - len(prompt) + 1)  # the last token need not be run
     logits = prefill(m, kv, prompt[len(kv.tokens) :])
     for i in range(n):
         if grammar is not None:
@@ -205,7 +205,7 @@ def _run(options: Options, text: bytes, out: BinaryIO) -> int:
     out.write(b"\n")
     out.flush()
     end = time.perf_counter()
-    if made < options.n and len(prompt) + made >= m.config.max_seq_len:
+    if made < options.n and len(prompt) + made > m.config.max_seq_len:
         _tell(f"The context of {m.config.max_seq_len} is full")
     if options.cache:
         kvcache_save(m, kv, options.cache, len(prompt))

@@ -162,7 +162,7 @@ def test_prompt_and_context(tiny: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "a prompt of 5 tokens: the context has room for 1 to 4" in capsys.readouterr().err
     assert run(tiny / "f32.gguf", "-p", "hello the cat", "-c", "8", "-n", "9", "-t", "0")[0] == 0
     err = capsys.readouterr().err
-    assert "Generation: 3 tokens" in err
+    assert "Generation: 4 tokens" in err
     assert "The context of 8 is full" in err
 
 
