@@ -1,7 +1,7 @@
 """How precisely keys and values are kept: the KV types and the bytes of their pages (read `ops/kv_codes.py` next).
 
     f32, f16   as they are
-    q8         8-bit codes with one float32 scale for each position and KV head
+    q8         8-bit codes with a scale for each position and 32 channels, as ggml's Q8_0
     q4         4-bit codes: keys per channel over the positions of a page (a scale and a minimum for each channel),
                values per position over 32 channels; the newest positions of a sequence stay f16 (KIVI, arXiv:2402.02750)
 
@@ -17,7 +17,7 @@ from martlet.errors import RequestError, nearest
 
 __all__ = ["KV_BLOCK", "KV_TYPES", "RECENT_TOKENS", "KvType", "KvTypes", "parse_kv_types", "share_tokens"]
 
-KV_BLOCK = 32  # codes of q4 that share a scale and a minimum
+KV_BLOCK = 32  # codes that share a scale (and, in q4, a minimum)
 RECENT_TOKENS = 64  # q4: positions p and p // RECENT_TOKENS * RECENT_TOKENS … p are seen in f16
 
 
@@ -27,20 +27,21 @@ class KvType:
 
     name: str
     bits: int  # of a code
-    position_bytes: int = 0  # scales for each position and KV head, of keys and again of values
-    block_bytes: int = 0  # scale and minimum for each KV_BLOCK codes
+    key_scale_bytes: int = 0  # of each position, for KV_BLOCK channels of its key
+    channel_bytes: int = 0  # of each channel, for a page of keys
+    value_scale_bytes: int = 0  # of each position, for KV_BLOCK channels of its value
     fill: int = 16  # values are filled up to a multiple of so many channels
     share_tokens: int = 1
 
     def key_bytes(self, page_size: int, head_dim: int) -> int:
         """Keys of a page for one KV head."""
-        return page_size * (head_dim * self.bits // 8 + self.position_bytes) + head_dim * self.block_bytes
+        of_position = head_dim * self.bits // 8 + -(-head_dim // KV_BLOCK) * self.key_scale_bytes
+        return page_size * of_position + head_dim * self.channel_bytes
 
     def value_bytes(self, page_size: int, head_dim: int) -> int:
         """Values of a page for one KV head."""
         filled = -(-head_dim // self.fill) * self.fill
-        blocks = page_size * filled // KV_BLOCK
-        return page_size * (filled * self.bits // 8 + self.position_bytes) + blocks * self.block_bytes
+        return page_size * (filled * self.bits // 8 + -(-head_dim // KV_BLOCK) * self.value_scale_bytes)
 
     def page_bytes(self, page_size: int, n_kv_heads: int, head_dim: int) -> int:
         """Keys and values of a page, all KV heads of a layer."""
@@ -52,8 +53,8 @@ KV_TYPES = {
     for kind in (
         KvType("f16", 16),
         KvType("f32", 32),
-        KvType("q8", 8, position_bytes=4),
-        KvType("q4", 4, block_bytes=4, fill=32, share_tokens=RECENT_TOKENS),
+        KvType("q8", 8, key_scale_bytes=2, value_scale_bytes=2),
+        KvType("q4", 4, channel_bytes=4, value_scale_bytes=4, fill=32, share_tokens=RECENT_TOKENS),
     )
 }
 ALIASES = {"q8_0": "q8", "q4_0": "q4"}  # llama.cpp's names for types of as many bits

@@ -1,10 +1,10 @@
 """The codes of compressed keys and values, in NumPy (read `reference.py` next; kernels make the same codes, bit for bit).
 
-    q8   x ≈ s c            c = round(x / s) in -127 … 127      s = max|x| / 127 over a position's head, float32
-    q4   x ≈ s c + m        c = round((x - m) / s) in 0 … 15    m = min x, s = (max x - m) / 15, both float16
+    q8   x ≈ s c            c = round(x / s) in -127 … 127      s = max|x| / 127
+    q4   x ≈ s c + m        c = round((x - m) / s) in 0 … 15    m = min x, s = (max x - m) / 15
 
-In q4 s and m are over the positions of a page for a channel of the keys, and over 32 channels of a position for the
-values: keys have channels that are large at every position, values have not (KIVI, arXiv:2402.02750, section 3).
+s and m are float16, and are those of 32 channels of a position; but of q4's keys those of a channel over the positions of
+a page: keys have channels that are large at every position, values have not (KIVI, arXiv:2402.02750, section 3).
 """
 
 from __future__ import annotations
@@ -14,32 +14,42 @@ from numpy.typing import NDArray
 
 from martlet.kv_types import KV_BLOCK
 
-__all__ = ["LEAST_SCALE", "q4_codes", "q4_keys", "q4_values", "q8_codes", "rounded_q4", "rounded_q8"]
+__all__ = ["q4_codes", "q4_keys", "q4_values", "q8_codes", "rounded_q4", "rounded_q8"]
 
 F32 = NDArray[np.float32]
-LEAST_SCALE = np.float32(1e-30)  # of q8: its inverse is finite
 MOST = np.float32(65504.0)  # what lies beyond float16 saturates, as it does in f16 pages
 
 
 def q8_codes(x: F32) -> tuple[NDArray[np.int8], F32]:
-    """Codes and scales [..., 1] of heads x [..., D]."""
-    x = np.clip(x, -MOST, MOST)
-    scale = np.maximum(np.abs(x).max(axis=-1, keepdims=True) / np.float32(127), LEAST_SCALE)
-    return np.rint(x * (np.float32(1) / scale)).astype(np.int8), scale
+    """Codes [..., D] and scales [..., blocks] of heads x [..., D]; the last block may be short."""
+    blocks = in_blocks(np.clip(x, -MOST, MOST))
+    scale = (np.abs(blocks).max(axis=-1) / np.float32(127)).astype(np.float16).astype(np.float32)
+    codes = np.clip(np.rint(blocks * inverse_or_zero(scale)[..., None]), -127, 127).astype(np.int8)
+    return codes.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]], scale
 
 
 def rounded_q8(x: F32) -> F32:
-    """What q8 keeps of heads x [..., D]. Error: scale / 2, that is max|x| / 254, and 2u max|x|."""
+    """What q8 keeps of heads x [..., D]. Error: scale / 2, that is max|x| / 254 over a block, and what its rounding adds."""
     codes, scale = q8_codes(x)
-    return codes * scale
+    return codes * np.repeat(scale, KV_BLOCK, axis=-1)[..., : x.shape[-1]]
+
+
+def in_blocks(x: F32) -> F32:
+    """x [..., D], filled up with zeros, as [..., blocks, 32]."""
+    size = x.shape[-1]
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % KV_BLOCK)]).reshape(*x.shape[:-1], -1, KV_BLOCK)
+
+
+def inverse_or_zero(scale: F32) -> F32:
+    """1 / scale, and 0 for 0: what is smaller than the least float16 is kept as 0."""
+    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
 
 
 def q4_codes(x: F32, axis: int) -> tuple[NDArray[np.uint8], F32, F32]:
     """Codes of float16 values x, and the scales and minima of their blocks, which lie along `axis`."""
     low = x.min(axis=axis, keepdims=True)
     scale = ((x.max(axis=axis, keepdims=True) - low) / np.float32(15)).astype(np.float16).astype(np.float32)
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
-    return np.clip(np.rint((x - low) * inverse), 0, 15).astype(np.uint8), scale, low
+    return np.clip(np.rint((x - low) * inverse_or_zero(scale)), 0, 15).astype(np.uint8), scale, low
 
 
 def rounded_q4(x: F32, axis: int) -> F32:
@@ -55,7 +65,5 @@ def q4_keys(keys: F32) -> F32:
 
 def q4_values(values: F32) -> F32:
     """What q4 keeps of values [P, G, D], filled up with zeros to whole blocks of 32 channels."""
-    size = values.shape[-1]
-    filled = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -size % KV_BLOCK)])
-    blocks = filled.reshape(*values.shape[:-1], -1, KV_BLOCK)
-    return rounded_q4(blocks, -1).reshape(filled.shape)[..., :size]
+    rounded = rounded_q4(in_blocks(values), -1)
+    return rounded.reshape(*values.shape[:-1], -1)[..., : values.shape[-1]]

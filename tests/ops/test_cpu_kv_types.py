@@ -137,14 +137,14 @@ def test_q8_pages_hold_the_defined_codes(kernel_folder: Path) -> None:
     layer = Layer(ops, "q8", spec)
     layer.run([[(0, 0, 40)], [(1, 0, 1)], [(2, 0, 1)]])
     k, v = heads_of(layer, spec, PAGE)
-    keys = layer.cache.keys[: 2 * (80 * 32 + 128)].reshape(2, -1)
-    values = layer.cache.values[: 2 * (80 * 32 + 128)].reshape(2, -1)
+    size = 80 * 32 + 3 * 32 * 2  # three blocks, the last of 16 channels
+    keys, values = layer.cache.keys[: 2 * size].reshape(2, -1), layer.cache.values[: 2 * size].reshape(2, -1)
     for g in range(2):
         for got, x, transposed in ((keys[g], k[:, g], True), (values[g], v[:, g], False)):
             codes, scales = q8_codes(x)
             stored = got[: 80 * 32].view(np.int8)
             assert np.array_equal(stored.reshape(80, 32).T if transposed else stored.reshape(32, 80), codes)
-            assert np.array_equal(got[80 * 32 :].view(np.float32), scales[:, 0])
+            assert np.array_equal(got[80 * 32 :].view(np.float16).reshape(3, 32).T, scales)
     ops.close()
 
 

@@ -19,16 +19,29 @@ PAGE = 32
 
 
 def test_q8_by_hand() -> None:
-    """The largest of a head is 127 steps of s = 2."""
+    """The largest of a block is 127 steps of s = 2."""
     codes, scale = q8_codes(np.array([[254.0, -254.0, 1.0, 3.0, 5.0, 100.0]], np.float32))
     assert scale.tolist() == [[2.0]]
     assert codes.tolist() == [[127, -127, 0, 2, 2, 50]]  # 0.5, 1.5 and 2.5 round to even
 
 
 def test_q8_of_odd_values() -> None:
+    """65504 / 127 = 515.78, and the nearest float16 to that is 516."""
     assert rounded_q8(np.zeros((1, 4), np.float32)).tolist() == [[0, 0, 0, 0]]
-    assert rounded_q8(np.array([[np.inf, -1e30]], np.float32)).tolist() == [[65504.0, -65504.0]]
+    assert rounded_q8(np.array([[np.inf, -1e30]], np.float32)).tolist() == [[127 * 516.0, -127 * 516.0]]
     assert rounded_q8(np.full((1, 2), 1e-38, np.float32)).tolist() == [[0, 0]]
+
+
+def test_blocks_of_q8() -> None:
+    """A channel that is large costs the 31 beside it, and no others; 40 channels are a block of 32 and one of 8."""
+    x = np.random.default_rng(2).normal(0, 1, (5, 2, 40)).astype(np.float32)
+    outlier = x.copy()
+    outlier[:, :, 3] = 1000
+    assert np.array_equal(rounded_q8(outlier)[..., 32:], rounded_q8(x)[..., 32:])
+    assert np.abs(rounded_q8(outlier) - outlier)[..., :32].max() > 1
+    codes, scale = q8_codes(x)
+    assert (codes.shape, scale.shape) == ((5, 2, 40), (5, 2, 2))
+    assert np.array_equal(scale[..., 1], (np.abs(x[..., 32:]).max(-1) / np.float32(127)).astype(np.float16))
 
 
 def test_q4_by_hand() -> None:
@@ -62,7 +75,9 @@ def test_blocks_of_q4() -> None:
 def test_errors_are_bounded(seed: int, size: float, head_dim: int) -> None:
     x = np.random.default_rng(seed).normal(0, size, (PAGE, 2, head_dim)).clip(-65504, 65504)
     x = x.astype(np.float16).astype(np.float32)
-    assert (np.abs(rounded_q8(x) - x) <= np.abs(x).max(-1, keepdims=True) / 254 * 1.001).all()
+    for start in range(0, head_dim, 32):  # half a step; what a float16 scale loses over 127 steps
+        block, kept = x[..., start : start + 32], rounded_q8(x)[..., start : start + 32]
+        assert (np.abs(kept - block) <= np.abs(block).max(-1, keepdims=True) / 254 * 1.001 + 127 * 2**-25).all()
     spread = x.max(0, keepdims=True) - x.min(0, keepdims=True)
     half = spread / 30 + spread * 2**-11 + 2**-25 * 15  # half a step; what a float16 scale loses over 15 steps
     assert (np.abs(q4_keys(x) - x) <= half * 1.01 + np.abs(x) * 2**-22).all()

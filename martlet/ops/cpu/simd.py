@@ -283,6 +283,14 @@ class Verbs(ModuleType):
 
             return each_row(b, t[0], row)
 
+        def tile_fma_each(b: Any, t: Any, acc: Any, tile: Any, x: Any) -> Any:
+            """acc[m] += tile[m] * x, a vector for all rows"""
+
+            def row(m: int) -> Any:
+                return call(b, f"llvm.fma.v{n}f32", f32.ir, b.extract_value(tile, m), x, b.extract_value(acc, m))
+
+            return each_row(b, t[0], row)
+
         def tile_store(b: Any, t: Any, tile: Any, p: Any, i: Any, stride: Any) -> None:
             """p[i + m * stride : ] = tile[m]"""
             for m in range(t[0].rows):
@@ -292,6 +300,7 @@ class Verbs(ModuleType):
         self.tile_scale = verb(3, lambda tile, *a: tile, tile_scale)
         self.tile_store = verb(4, lambda *a: None, tile_store)
         self.tile_fma = verb(5, lambda acc, *a: acc, tile_fma)
+        self.tile_fma_each = verb(3, lambda acc, *a: acc, tile_fma_each)
         self.tile_fma_int = verb(5, lambda acc, *a: acc, tile_fma_int)
         self.tile_get = verb(2, lambda tile, m: tile.vec, tile_get)
 

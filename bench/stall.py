@@ -1,0 +1,90 @@
+"""A long prompt beside streams that decode: `python bench/stall.py MODEL [--prompt 4000] [--streams 4] [--rounds 3]`.
+
+Prints the gaps between the streams' tokens while the prompt was computed, as multiples of the steady gap before it came,
+and the longest steps: how many of the prompt's rows they had and where, and their parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+
+from martlet import LLM, SamplingParams
+from martlet.engine.engine import Engine
+from martlet.metrics import Observer, StepRecord
+from martlet.types import Request
+
+STEADY, SHOWN = 150, 5  # steps of the streams alone; of the longest steps
+
+
+class Steps(Observer):
+    """Keeps the record of every step."""
+
+    def __init__(self) -> None:
+        self.records: list[StepRecord] = []
+
+    def stepped(self, record: StepRecord) -> None:
+        """One more."""
+        self.records.append(record)
+
+
+def main() -> None:
+    """Run the rounds."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--prompt", type=int, default=4000, help="tokens of the long prompt")
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument("-r", "--rounds", type=int, default=3)
+    parser.add_argument("--stall-ms", type=float)
+    args = parser.parse_args()
+    options = {name: getattr(args, name) for name in ("threads", "stall_ms") if getattr(args, name) is not None}
+    with LLM(args.model, max_context=2 * args.prompt, max_seqs=args.streams + 1, **options) as llm:
+        steps = Steps()
+        llm.engine.watch(steps)
+        for number in range(args.rounds):
+            steps.records.clear()
+            one_round(llm.engine, args.streams, args.prompt, random.Random(number))
+            report(steps.records, number)
+
+
+def one_round(engine: Engine, n_streams: int, n_prompt: int, rng: random.Random) -> None:
+    """STEADY steps of the streams, then the prompt, whose first token ends the round."""
+
+    def add(name: str, count: int) -> None:
+        ids = tuple(rng.randrange(1000, 40000) for _ in range(count))
+        engine.add(Request(name, ids, SamplingParams(max_tokens=n_prompt, temperature=0, ignore_eos=True)))
+
+    for stream in range(n_streams):
+        add(f"stream {stream}", 64)
+    for _ in range(STEADY):
+        engine.step()
+    add("long", n_prompt)
+    while not any(event.request_id == "long" for event in engine.step()):
+        pass
+    engine.clear()
+
+
+def report(records: list[StepRecord], number: int) -> None:
+    """A step that gives every stream a token ends a gap, which began with the end of the step before."""
+    first = next(i for i, record in enumerate(records) if any(span.request_id == "long" for span in record.spans))
+    ends = [record.end_s for record in records]
+    gaps = [end - before for before, end in zip(ends, ends[1:], strict=False)]  # gaps[i] ends with step i + 1
+    steady, during = statistics.median(gaps[first - 51 : first - 1]), gaps[first - 1 :]
+    ordered = sorted(during)
+    p99 = ordered[int(0.99 * len(ordered))]
+    print(
+        f"round {number}: steady {1e3 * steady:.2f} ms (longest of 50: {max(gaps[first - 51 : first - 1]) / steady:.2f} ×); beside the prompt"
+        f" median {statistics.median(during) / steady:.2f} ×, p99 {p99 / steady:.2f} ×, longest {ordered[-1] / steady:.2f} ×;"
+        f" first token after {ends[-1] - ends[first - 1]:.2f} s in {len(during)} steps"
+    )
+    for gap, i in sorted(((gap, i) for i, gap in enumerate(during, first)), reverse=True)[:SHOWN]:
+        record = records[i]
+        chunk = next(((s.start, s.count) for s in record.spans if s.request_id == "long"), (0, 0))
+        parts = ", ".join(f"{name} {1e3 * getattr(record, name + '_s'):.1f}" for name in ("plan", "run", "commit"))
+        print(f"    {1e3 * gap:6.1f} ms  step {i - first:>4}: {chunk[1]:>3} rows from {chunk[0]:>5,}; {parts}")
+
+
+if __name__ == "__main__":
+    main()
