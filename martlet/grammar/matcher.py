@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.grammar.types import Constraint, State
-from martlet.grammar.vocabulary import NOTHING, Bits, Vocabulary
+from martlet.grammar.types import Constraint, Lexeme, State
+from martlet.grammar.vocabulary import NOTHING, Vocabulary
 
 __all__ = ["Grammar", "Matcher"]
 
@@ -28,8 +28,8 @@ class Grammar:
 
     def __init__(self, start: State, vocabulary: Vocabulary, *, name: str = "grammar") -> None:
         self.start, self.vocabulary, self.name = start, vocabulary, name
-        self._masks: OrderedDict[State, tuple[U32 | None, Bits]] = OrderedDict()
-        self._suffixes: dict[tuple[State, frozenset[int]], list[int]] = {}
+        self._masks: OrderedDict[State, tuple[U32 | None, NDArray[np.int32]]] = OrderedDict()
+        self._suffixes: dict[tuple[State, frozenset[int], frozenset[int]], NDArray[np.bool_]] = {}
 
     def matcher(self) -> Matcher:
         """A constraint at the beginning of a text."""
@@ -45,8 +45,8 @@ class Grammar:
             state = after
         return state.accepts
 
-    def mask_of(self, state: State) -> tuple[U32 | None, Bits]:
-        """A mask in two parts, to be joined: one that is shared (or None), and words with their bits."""
+    def mask_of(self, state: State) -> tuple[U32 | None, NDArray[np.int32]]:
+        """A mask in two parts, to be joined: one that many states share (or None), and ids of tokens."""
         found = self._masks.get(state)
         if found is None:
             found = self._masks[state] = self._compute(state)
@@ -54,7 +54,7 @@ class Grammar:
                 self._masks.popitem(last=False)
         return found
 
-    def _compute(self, state: State) -> tuple[U32 | None, Bits]:
+    def _compute(self, state: State) -> tuple[U32 | None, NDArray[np.int32]]:
         vocabulary = self.vocabulary
         shared: U32 | None = None
         found: list[Any] = []
@@ -80,22 +80,22 @@ class Grammar:
                 if vocabulary.end[child] > child + 1:
                     ahead.append((child, after))
         found.append(np.array(ids, np.int32))
-        return shared, vocabulary.bits(np.concatenate(found))
+        return shared, np.concatenate(found)
 
     def _inside(self, node: int, state: State, found: list[Any]) -> U32 | None:
         """Add the tokens below a node from a state inside a lexeme on; those that stay may be a mask instead."""
         assert state.lexeme is not None
         lexeme, at = state.lexeme
         region = self.vocabulary.region(lexeme, at, node)
-        least, most = state.budget or (None, None)
-        ids, mask = region.staying(most)
+        budget = state.budget
+        ids, mask = region.staying(None if budget is None else budget[1])
         if mask is None:
             found.append(ids)
         leaving = []
         for label, exits in region.exits.items():
             after = state.exit(label)
             if after is not None:
-                leaving += exits.tokens_with(self._suffixes_of(after, lexeme.follow), least, most)
+                leaving.append(exits.allowed(self._suffixes_of(after, lexeme), budget))
         detours = state.detours()
         if detours:
             leaving = self._detoured(node, leaving, detours)
@@ -130,13 +130,14 @@ class Grammar:
                     ahead.append((child, after))
         return ids
 
-    def _suffixes_of(self, state: State, follow: frozenset[int]) -> list[int]:
-        """The ends of tokens that may follow a lexeme."""
-        key = (state, follow)
-        numbers = self._suffixes.get(key)
-        if numbers is None:
+    def _suffixes_of(self, state: State, lexeme: Lexeme) -> NDArray[np.bool_]:
+        """Which ends of tokens, by number, may follow a lexeme."""
+        key = (state, lexeme.follow, lexeme.blank)
+        found = self._suffixes.get(key)
+        if found is None:
+            suffixes = self.vocabulary.suffixes(lexeme)
             numbers = [NOTHING]
-            ahead: list[tuple[dict[int, Any], State]] = [(self.vocabulary.suffixes(follow).root, state)]
+            ahead: list[tuple[dict[int, Any], State]] = [(suffixes.root, state)]
             while ahead:
                 node, here = ahead.pop()
                 for byte, child in node.items():
@@ -145,10 +146,11 @@ class Grammar:
                         if -1 in child:
                             numbers.append(child[-1])
                         ahead.append((child, after))
-            self._suffixes[key] = numbers
             if len(self._suffixes) > MOST_MASKS:
                 self._suffixes.clear()
-        return numbers
+            found = self._suffixes[key] = np.zeros(suffixes.n, np.bool_)
+            found[numbers] = True
+        return found
 
 
 class Matcher:
@@ -168,15 +170,9 @@ class Matcher:
             for token in self.grammar.vocabulary.eos_ids:
                 out[token >> 5] |= np.uint32(1 << (token & 31))
             return
-        shared, (words, bits) = self.grammar.mask_of(self._states[-1])
-        n = self.grammar.vocabulary.n_words
-        if shared is None:
-            out.fill(0)
-            out[words] = bits
-        else:
-            out[:n] = shared
-            out[n:] = 0
-            out[words] |= bits
+        vocabulary = self.grammar.vocabulary
+        vocabulary.walker.fill(out[: vocabulary.n_words], *self.grammar.mask_of(self._states[-1]))
+        out[vocabulary.n_words :] = 0
 
     def has_mask(self) -> bool:
         """Whether the mask is one that was kept."""

@@ -65,13 +65,14 @@ class Lexeme:
     """An automaton as it stands in a language, with the bytes that can come after it.
 
     Where the automaton goes on with a byte, it does: a byte of `follow` is looked at only where it does not.
-    `counted` is the automaton's state from which every byte begins a character, save the one that ends the text; states
+    Bytes of `blank` among them are white space, which only other bytes of `follow` can come after. `counted` is the automaton's state from which every byte begins a character, save the one that ends the text; states
     with a `budget` have it.
     """
 
     dfa: Dfa
     follow: frozenset[int]
     counted: int = DEAD
+    blank: frozenset[int] = frozenset()
 
 
 class State(Protocol):

@@ -10,6 +10,7 @@ Tokens without a text (control tokens, unused ids) are in no trie and so in no m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,16 @@ from numpy.typing import NDArray
 
 from martlet.grammar.types import Lexeme, n_mask_words
 from martlet.grammar.walk import Walker
+from martlet.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["NOTHING", "Exits", "Region", "Suffixes", "Vocabulary"]
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
-Bits = tuple[NDArray[np.intp], U32]  # words of a mask, and what to set in them
+Bools = NDArray[np.bool_]
 
 NOTHING = 0  # the suffix of a token that ends where the lexeme does
+NEVER = 1  # of one that nothing allows
 MOST_CACHED_BYTES = 96 << 20
 
 
@@ -49,14 +52,24 @@ class Vocabulary:
         self.eos_ids = tuple(sorted(set(eos_ids)))
         present = [(text, token) for token, text in enumerate(tokens) if text and token not in self.eos_ids]
         present.sort()
+        self.flat = np.frombuffer(b"".join(text or b"" for text in tokens), np.uint8)
         self.starts = np.concatenate([[0], np.cumsum([len(text or b"") for text in tokens])]).astype(np.int64)
         self.longest = max((len(text) for text, _ in present), default=0)
         self._build([text for text, _ in present], np.array([token for _, token in present], np.int32))
         self.walker = Walker(self.byte, self.end, self.depth, self.first, self.sorted_tokens, self.n_words, kernels)
         self._children: dict[int, dict[int, int]] = {}
-        self._suffixes: dict[frozenset[int], Suffixes] = {}
+        self._suffixes: dict[tuple[frozenset[int], frozenset[int]], Suffixes] = {}
         self._regions: dict[tuple[Lexeme, int, int], Region] = {}
         self._cached_bytes = 0
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, n_vocab: int | None = None, kernels: Any = None) -> Vocabulary:
+        """The vocabulary of a tokenizer; control tokens and unused ids are in no mask."""
+        tokens = [
+            None if token in tokenizer.unused_ids else tokenizer.token_bytes(token, special=False)
+            for token in range(tokenizer.vocab_size)
+        ]
+        return cls(tokens, sorted(tokenizer.eog_ids), n_vocab=n_vocab, kernels=kernels)
 
     def _build(self, texts: list[bytes], ids: I32) -> None:
         """The trie of the sorted `texts` in depth-first order, as flat arrays; node 0 is the root."""
@@ -128,37 +141,39 @@ class Vocabulary:
             self._regions[key] = found
         return found
 
-    def suffixes(self, follow: frozenset[int]) -> Suffixes:
-        """The ends of tokens that begin with one of the bytes `follow`."""
-        found = self._suffixes.get(follow)
+    def suffixes(self, lexeme: Lexeme) -> Suffixes:
+        """The ends of tokens that may come after a lexeme."""
+        key = (lexeme.follow, lexeme.blank)
+        found = self._suffixes.get(key)
         if found is None:
-            found = self._suffixes[follow] = Suffixes(self, follow)
+            found = self._suffixes[key] = Suffixes(self, *key)
         return found
-
-    def bits(self, ids: I32) -> Bits:
-        """Token ids as words of a mask and their bits."""
-        if not ids.size:
-            return np.zeros(0, np.intp), np.zeros(0, np.uint32)
-        ids = np.sort(ids)
-        words = (ids >> 5).astype(np.intp)
-        starts = np.nonzero(np.diff(words, prepend=-1))[0]
-        return words[starts], np.bitwise_or.reduceat(np.uint32(1) << (ids & 31).astype(np.uint32), starts)
 
 
 class Suffixes:
-    """All different ends of tokens that begin with a byte of `follow`, as a small trie of dicts."""
+    """All different ends of tokens that begin with a byte of `follow`, as a small trie of dicts.
 
-    def __init__(self, vocabulary: Vocabulary, follow: frozenset[int]) -> None:
-        numbers: dict[bytes, int] = {b"": NOTHING}
-        self._starts = vocabulary.starts
-        self._at = np.zeros(int(self._starts[-1]) + 1, np.int32)  # token's start + offset → suffix
-        for token in vocabulary.sorted_tokens.tolist():
-            text, start = vocabulary.tokens[token], int(self._starts[token])
+    After bytes of `blank` there must be another of `follow`. What is none of them has the number NEVER.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, follow: frozenset[int], blank: frozenset[int]) -> None:
+        numbers: dict[bytes, int] = {b"": NOTHING, b"\0": NEVER}
+        self._starts, flat = vocabulary.starts, vocabulary.flat
+        self._at = np.full(len(flat) + 1, NEVER, np.int32)  # token's start + offset → suffix
+        last = np.zeros(len(flat) + 1, np.bool_)
+        last[self._starts[1:] - 1] = True
+        may = np.append(np.isin(flat, sorted(follow)), False)
+        white = np.nonzero(np.append(np.isin(flat, sorted(blank)), False) & may)[0]
+        while (wrong := white[may[white] & ~last[white] & ~may[white + 1]]).size:
+            may[wrong] = False
+        places = np.nonzero(may)[0]
+        owners = np.searchsorted(self._starts, places, side="right") - 1
+        for place, token in zip(places.tolist(), owners.tolist(), strict=True):
+            text = vocabulary.tokens[token]
             assert text is not None
-            for offset, byte in enumerate(text):
-                if byte in follow:
-                    self._at[start + offset] = numbers.setdefault(text[offset:], len(numbers))
-        self.texts = list(numbers)
+            self._at[place] = numbers.setdefault(text[place - int(self._starts[token]) :], len(numbers))
+        self.n = len(numbers)
+        del numbers[b"\0"]
         self.root: dict[int, Any] = {}  # byte → child; the key -1 holds the suffix that ends there
         for text, number in numbers.items():
             node = self.root
@@ -172,34 +187,20 @@ class Suffixes:
         return np.where(offsets < lengths, self._at[self._starts[tokens] + offsets], NOTHING).astype(np.int32)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Exits:
-    """Tokens that leave a lexeme with one label, by what they go on with."""
+    """Tokens that leave a lexeme with one label: what they go on with, and their characters before it."""
 
-    def __init__(self, suffix: I32, token: I32, count: I32) -> None:
-        order = np.argsort(suffix, kind="stable")
-        self.token, self.count = token[order], count[order]
-        self.suffixes, starts = np.unique(suffix[order], return_index=True)
-        self.range = {
-            number: (start, stop)
-            for number, start, stop in zip(
-                self.suffixes.tolist(), starts.tolist(), [*starts.tolist()[1:], len(order)], strict=True
-            )
-        }
+    suffix: I32
+    token: I32
+    count: I32
 
-    def tokens_with(self, suffixes: Sequence[int], least: int | None = None, most: int | None = None) -> list[I32]:
-        """The tokens that go on with one of `suffixes` and have `least` to `most` characters before it."""
-        parts: list[I32] = []
-        for number in suffixes:
-            place = self.range.get(number)
-            if place is None:
-                continue
-            start, stop = place
-            part = self.token[start:stop]
-            if most is not None:
-                count = self.count[start:stop]
-                part = part[(count >= (least or 0)) & (count <= most)]
-            parts.append(part)
-        return parts
+    def allowed(self, suffixes: Bools, budget: tuple[int, int] | None) -> I32:
+        """The tokens that go on with one of `suffixes` (by number) and have as many characters as the budget says."""
+        chosen = suffixes[self.suffix]
+        if budget is not None:
+            chosen &= (self.count >= budget[0]) & (self.count <= budget[1])
+        return self.token[chosen]
 
 
 class Region:
@@ -215,7 +216,9 @@ class Region:
         self.exits: dict[int, Exits] = {}
         self._vocabulary = vocabulary
         if len(leaving):
-            numbers = vocabulary.suffixes(lexeme.follow).at(leaving[:, 0], leaving[:, 1])
+            numbers = vocabulary.suffixes(lexeme).at(leaving[:, 0], leaving[:, 1])
+            possible = np.not_equal(numbers, NEVER)
+            leaving, numbers = leaving[possible], numbers[possible]
             for label in np.unique(leaving[:, 2]).tolist():
                 own = leaving[:, 2] == label
                 self.exits[label] = Exits(numbers[own], leaving[own, 0], leaving[own, 3])
@@ -231,7 +234,6 @@ class Region:
             mask = None
             if len(ids) > 512:
                 mask = np.zeros(self._vocabulary.n_words, np.uint32)
-                words, bits = self._vocabulary.bits(ids)
-                mask[words] = bits
+                self._vocabulary.walker.fill(mask, None, ids)
             found = self._masks[most] = (ids, mask)
         return found

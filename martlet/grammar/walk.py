@@ -17,10 +17,16 @@ from martlet.grammar.types import Lexeme
 from martlet.ops.cpu import trie
 from martlet.ops.cpu.record import RECORD_FIELDS
 
-__all__ = ["Walker"]
+__all__ = ["Walker", "address"]
 
 I32 = NDArray[np.int32]
+U32 = NDArray[np.uint32]
 Found = tuple[I32, I32, NDArray[np.uint32]]  # staying [n, 2], leaving [m, 4], mask; valid until the next walk
+
+
+def address(array: NDArray[Any]) -> int:
+    """Where an array's data are."""
+    return int(array.__array_interface__["data"][0])
 
 
 class Walker:
@@ -46,7 +52,9 @@ class Walker:
         self._follow: dict[frozenset[int], NDArray[np.uint8]] = {}
         self._lock = threading.Lock()
         self._unused = np.zeros(4, np.int64)  # what compiled code returns, which is nothing
+        self._unused_address = address(self._unused)
         self._kernels = kernels  # it owns the code
+        self._fill = None if kernels is None else kernels.function("mask_fill")
         self._kernel = None if kernels is None else kernels.function("trie_walk")
         self._record = np.zeros(RECORD_FIELDS, np.int64)
         for field, array in (
@@ -76,10 +84,26 @@ class Walker:
                 record[trie.FINAL] = lexeme.dfa.final.ctypes.data
                 record[trie.FOLLOW] = self._follow_bytes(lexeme.follow).ctypes.data
                 record[trie.START], record[trie.NODE], record[trie.COUNTED] = state, node, lexeme.counted
-                unused = self._unused.ctypes.data
+                unused = self._unused_address
                 self._kernel(unused, unused, record.ctypes.data, unused, 0, 1)
             n_staying, n_leaving = self._n_found.tolist()
             return self._staying[:n_staying].copy(), self._leaving[:n_leaving].copy(), self._mask
+
+    def fill(self, out: U32, shared: U32 | None, ids: I32) -> None:
+        """Write a mask: `shared`, or nothing, joined with the tokens `ids`."""
+        if self._fill is None:
+            if shared is None:
+                out.fill(0)
+            else:
+                out[:] = shared
+            np.bitwise_or.at(out, ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
+            return
+        record = np.zeros(RECORD_FIELDS, np.int64)
+        record[trie.OUT], record[trie.N_WORDS] = address(out), len(out)
+        record[trie.SHARED] = 0 if shared is None else address(shared)
+        record[trie.IDS], record[trie.N_IDS] = address(ids), len(ids)
+        unused = self._unused_address
+        self._fill(unused, unused, address(record), unused, 0, 1)
 
     def _follow_bytes(self, follow: frozenset[int]) -> NDArray[np.uint8]:
         found = self._follow.get(follow)

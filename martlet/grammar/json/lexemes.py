@@ -20,8 +20,9 @@ from martlet.grammar.utf8 import Escapes, to_bytes, to_json
 __all__ = ["JsonLexeme", "free_key", "free_string", "key_lexeme", "number_lexeme", "string_lexeme"]
 
 QUOTE = 0x22
-ENDS = frozenset(b",:]} \n\r\t")
-COLON = frozenset(b": \n\r\t")
+BLANK = frozenset(b" \n\r\t")
+ENDS = frozenset(b",]}") | BLANK
+COLON = frozenset(b":") | BLANK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +72,7 @@ def number_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[fr
     joined, sets = _joined(languages)
     dfa = _labelled(to_bytes(joined), joined, languages, sets)
     final = frozenset(np.nonzero((dfa.accept > 0) & ~dfa.table.any(axis=1))[0].tolist())
-    return JsonLexeme(Lexeme(dfa, ENDS), final, frozenset()), tuple(sets)
+    return JsonLexeme(Lexeme(dfa, ENDS, blank=BLANK), final, frozenset()), tuple(sets)
 
 
 def _universal(language: Language) -> list[int]:
@@ -146,5 +147,5 @@ def _closed(
     table[accepting, QUOTE] = n - 1 + dfa.accept[accepting]
     accept = np.zeros(n + labels, np.int32)
     accept[n:] = np.arange(1, labels + 1)
-    lexeme = Lexeme(Dfa(table, accept, dfa.start), follow, dfa.start if counted else 0)
+    lexeme = Lexeme(Dfa(table, accept, dfa.start), follow, dfa.start if counted else 0, BLANK)
     return JsonLexeme(lexeme, frozenset(range(n, n + labels)), universal)

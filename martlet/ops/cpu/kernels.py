@@ -32,7 +32,7 @@ from martlet.ops.cpu.rowwise import (
 )
 from martlet.ops.cpu.simd import Verbs
 from martlet.ops.cpu.team import launch_kernel, serve_kernel
-from martlet.ops.cpu.trie import trie_walk_kernel
+from martlet.ops.cpu.trie import mask_fill_kernel, trie_walk_kernel
 from martlet.spec import Activation
 
 __all__ = ["builder"]
@@ -50,6 +50,7 @@ BUILDERS: dict[str, Builder] = {
     "scale_cap": scale_cap_kernel,
     "take_rows": take_rows_kernel,
     "trie_walk": trie_walk_kernel,
+    "mask_fill": mask_fill_kernel,
     "rope_table": rope_table_kernel,
     "rope": rope_kernel,
     "kv_write_f16": partial(kv_write_kernel, half=True),
