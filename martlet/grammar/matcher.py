@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.grammar.types import Constraint, Lexeme, State
+from martlet.grammar.types import Constraint, Lexeme, State, Tree
 from martlet.grammar.vocabulary import NOTHING, Vocabulary
 
 __all__ = ["Grammar", "Matcher"]
@@ -96,37 +96,47 @@ class Grammar:
             after = state.exit(label)
             if after is not None:
                 leaving.append(exits.allowed(self._suffixes_of(after, lexeme), budget))
-        detours = state.detours()
-        if detours:
-            leaving = self._detoured(node, leaving, detours)
-        found += leaving
+        tree = state.detours()
+        found += self._detoured(node, state, leaving, tree) if tree else leaving
         return mask
 
-    def _detoured(self, node: int, leaving: list[Any], detours: list[tuple[bytes, State | None]]) -> list[Any]:
+    def _detoured(self, node: int, state: State, leaving: list[Any], tree: Tree) -> list[Any]:
         """Tokens that leave, those with a detour's text replaced by what is allowed after it."""
         vocabulary = self.vocabulary
-        ids = np.concatenate(leaving) if leaving else np.zeros(0, np.int32)
+        elsewhere: list[NDArray[np.int32]] = []
         allowed: list[int] = []
-        for text, after in detours:
-            at = vocabulary.find(node, text)
-            if at is None:
-                continue
-            below = vocabulary.sorted_tokens[vocabulary.first[at] : vocabulary.first[vocabulary.end[at]]]
-            ids = ids[~np.isin(ids, below)]
-            if after is not None:
-                allowed += [*vocabulary.tokens_at(at), *self._below(at, after)]
-        return [ids, np.array(allowed, np.int32)]
+        ahead: list[tuple[int, Tree]] = [(node, tree)]
+        while ahead:
+            at, texts = ahead.pop()
+            children = vocabulary.children(at)
+            for byte, below in texts.items():
+                if byte >= 0:
+                    child = children.get(byte)
+                    if child is not None:
+                        ahead.append((child, below))
+                    continue
+                elsewhere.append(vocabulary.sorted_tokens[vocabulary.first[at] : vocabulary.first[vocabulary.end[at]]])
+                after = state.detour(below)
+                if after is not None:
+                    allowed += [*vocabulary.tokens_at(at), *self._below(at, after)]
+        if not elsewhere:
+            return leaving
+        ids = np.concatenate(leaving) if leaving else np.zeros(0, np.int32)
+        return [ids[~np.isin(ids, np.concatenate(elsewhere))], np.array(allowed, np.int32)]
 
     def _below(self, node: int, state: State) -> list[int]:
         """The tokens below a node that a state allows, step by step."""
+        vocabulary = self.vocabulary
         ids: list[int] = []
         ahead = [(node, state)]
         while ahead:
             node, state = ahead.pop()
-            for byte, child in self.vocabulary.children(node).items():
-                after = state.step(byte)
-                if after is not None:
-                    ids += self.vocabulary.tokens_at(child)
+            children = vocabulary.children(node)
+            for byte in (state.next_bytes() or children) if children else ():
+                child = children.get(byte)
+                after = None if child is None else state.step(byte)
+                if child is not None and after is not None:
+                    ids += vocabulary.tokens_at(child)
                     ahead.append((child, after))
         return ids
 
@@ -140,9 +150,10 @@ class Grammar:
             ahead: list[tuple[dict[int, Any], State]] = [(suffixes.root, state)]
             while ahead:
                 node, here = ahead.pop()
-                for byte, child in node.items():
-                    after = here.step(byte) if byte >= 0 else None
-                    if after is not None:
+                for byte in here.next_bytes() or node:
+                    child = node.get(byte) if byte >= 0 else None
+                    after = None if child is None else here.step(byte)
+                    if child is not None and after is not None:
                         if -1 in child:
                             numbers.append(child[-1])
                         ahead.append((child, after))

@@ -16,13 +16,14 @@ leave it are followed state by state.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEAD", "Constraint", "Dfa", "Lexeme", "Limits", "Plain", "State", "n_mask_words"]
+__all__ = ["DEAD", "Constraint", "Dfa", "Lexeme", "Limits", "Plain", "State", "Tree", "n_mask_words"]
 
+Tree = dict[int, Any]
 DEAD = 0  # the state of every Dfa that nothing leaves
 
 
@@ -103,11 +104,14 @@ class State(Protocol):
         exit(label).step(byte).
         """
 
-    def detours(self) -> list[tuple[bytes, State | None]]:
-        """Texts that end the lexeme otherwise than by its label: each with the state after it, None if it is not allowed.
+    def detours(self) -> Tree | None:
+        """Texts that end the lexeme otherwise than by its label, as a tree: byte → subtree, -1 → the text's name.
 
-        All of them are also ends of the lexeme for its automaton. Mostly there are none.
+        The automaton ends with each of them too; its label does not count then. Mostly there are none.
         """
+
+    def detour(self, name: Any) -> State | None:
+        """The state after a detour, None if it is not allowed."""
 
     def next_bytes(self) -> bytes | None:
         """The bytes for which step is not None, in order, if that is cheaper to say than to try all 256; or None."""
@@ -137,9 +141,13 @@ class Plain:
         """None."""
         return None
 
-    def detours(self) -> list[tuple[bytes, State | None]]:
+    def detours(self) -> Tree | None:
         """None."""
-        return []
+        return None
+
+    def detour(self, name: Any) -> State | None:
+        """None."""
+        return None
 
     def next_bytes(self) -> bytes | None:
         """Not known."""

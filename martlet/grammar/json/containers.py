@@ -18,7 +18,7 @@ from martlet.grammar.json.forms import ArrayForm, ObjectForm
 from martlet.grammar.json.lexemes import JsonLexeme, free_key, key_lexeme
 from martlet.grammar.json.machine import ByteState, End, Machine, Survivors
 from martlet.grammar.json.plans import KeyClass
-from martlet.grammar.types import Lexeme, State
+from martlet.grammar.types import Lexeme, State, Tree
 
 __all__ = ["JsonMachine"]
 
@@ -181,16 +181,18 @@ class KeySet:
             self.lexeme, members = key_lexeme(tuple(key.names.as_language() for key in classes))
             self._labels = (None, *(classes[min(member)] for member in members[1:]))
         self.start = self.lexeme.start if self.lexeme is not None else 0
-        self.root: dict[int, Any] = {}  # byte → child; the key -1 holds the name that ends there
         if self.is_free:
-            names = {name for plan in plans for name in plan.all_names}
+            names = sorted({name for plan in plans for name in plan.all_names})
         else:
-            names = {name for plan in plans for name in plan.names if self.after(name) is not None}
-        for name in names:
-            node = self.root
-            for byte in json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:-1]:
-                node = node.setdefault(byte, {})
-            node[-1] = name
+            names = sorted({name for plan in plans for name in plan.names if self._may_come(name)})
+        self.root: Tree = self.machine.made(names_tree, tuple(names))
+
+    def _may_come(self, name: str) -> bool:
+        """Whether a known name may come, without working out what comes after it where that is simple."""
+        plan, *at = self.level.points[0][0]
+        if len(self.level.points) == 1 and plan.is_simple:
+            return bool(plan.has(name, at[0], self.machine.ordered))
+        return self.after(name) is not None
 
     def after(self, key: str | KeyClass) -> State | None:
         """The state after a name and its quotation mark, None if the name may not come."""
@@ -218,12 +220,23 @@ class KeySet:
         return None if key is None else self.after(key)
 
 
+def names_tree(machine: Machine, names: tuple[str, ...]) -> Tree:
+    """Names as they are written, with the closing quotation mark, as a tree."""
+    root: Tree = {}
+    for name in names:
+        node = root
+        for byte in json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]:
+            node = node.setdefault(byte, {})
+        node[-1] = name
+    return root
+
+
 class Key(ByteState):
     """Inside a name: `state` of the automaton of unknown names (0: it is none), `node` in the tree of known ones."""
 
     __slots__ = ("keys", "node", "state")
 
-    def __init__(self, machine: Machine, keys: KeySet, state: int, node: dict[int, Any] | None) -> None:
+    def __init__(self, machine: Machine, keys: KeySet, state: int, node: Tree | None) -> None:
         super().__init__(machine)
         self.keys, self.state, self.node = keys, state, node
 
@@ -239,24 +252,19 @@ class Key(ByteState):
         """The state after the name."""
         return self.keys.after_label(label)
 
-    def detours(self) -> list[tuple[bytes, State | None]]:
+    def detours(self) -> Tree | None:
         """The known names that this may become."""
-        found: list[tuple[bytes, State | None]] = []
-        ahead = [(b"", self.node)] if self.node else []
-        while ahead:
-            text, node = ahead.pop()
-            for byte, child in node.items():
-                if byte < 0:
-                    found.append((text + b'"', self.keys.after(child)))
-                else:
-                    ahead.append((text + bytes([byte]), child))
-        return found
+        return self.node
+
+    def detour(self, name: str) -> State | None:
+        """The state after a known name."""
+        return self.keys.after(name)
 
     def _step(self, byte: int) -> State | None:
         node, lexeme = self.node, self.keys.lexeme
-        if byte == QUOTE and node is not None and -1 in node:
-            return self.keys.after(node[-1])
         child = None if node is None else node.get(byte)
+        if child is not None and -1 in child:
+            return self.keys.after(child[-1])
         after = int(lexeme.lexeme.dfa.table[self.state, byte]) if lexeme is not None and self.state else 0
         if lexeme is not None and after in lexeme.final:
             return self.keys.after_label(int(lexeme.lexeme.dfa.accept[after]))
@@ -266,7 +274,7 @@ class Key(ByteState):
         """Those of known names, if there can be no others."""
         if self.state or self.node is None:
             return None
-        return bytes(sorted(QUOTE if byte < 0 else byte for byte in self.node))
+        return bytes(sorted(self.node))
 
 
 class Colon(ByteState):

@@ -175,8 +175,17 @@ class Value(ByteState):
 
     def next_bytes(self) -> bytes:
         """The first bytes of the kinds of values that there are."""
-        first = b'"tfn-0123456789[{'
-        return bytes(byte for byte in first if self.step(byte) is not None)
+        types, found = self.types(), set[int]()
+        if any(not kind.strings.is_empty for kind in types):
+            found.add(0x22)
+        if any(kind.objects for kind in types):
+            found.add(0x7B)
+        if any(kind.arrays for kind in types):
+            found.add(0x5B)
+        found |= {ord(word[0]) for kind in types for word in kind.words}
+        if any(not kind.numbers.is_empty for kind in types):
+            found |= {byte for byte in b"-0123456789" if self.step(byte) is not None}
+        return bytes(found)
 
     def _step(self, byte: int) -> State | None:
         if byte == 0x22:

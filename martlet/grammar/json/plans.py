@@ -256,6 +256,18 @@ class ObjectPlan:
         joined = self._algebra.goal(goal.literals | one.value)
         return joined if self._inhabited(joined) else None
 
+    @cached_property
+    def is_simple(self) -> bool:
+        """Whether a name may come wherever it has not been and no required one is passed over."""
+        return self.form.high is None and not self.form.low and not self.exists
+
+    def has(self, name: str, used: int, ordered: bool) -> bool:
+        """Of a simple plan: whether a known name may come."""
+        bit = self.bit[name]
+        if used & bit or (ordered and self.required & (bit - 1) & ~used):
+            return False
+        return self.goal_of(name) is not None
+
     def after(
         self, name: str | None, key: KeyClass | None, used: int, count: int, missing: int, ordered: bool
     ) -> list[tuple[Goal, tuple[int, int, int]]]:
