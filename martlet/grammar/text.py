@@ -6,12 +6,13 @@ All are `State`s as `types.py` has them. Equal ones are one object: their makers
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from martlet.errors import RequestError
 from martlet.grammar.language import Language, literals
-from martlet.grammar.types import Dfa, Lexeme, Plain, State
+from martlet.grammar.types import Dfa, Lexeme, Plain, State, Tree
 from martlet.grammar.utf8 import to_bytes
 
 __all__ = ["END", "Again", "either", "first_bytes", "free_text", "language_state", "one_of", "then"]
@@ -237,9 +238,12 @@ class _Then:
         state = self._first.exit(label)
         return None if state is None else _then(state, self._second, self._made)
 
-    def detours(self) -> list[tuple[bytes, State | None]]:
-        found = self._first.detours()
-        return [(text, None if after is None else _then(after, self._second, self._made)) for text, after in found]
+    def detours(self) -> Tree | None:
+        return self._first.detours()
+
+    def detour(self, name: Any) -> State | None:
+        state = self._first.detour(name)
+        return None if state is None else _then(state, self._second, self._made)
 
     def next_bytes(self) -> bytes | None:
         known = self._first.next_bytes()
