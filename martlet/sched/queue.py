@@ -12,7 +12,9 @@ from martlet.sched.limits import SchedulerLimits
 from martlet.sched.policy import Facts, Policy
 from martlet.types import Sequence
 
-__all__ = ["WaitingQueue", "rank"]
+__all__ = ["QUEUE_TIMEOUT", "WaitingQueue", "rank"]
+
+QUEUE_TIMEOUT = "queue_timeout"  # the stop reason of a request that fails because it waited too long
 
 RATE_WEIGHT = 0.1  # of the newest step in the mean rate of tokens
 

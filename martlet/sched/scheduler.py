@@ -18,7 +18,7 @@ from martlet.sched.cost import CostModel, Work
 from martlet.sched.limits import SchedulerLimits
 from martlet.sched.planner import NO_DRAFTS, Drafts, Planner
 from martlet.sched.policy import DECODE_WEIGHT, POLICIES, Policy
-from martlet.sched.queue import rank
+from martlet.sched.queue import QUEUE_TIMEOUT, rank
 from martlet.sched.write_behind import WriteBehind
 from martlet.types import Event, FinishReason, PageId, Request, Sampled, SeqId, Sequence, StepPlan, StepResult, stop_ids
 
@@ -329,7 +329,10 @@ class Scheduler:
                     f"The request waited {now - seq.arrival_s:.1f} s and had not started: its queue_timeout_s,"
                     f" {seq.request.scheduling.queue_timeout_s:g}, is over. Try again later, or give it more time."
                 )
-                self._pending += [self._finish(other, FinishReason.ERROR, error=error) for other in list(siblings)]
+                for other in list(siblings):
+                    self._pending.append(
+                        self._finish(other, FinishReason.ERROR, stop_reason=QUEUE_TIMEOUT, error=error)
+                    )
 
     def _measure(self, plan: StepPlan, now: float) -> None:
         """Learn from the time that a step took."""

@@ -21,6 +21,7 @@ from martlet.engine.driver import Asked
 from martlet.engine.outputs import RequestOutput
 from martlet.engine.prompts import PromptTokens
 from martlet.errors import RequestError
+from martlet.sched.queue import QUEUE_TIMEOUT
 from martlet.server.body import Body, Parsed, parse_body, parse_json, read_body
 from martlet.server.bridge import Bridge, Ticket
 from martlet.server.errors import ApiError
@@ -209,5 +210,7 @@ def raise_failure(ticket: Ticket) -> None:
     if ticket.cause is not None:
         raise ticket.cause
     for output in ticket.outputs:
+        if output.error is not None and any(answer.stop_reason == QUEUE_TIMEOUT for answer in output.outputs):
+            raise ApiError(408, output.error, param="queue_timeout", code="queue_timeout")
         if output.error is not None:
             raise ApiError(500, f"The request failed: {output.error}", code="engine_error")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from martlet.models.adapters import Adapter
 from martlet.types import Load, PageId, Sampled, SeqId, SlotId, Span, StepPlan, StepResult, TokenLogprobs
 from martlet.types import Sequence as EngineSequence
 
@@ -39,6 +40,7 @@ class ScriptedExecutor:
         self._prefixes: dict[tuple[int, int], int] = {}  # number of a prefix and the next id → number of both together
         self._contents: dict[PageId, list[int]] = {}
         self._tier: dict[SlotId, tuple[bytes, list[int]]] = {}
+        self.adapters: set[str] = set()
         self.plans: list[StepPlan] = []
         self.keep_plans = True
 
@@ -49,6 +51,7 @@ class ScriptedExecutor:
             self._sequences.pop(seq_id, None)  # it may have been added by a plan that nobody ran
         for seq in plan.added:
             assert seq.seq_id not in self._sequences
+            assert seq.request.adapter in ("", *self.adapters)
             self._sequences[seq.seq_id] = _Rows(seq)
         for save in plan.saves:
             self._tier[save.slot] = save.key, list(self._page(save.page))
@@ -111,6 +114,12 @@ class ScriptedExecutor:
         for page in pages:
             self._contents[page] = [-3] * self._page_size
         return np.array([len(ids), 0.0], dtype=np.float32)
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        self.adapters.add(adapter.digest)
+
+    def remove_adapter(self, digest: str) -> None:
+        self.adapters.remove(digest)
 
     def close(self) -> None:
         self._sequences.clear()

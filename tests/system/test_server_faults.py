@@ -252,7 +252,10 @@ def test_request_that_waits_too_long() -> None:
     with serving(endless, step_s=0.005) as served:
         open_ = [ask(served, stream=True) for _ in range(4)]
         wait_until(lambda: served.gauge("num_requests_running") == 4)
-        assert "queue_timeout_s" in served.chat(queue_timeout=0.05).json()["error"]["message"]
+        late = served.chat(queue_timeout=0.05)
+        assert late.status_code == 408
+        assert late.json()["error"]["code"] == "queue_timeout"
+        assert "queue_timeout_s" in late.json()["error"]["message"]
         for connection in open_:
             connection.close()
         served.check_idle()
