@@ -9,6 +9,7 @@ It knows integers only: no arrays, no text, and of the clock what it is told.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
@@ -320,19 +321,14 @@ class Scheduler:
         """End the requests whose time in the queue is over."""
         for seq in self._planner.waiting.expired(now):
             siblings = self._requests.get(seq.request.request_id, [])
-            if (
-                siblings
-                and siblings[0].request is seq.request
-                and not any(other.pages or other.seq_id in self._planner.known for other in siblings)
-            ):
+            started = any(other.pages or other.seq_id in self._planner.known for other in siblings)
+            if siblings and siblings[0].request is seq.request and not started:
                 error = (
                     f"The request waited {now - seq.arrival_s:.1f} s and had not started: its queue_timeout_s,"
                     f" {seq.request.scheduling.queue_timeout_s:g}, is over. Try again later, or give it more time."
                 )
-                for other in list(siblings):
-                    self._pending.append(
-                        self._finish(other, FinishReason.ERROR, stop_reason=QUEUE_TIMEOUT, error=error)
-                    )
+                ends = partial(self._finish, reason=FinishReason.ERROR, stop_reason=QUEUE_TIMEOUT, error=error)
+                self._pending += map(ends, list(siblings))
 
     def _measure(self, plan: StepPlan, now: float) -> None:
         """Learn from the time that a step took."""
