@@ -143,6 +143,19 @@ def test_stop_then_continue_then_regenerate(open_page: Open, slow: Served) -> No
     assert [message["role"] for message in page.asked[2]["messages"]] == ["user"]
 
 
+def test_a_new_chat_ends_the_answer_of_the_old_one(open_page: Open, slow: Served) -> None:
+    page = opened(open_page, slow)
+    ask(page, "go")
+    until(page, "document.querySelector('.assistant > .text')?.textContent.length > 5")
+    page.get_by_role("button", name="New chat").click()
+    page.wait_for_selector("#send:visible")
+    wait_until(lambda: not slow.service.bridge.open_tickets)
+    assert page.locator(".message").count() == 0
+    ask(page, "again")
+    page.wait_for_selector("#stop:visible")
+    assert page.asked[1]["messages"] == [{"role": "user", "content": "again"}]
+
+
 def test_settings_are_sent_and_kept(open_page: Open, served: Served) -> None:
     page = opened(open_page, served)
     page.get_by_role("button", name="Settings").click()
@@ -235,6 +248,9 @@ def test_an_error_is_shown_and_the_next_question_answered(open_page: Open) -> No
         page = opened(open_page, served)
         ask(page, "much too long " * 20)
         assert "context" in answered(page).get_by_role("alert").inner_text()
+        ask(page, "short")
+        assert answered(page).locator(".text").last.inner_text() == ""
+        assert [message["role"] for message in page.asked[1]["messages"]] == ["user"]  # both questions, as one
         page.get_by_role("button", name="New chat").click()
         served.executor.fail = lambda plan: True
         page.forgiven.append("500")

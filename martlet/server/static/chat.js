@@ -137,7 +137,10 @@ class Chat {
   }
 
   save() {
-    local.set(STORE, this.messages.length ? JSON.stringify(this.messages) : null);
+    const text = (/** @type {unknown} */ all) => (this.messages.length ? JSON.stringify(all) : null);
+    if (!local.set(STORE, text(this.messages))) {
+      local.set(STORE, text(this.messages.map((message) => ({ ...message, tokens: undefined, asTokens: false }))));
+    }
   }
 
   /** @param {Message} message */
@@ -237,8 +240,14 @@ class Chat {
    */
   history(end) {
     const system = this.settings.system.value.trim();
-    const said = this.messages.slice(0, end).filter((message) => message.role === "user" || message.content);
-    const all = said.map(({ role, content }) => ({ role: String(role), content }));
+    /** @type {{ role: string, content: string }[]} */
+    const all = [];
+    for (const { role, content } of this.messages.slice(0, end)) {
+      const last = all.at(-1);
+      // After an answer that failed there are two questions: many templates take one at a time only.
+      if (last?.role === role) last.content += `\n\n${content}`;
+      else if (content) all.push({ role, content });
+    }
     return system ? [{ role: "system", content: system }, ...all] : all;
   }
 
@@ -283,8 +292,8 @@ class Chat {
     }
     painter.stop();
     if (this.running === control) this.running = null;
-    if (!this.views.includes(view)) return; // a new chat has begun
     this.arrange();
+    if (!this.views.includes(view)) return; // a new chat has begun
     view.update(false);
     this.save();
     this.scroll();

@@ -84,13 +84,14 @@ function keeper(open) {
   return {
     /** @param {string} name */
     get: (name) => stored(storage, name),
-    /** @param {string} name @param {string | null} value */
+    /** False: it is full, or forbidden. @param {string} name @param {string | null} value */
     set: (name, value) => {
       try {
         if (value === null) storage?.removeItem(name);
         else storage?.setItem(name, value);
+        return true;
       } catch {
-        // full, or forbidden
+        return false;
       }
     },
   };

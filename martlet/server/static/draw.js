@@ -93,7 +93,7 @@ export function drawSteps(canvas, steps) {
     context.fillRect(LABEL, row * ROW + ROW - 1, width - LABEL, 0.5);
   });
   const times = ["--held", "--accent", "--held"].map(styled);
-  const longest = Math.max(1, ...shown.map((step) => sum(step.ms)));
+  const longest = scaleOf(shown.map((step) => sum(step.ms)));
   shown.forEach((step, column) => {
     const x = LABEL + column * COLUMN;
     if (column && step.step !== shown[column - 1].step + 1) gapBefore(context, x, floor, line);
@@ -105,7 +105,7 @@ export function drawSteps(canvas, steps) {
     drawTime(context, x, floor, step.ms.map((/** @type {number} */ ms) => ms / longest), times);
   });
   context.fillStyle = muted;
-  context.fillText(`${longest.toFixed(longest < 10 ? 1 : 0)} ms`, 0, floor + 8, LABEL - 4);
+  context.fillText(`${longest.toFixed(longest < 10 ? 1 : 0)} ms`, 0, floor + 11, LABEL - 4);
   context.fillText("0", LABEL - 12, floor + TIMES - 6);
   const last = shown.at(-1);
   if (last) context.fillText(`step ${shown[0].step}`, LABEL, floor + TIMES + 9);
@@ -158,13 +158,18 @@ function drawSpan(context, x, row, [name, , count, decodes]) {
  * @param {string[]} colours
  */
 function drawTime(context, x, floor, shares, colours) {
-  let y = floor + TIMES;
+  const [top, bottom] = [floor + 8, floor + TIMES];
+  let y = bottom;
   shares.forEach((share, part) => {
-    const height = share * (TIMES - 4);
+    const height = Math.min(share * (bottom - top), y - top);
     context.fillStyle = colours[part];
     context.fillRect(x + 3, y - height, COLUMN - 6, height);
     y -= height;
   });
+  if (sum(shares) > 1.001) {
+    context.fillStyle = colours[0]; // it was longer than the scale
+    context.fillText("▴", x + COLUMN / 2 - 4, floor + 3);
+  }
 }
 
 /**
@@ -182,6 +187,13 @@ function gapBefore(context, x, height, colour) {
   context.lineTo(x + 0.5, height + TIMES);
   context.stroke();
   context.setLineDash([]);
+}
+
+/** The time at the top: the longest, unless it would make all others invisible. @param {number[]} times */
+function scaleOf(times) {
+  const ordered = [...times].sort((a, b) => a - b);
+  const median = ordered[ordered.length >> 1] ?? 1;
+  return Math.max(0.1, Math.min(ordered.at(-1) ?? 1, 5 * median));
 }
 
 /** @param {number[]} values */
