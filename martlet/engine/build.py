@@ -277,7 +277,9 @@ def make_drafter(
     model = load_model(checkpoint, ops, context=context)
     limits = step_limits(own, model.spec.vocab, context)
     kv = allocate_caches(ops, model.spec, plan.n_pages, own.page_size, "f16", limits)
-    return ModelDrafter(ops, model, kv, limits, PagePool(plan.n_pages, own.page_size), vocab)
+    drafter = ModelDrafter(ops, model, kv, limits, PagePool(plan.n_pages, own.page_size), vocab)
+    drafter.warm()
+    return drafter
 
 
 def load_tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> Tokenizer:

@@ -30,14 +30,15 @@ __all__ = ["MOST_DRAFTED", "Speculator", "Trust"]
 
 MOST_DRAFTED = 15  # in a step, of a sequence: 16 rows are the most that cost hardly more than one
 MOST_JUDGED = 16  # sequences that decode, beyond which nothing is guessed unless asked for
-LEAST_GAIN = 1.03  # times as many tokens a second, by the estimate
+LEAST_GAIN = 1.08  # times as many tokens a second, by the estimate
 LEAST_VALUE = 0.02  # of a guess that is worth a thought
 READ_SHARE, READ_S = 0.01, 3e-6  # of a step's time, for drafters to read; seconds that a token takes them
 PROMPT_READ = 1024  # tokens of prompts in a step that computes them
 SURE = 0.98  # nothing is more certain
-OWN_WEIGHT = 6.0  # guesses after which what was seen in a request counts as much as what was seen in all others
+OWN_WEIGHT = 3.0  # guesses after which what was seen in a request counts as much as what was seen in all others
 MEMORY, OWN_MEMORY = 2000.0, 60.0  # guesses of a kind after which older ones count half
 GUESS_WEIGHT = 0.1  # of the newest measurement in the mean time of a guess
+FORGET = 0.99  # of that time, for each step in which it was too long
 PATIENCE = 3  # steps in a row in which asking a drafter that is not free did not pay,
 RETRY = 64  # and how many tokens later at most it is asked again
 
@@ -156,7 +157,10 @@ class Speculator:
             return False
         room = TILE - n % TILE if n % TILE else TILE
         asking_s = (self._guess_s or 0.0) * room
-        return (n + room) / (self._cost.rows_s(n + room) + asking_s) > LEAST_GAIN * n / self._cost.rows_s(n)
+        pays = (n + room) / (self._cost.rows_s(n + room) + asking_s) > LEAST_GAIN * n / self._cost.rows_s(n)
+        if not pays and self._guess_s is not None:
+            self._guess_s *= FORGET  # what was measured once is not true for ever
+        return pays
 
     def _read_prompts(self, running: Seq[Sequence]) -> None:
         """Let it read prompts while they are computed, which takes far longer."""
@@ -267,8 +271,8 @@ class Speculator:
             case = self._cases[wish.seq]
             case.guesses, case.n_ids = proposal, len(wish.ids)
             n_made = max(n_made, 1 if proposal is None else len(proposal.ids))
-        each = self._asking_s / n_made
-        self._guess_s = each if self._guess_s is None else self._guess_s + GUESS_WEIGHT * (each - self._guess_s)
+        each, known = self._asking_s / n_made, self._guess_s
+        self._guess_s = each if known is None else known + GUESS_WEIGHT * (min(each, 2 * known) - known)
         found = self._paying(wanting, proposals, step) if judged else self._exact(wanting, proposals)
         self._consider(wishes, step.pays)
         return found

@@ -29,6 +29,7 @@ from martlet.types import PageId, SeqId, Span
 __all__ = ["ModelDrafter"]
 
 F32 = NDArray[np.float32]
+FEW = 8  # positions that are computed with the next guess, in one step
 BOUNDS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of the probabilities, between kinds
 
 
@@ -43,6 +44,11 @@ class _Text:
         self.n_sent = 0  # of its pages, those that a span has handed out
         self.n_cached = 0
         self.n_true = 0  # ids that are no guesses
+
+    @property
+    def n_missing(self) -> int:
+        """Ids that are not computed."""
+        return len(self.rows.ids) - self.n_cached
 
     def take(self, ids: Sequence[int]) -> None:
         """Make the ids those of the sequence; what was computed for guesses that were right remains."""
@@ -71,6 +77,13 @@ class ModelDrafter:
         self._texts: dict[SeqId, _Text] = {}
         self._program = ops.capture(lambda: forward(ops, model, kv.caches), limits)
 
+    def warm(self) -> None:
+        """Compute a row, so that the first guess finds everything in place."""
+        text = self._text(SeqId(0), (0,))
+        if self._has_room(text, 1):
+            self._compute([(SeqId(0), text, 1, 1)])
+        self.forget([SeqId(0)])
+
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
         """Compute what is not computed yet of a text, all but its last token; `most` bounds it."""
         return self._catch_up(seq, self._text(seq, ids), most)
@@ -87,7 +100,7 @@ class ModelDrafter:
         for i in active:
             self._catch_up(wishes[i].seq, texts[i], len(wishes[i].ids))
         while active:
-            logits = self._compute([(wishes[i].seq, texts[i], 1, 1) for i in active])
+            logits = self._compute([(wishes[i].seq, texts[i], texts[i].n_missing, 1) for i in active])
             left = []
             for i, row in zip(active, logits, strict=True):
                 token, kind = _likeliest(row[: self._vocab])
@@ -117,8 +130,10 @@ class ModelDrafter:
         return text
 
     def _catch_up(self, seq: SeqId, text: _Text, most: int) -> int:
-        """Compute up to `most` positions of a text, but for its last."""
+        """Compute up to `most` positions of a text, but for its last; a few wait until the last is computed."""
         start, stop = text.n_cached, min(len(text.rows.ids) - 1, text.n_cached + most)
+        if text.n_missing <= FEW:
+            return 0
         while text.n_cached < stop and self._has_room(text, stop):
             count = min(stop - text.n_cached, self._limits.max_tokens)
             self._compute([(seq, text, count, 0)])

@@ -64,6 +64,12 @@ def options_of(number: int, rng: random.Random) -> dict[str, Any]:
     return {"policy": policy, "max_step_tokens": chunk, "max_seqs": rng.choice([3, 8]), "prefix_cache": True, **stall}
 
 
+def serial_of(request: Request, serial: int, guessed: bool) -> Request:
+    """The request under a name of its own; with guesses, if there is a drafter."""
+    params = replace(request.params, draft_tokens=1 + serial % 5) if guessed else request.params
+    return replace(request, request_id=f"{request.request_id}:{serial}", params=params)
+
+
 class Pressure:
     """Adds requests to an engine at random, beside others that it gives up."""
 
@@ -129,10 +135,11 @@ def test_each_distinct_request_has_one_answer(kind: str, kv_dtype: str, tmp_path
         first, stop = (N_REQUESTS * n // N_ENGINES for n in (number, number + 1))
         asked = [(rng.choice(distinct), serial) for serial in range(first, stop)]
         options = options_of(number, rng) | {"kv_disk": str(tmp_path), "kv_disk_size": 1 << 20}
+        options["draft"] = ("ngram", f"model={path}", "off")[number % 3]
         with open_row(path, CONTEXT, kv_dtype, PAGES, **options) as llm:
             seen = Seen(llm)
             pressure = Pressure(seen, llm.engine, rng)
-            pressure.run([replace(request, request_id=f"{request.request_id}:{n}") for request, n in asked])
+            pressure.run([serial_of(request, n, options["draft"] != "off") for request, n in asked])
         for request, serial in asked:
             answers[request.request_id].append(seen.answers.of(f"{request.request_id}:{serial}"))
         happened.update(
@@ -144,6 +151,8 @@ def test_each_distinct_request_has_one_answer(kind: str, kv_dtype: str, tmp_path
             copied=seen.n_copies,
             shared=seen.n_shared,
             mixed=seen.n_mixed,
+            guessed=seen.n_accepted,
+            guessed_wrong=seen.n_refused,
             hits=sum(n > 0 for n, _, _ in seen.uses()),
             chunks=sum(count > 1 for count in seen.chunks.values()),
             aborted=sum(end.startswith("abort") for end in seen.answers.ends.values()),
