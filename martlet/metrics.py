@@ -139,6 +139,11 @@ class SpeculationTotals:
     gain_s: float = 0.0  # time that those steps would have taken more, by what steps without guesses take
 
     @property
+    def n_spans(self) -> int:
+        """Times that tokens were guessed for a sequence."""
+        return self.drafted[0] if self.drafted else 0
+
+    @property
     def n_drafted(self) -> int:
         """Guesses that were verified."""
         return sum(self.drafted)

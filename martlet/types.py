@@ -282,7 +282,7 @@ class Sampled:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
     more: tuple[tuple[int, TokenLogprobs | None], ...] = ()
-    forced: tuple[int, ...] = ()  # the ids that will come next, whatever the logits say: a grammar allows no others
+    forced: tuple[int, ...] = ()  # ids that will come next, most likely: a grammar allows no other text
 
 
 @dataclass(frozen=True, slots=True)

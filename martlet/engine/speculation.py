@@ -107,10 +107,10 @@ class Speculator:
         self._guess_s: float | None = None  # of one guess of a drafter that is not free
 
     def propose(self, running: Seq[Sequence], n_waiting: int, forced: Mapping[SeqId, tuple[int, ...]]) -> Drafts:
-        """Guesses for sequences that decode; `forced` are ids that are certain to come."""
+        """Guesses for sequences that decode; `forced` are ids that are next to certain."""
         self._asking_s = 0.0
         step = self._step = self._look(running, n_waiting)
-        found = {seq.seq_id: forced[seq.seq_id] for seq in step.decoding if seq.seq_id in forced} if forced else {}
+        found = self._forced(step, forced) if forced else {}
         judged = self._is_worth_asking(step)
         asked = [
             seq
@@ -135,6 +135,15 @@ class Speculator:
                 self._cases.pop(seq, None)
         if self._step.drafted:
             self._count(plan, result, seconds + self._asking_s)
+
+    @staticmethod
+    def _forced(step: _Step, forced: Mapping[SeqId, tuple[int, ...]]) -> dict[SeqId, tuple[int, ...]]:
+        """What a grammar forces, for those that want any guesses."""
+        return {
+            seq.seq_id: forced[seq.seq_id][:MOST_DRAFTED]
+            for seq in step.decoding
+            if seq.seq_id in forced and seq.request.params.draft_tokens != 0
+        }
 
     # -- parts ----------------------------------------------------------------------------------------------------
     @staticmethod

@@ -200,7 +200,8 @@ class Runner:
             return Sampled(span.seq, None, error=str(error))
         running.rows.ids.append(token_id)
         more = self._verify(running, span.draft, logits) if span.draft else ()
-        return Sampled(span.seq, token_id, logprobs, scored, more=more)
+        forced = () if running.sampler.constraint is None else running.sampler.forced_ids()
+        return Sampled(span.seq, token_id, logprobs, scored, more=more, forced=forced)
 
     def _verify(
         self, running: _Running, draft: tuple[int, ...], logits: F32

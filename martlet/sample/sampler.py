@@ -64,6 +64,7 @@ class Sampler:
         self.breakers = lru_cache(maxsize=8)(partial(breaker_mask, tokenizer))
         self.seeds = SeedSource(seed)
         self._constraints = constraints
+        self._tokenizer = tokenizer
 
     def _known(self, ids: Iterable[int]) -> I64:
         return np.array(sorted(token for token in ids if token < self.vocab), dtype=np.int64)
@@ -75,6 +76,15 @@ class Sampler:
         if "dry" in params.active_steps:
             self.breakers(params.dry_sequence_breakers)
         self.constraint_of(params)
+
+    def ids_of(self, text: bytes) -> tuple[int, ...]:
+        """The ids that a model most likely writes a piece of text in, but for the last, which may go on beyond it."""
+        tokenizer = self._tokenizer
+        try:
+            ids = tokenizer.encode(text.decode(), add_special=False)
+        except UnicodeDecodeError:  # it ends inside a character
+            return ()
+        return tuple(ids[:-1]) if b"".join(map(tokenizer.token_bytes, ids)) == text else ()
 
     def constraint_of(self, params: SamplingParams) -> Constraint | None:
         """What the answer is held to, at its beginning; RequestError if that cannot be compiled."""
@@ -144,6 +154,11 @@ class SequenceSampler:
     def ids(self) -> I64:
         """Prompt and generated tokens."""
         return self._ids[: self._n_ids]
+
+    def forced_ids(self) -> tuple[int, ...]:
+        """Ids that will come next, most likely: the text that the constraint leaves no choice about."""
+        text = b"" if self.constraint is None else self.constraint.forced()
+        return self._shared.ids_of(text) if text else ()
 
     def append(self, token_id: int) -> None:
         """Take a token that was not sampled here as the next one (a grammar forced it, or another rank sampled it)."""

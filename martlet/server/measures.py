@@ -157,6 +157,18 @@ def _of_model(measures: Measures, engine: Engine, prefix: str) -> Iterator[Metri
         family.add_metric(values, gauge)
         yield family
     totals = engine.totals
+    guesses = totals.speculation
+    family = GaugeMetricFamily(f"{prefix}:spec_decode_net_gain_seconds", "Time that guesses have saved.", labels=labels)
+    family.add_metric(values, guesses.gain_s)
+    yield family
+    places = CounterMetricFamily(
+        f"{prefix}:spec_decode_num_accepted_tokens_per_pos",
+        "Guessed tokens that were right, by their position in the guess.",
+        labels=(*labels, "position"),
+    )
+    for position, count in enumerate(guesses.accepted):
+        places.add_metric((*values, str(position)), count)
+    yield places
     for name, count, text in (
         ("num_preemptions", totals.n_preempted, "Times that a sequence lost its pages."),
         ("prompt_tokens", totals.n_prompt, "Prompt tokens of requests that have started."),
@@ -164,6 +176,9 @@ def _of_model(measures: Measures, engine: Engine, prefix: str) -> Iterator[Metri
         ("prefix_cache_queries", totals.n_prompt, "Prompt tokens looked for in the prefix cache."),
         ("prefix_cache_hits", totals.n_cached, "Of them, those that were there."),
         ("engine_steps", totals.n_steps, "Steps of the engine."),
+        ("spec_decode_num_drafts", guesses.n_spans, "Times that tokens were guessed for a sequence."),
+        ("spec_decode_num_draft_tokens", guesses.n_drafted, "Guessed tokens that were verified."),
+        ("spec_decode_num_accepted_tokens", guesses.n_accepted, "Of them, those that were right."),
     ):
         counter = CounterMetricFamily(f"{prefix}:{name}", text, labels=labels)
         counter.add_metric(values, count)

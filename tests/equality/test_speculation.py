@@ -14,6 +14,7 @@ from tiny_model import END, write_tiny_model
 from martlet import LLM, SamplingParams
 from martlet.errors import RequestError
 from martlet.sample.draft import Proposal, Wish
+from martlet.structured import Structured
 
 HALF = (65, 66)
 
@@ -159,3 +160,21 @@ def test_a_draft_model_that_is_the_model_guesses_greedy_answers(tmp_path: Path) 
     assert output.outputs[0].token_ids == plain.outputs[0].token_ids
     assert output.metrics is not None
     assert output.metrics.n_accepted == output.metrics.n_drafted == 30
+
+
+def test_guesses_and_a_grammar(llm: LLM) -> None:
+    """Fault SPD-03: guesses that a schema does not allow are refused; text that it forces comes several tokens a step."""
+    schema = (
+        '{"type": "object", "properties": {"temperature": {"type": "integer"}, "name": {"enum": ["north", "south"]}},'
+    )
+    schema += ' "required": ["temperature", "name"], "additionalProperties": false}'
+    params = SamplingParams(temperature=1.0, seed=8, max_tokens=90, structured=Structured(json=schema), draft_tokens=0)
+    plain = ask(llm, ["abc"], params, None)
+    assert plain[0][1].startswith('{"temperature":')
+    wrong = [*b'{"temperature":}}}', *plain[0][0][18:]]  # illegal in the middle
+    known = {tuple(llm._parts.tokenizer.encode("abc")): wrong}
+    totals = llm.engine.totals
+    before, n_accepted = totals.n_steps, totals.speculation.n_accepted
+    assert ask(llm, ["abc"], with_guesses(params, 6), Oracle(known)) == plain
+    assert totals.speculation.n_accepted - n_accepted >= 15  # {"temperature": and ,"name":" are forced
+    assert totals.n_steps - before < len(plain[0][0]) - 10
