@@ -16,6 +16,7 @@ from martlet.grammar.json.containers import JsonMachine
 from martlet.grammar.json.loader import Loader
 from martlet.grammar.json.machine import Machine, Root, Spacing
 from martlet.grammar.json.nodes import Problem, SchemaError
+from martlet.grammar.json.prepare import prepare, warm
 from martlet.grammar.matcher import Grammar
 from martlet.grammar.numbers import Digits
 from martlet.grammar.types import Limits, State
@@ -80,6 +81,7 @@ def schema_start(
     goal = algebra.goal([(loader.root, True)])
     if not algebra.inhabited(goal):
         raise SchemaError([Problem("#", "no value meets it")])
+    prepare(machine, goal, limits)
     return machine.value((goal,), Root(machine))
 
 
@@ -90,4 +92,6 @@ def compile_schema(
     limits: Limits = LIMITS,
 ) -> Grammar:
     """The grammar of the JSON texts that meet a schema."""
-    return Grammar(schema_start(schema, options, limits), vocabulary, name="json_schema")
+    start = schema_start(schema, options, limits)
+    warm(vocabulary)
+    return Grammar(start, vocabulary, name="json_schema")

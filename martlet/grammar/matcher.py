@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.grammar.types import Constraint, Lexeme, State, Tree
-from martlet.grammar.vocabulary import NOTHING, Vocabulary
+from martlet.grammar.vocabulary import NOTHING, Exits, Vocabulary
 
 __all__ = ["Grammar", "Matcher"]
 
@@ -29,6 +29,7 @@ class Grammar:
     def __init__(self, start: State, vocabulary: Vocabulary, *, name: str = "grammar") -> None:
         self.start, self.vocabulary, self.name = start, vocabulary, name
         self._masks: OrderedDict[State, tuple[U32 | None, NDArray[np.int32]]] = OrderedDict()
+        self._exits: dict[tuple[Exits, State], NDArray[np.int32]] = {}
         self._suffixes: dict[tuple[State, frozenset[int], frozenset[int]], NDArray[np.bool_]] = {}
 
     def matcher(self) -> Matcher:
@@ -95,10 +96,22 @@ class Grammar:
         for label, exits in region.exits.items():
             after = state.exit(label)
             if after is not None:
-                leaving.append(exits.allowed(self._suffixes_of(after, lexeme), budget))
+                leaving.append(self._leaving(exits, lexeme, after, budget))
         tree = state.detours()
         found += self._detoured(node, state, leaving, tree) if tree else leaving
         return mask
+
+    def _leaving(self, exits: Exits, lexeme: Lexeme, after: State, budget: tuple[int, int] | None) -> NDArray[np.int32]:
+        """The tokens that leave a lexeme and go on as a state allows."""
+        if budget is not None:
+            return exits.allowed(self._suffixes_of(after, lexeme), budget)
+        key = (exits, after)
+        found = self._exits.get(key)
+        if found is None:
+            if len(self._exits) > MOST_MASKS:
+                self._exits.clear()
+            found = self._exits[key] = exits.allowed(self._suffixes_of(after, lexeme), None)
+        return found
 
     def _detoured(self, node: int, state: State, leaving: list[Any], tree: Tree) -> list[Any]:
         """Tokens that leave, those with a detour's text replaced by what is allowed after it."""
@@ -122,7 +135,9 @@ class Grammar:
         if not elsewhere:
             return leaving
         ids = np.concatenate(leaving) if leaving else np.zeros(0, np.int32)
-        return [ids[~np.isin(ids, np.concatenate(elsewhere))], np.array(allowed, np.int32)]
+        gone = np.zeros(vocabulary.n_vocab, np.bool_)
+        gone[np.concatenate(elsewhere)] = True
+        return [ids[~gone[ids]], np.array(allowed, np.int32)]
 
     def _below(self, node: int, state: State) -> list[int]:
         """The tokens below a node that a state allows, step by step."""

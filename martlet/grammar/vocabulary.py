@@ -219,7 +219,7 @@ class Region:
             numbers = vocabulary.suffixes(lexeme).at(leaving[:, 0], leaving[:, 1])
             possible = np.not_equal(numbers, NEVER)
             leaving, numbers = leaving[possible], numbers[possible]
-            for label in np.unique(leaving[:, 2]).tolist():
+            for label in sorted(set(leaving[:, 2].tolist())):
                 own = leaving[:, 2] == label
                 self.exits[label] = Exits(numbers[own], leaving[own, 0], leaving[own, 3])
         self.n_bytes = 24 * len(leaving) + 8 * len(self.ids) + (4 * vocabulary.n_words if self.mask is not None else 0)

@@ -38,10 +38,11 @@ def _united(points: Iterable[tuple[Point, Survivors]]) -> Points:
 class Level:
     """An open array or object."""
 
-    __slots__ = ("_keys", "end", "is_array", "machine", "points")
+    __slots__ = ("_items", "_keys", "end", "is_array", "machine", "points")
 
     def __init__(self, machine: Machine, is_array: bool, points: Points, end: End) -> None:
         self.machine, self.is_array, self.points, self.end = machine, is_array, points, end
+        self._items: dict[bool, State | None] = {}
         self._keys: Key | bool | None = False  # not looked at yet
 
     def closed(self) -> State | None:
@@ -50,11 +51,17 @@ class Level:
         return self.end.resume(frozenset().union(*met)) if met else None
 
     def item(self, after: bool) -> State | None:
-        """The state before the next item, None if there can be none."""
-        options = [
-            (goal, (plan, *place), ups) for (plan, *at), ups in self.points for goal, *place in plan.choices(*at)
-        ]
-        return self.value(options, after) if options else None
+        """The state before the next item, None if there can be none; `after` a comma, not a bracket."""
+        if after not in self._items:
+            options = [
+                (goal, (plan, *place), ups) for (plan, *at), ups in self.points for goal, *place in plan.choices(*at)
+            ]
+            self._items[after] = self.value(options, after) if options else None
+        return self._items[after]
+
+    def may_close(self) -> bool:
+        """Whether the closing bracket may come."""
+        return any(plan.may_end(*at) for (plan, *at), _ in self.points)
 
     def value(self, options: Sequence[tuple[Goal, Point, Survivors]], after: bool) -> State:
         """The state before a value: each option is a goal, the point after it, and what that is for."""
@@ -115,10 +122,14 @@ class Open(ByteState):
             return level.closed()
         return level.key() if byte == QUOTE else None
 
-    def next_bytes(self) -> bytes:
+    def next_bytes(self) -> bytes | None:
         """A quotation mark, the first byte of an item, or the closing bracket."""
-        first = b'"tfn-0123456789[{] \n\r\t' if self.level.is_array else b'"}'
-        return bytes(byte for byte in first if self.step(byte) is not None)
+        level = self.level
+        if not level.is_array:
+            return (b'"' if level.key() is not None else b"") + (b"}" if level.may_close() else b"")
+        item = level.item(False)
+        first = b"" if item is None else item.next_bytes()
+        return None if first is None else first + (b"]" if level.may_close() else b"")
 
 
 class After(ByteState):
@@ -144,7 +155,10 @@ class After(ByteState):
 
     def next_bytes(self) -> bytes:
         """A comma or the closing bracket."""
-        return bytes(byte for byte in b",]}" if self.step(byte) is not None)
+        level = self.level
+        more = level.item(True) if level.is_array else level.key()
+        close = b"]" if level.is_array else b"}"
+        return (b"" if more is None else b",") + (close if level.may_close() else b"")
 
 
 class KeyStart(ByteState):
@@ -170,6 +184,7 @@ class KeySet:
     def __init__(self, level: Level) -> None:
         self.level, self.machine = level, level.machine
         self._after: dict[str | KeyClass, State | None] = {}
+        self._states: dict[tuple[int, int], Key] = {}  # by the automaton's state and the tree's node, which lives on
         plans = tuple(dict.fromkeys(point[0] for point, _ in level.points))
         classes = [key for key in self.machine.plans.classes(plans) if self.after(key) is not None]
         self.is_free = len(classes) == 1 and classes[0].names.is_any
@@ -193,6 +208,13 @@ class KeySet:
         if len(self.level.points) == 1 and plan.is_simple:
             return bool(plan.has(name, at[0], self.machine.ordered))
         return self.after(name) is not None
+
+    def state(self, state: int, node: Tree | None) -> Key:
+        """The state inside a name."""
+        key = (state, id(node))
+        if key not in self._states:
+            self._states[key] = Key(self.machine, self, state, node)
+        return self._states[key]
 
     def after(self, key: str | KeyClass) -> State | None:
         """The state after a name and its quotation mark, None if the name may not come."""
@@ -268,7 +290,7 @@ class Key(ByteState):
         after = int(lexeme.lexeme.dfa.table[self.state, byte]) if lexeme is not None and self.state else 0
         if lexeme is not None and after in lexeme.final:
             return self.keys.after_label(int(lexeme.lexeme.dfa.accept[after]))
-        return Key(self.machine, self.keys, after, child) if after or child is not None else None
+        return self.keys.state(after, child) if after or child is not None else None
 
     def next_bytes(self) -> bytes | None:
         """Those of known names, if there can be no others."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from martlet.grammar.json.algebra import Algebra, Goal, Type
 from martlet.grammar.json.forms import ArrayForm, ObjectForm
 from martlet.grammar.json.lexemes import JsonLexeme, free_string, number_lexeme, string_lexeme
@@ -163,11 +165,19 @@ class Space(ByteState):
 class Value(ByteState):
     """Before a value that must meet at least one of its goals."""
 
-    __slots__ = ("end", "goals")
+    __slots__ = ("_numbers", "end", "goals")
 
     def __init__(self, machine: Machine, goals: tuple[Goal, ...], end: End) -> None:
         super().__init__(machine)
         self.goals, self.end = goals, end
+        self._numbers: State | bool | None = False  # not looked at yet
+
+    @property
+    def number(self) -> State | None:
+        """Before a number, None if there can be none."""
+        if isinstance(self._numbers, bool):
+            self._numbers = self._number()
+        return self._numbers
 
     def types(self) -> list[Type]:
         """What the goals come to."""
@@ -183,8 +193,11 @@ class Value(ByteState):
         if any(kind.arrays for kind in types):
             found.add(0x5B)
         found |= {ord(word[0]) for kind in types for word in kind.words}
-        if any(not kind.numbers.is_empty for kind in types):
-            found |= {byte for byte in b"-0123456789" if self.step(byte) is not None}
+        number = self.number
+        if isinstance(number, Lex):
+            found |= number.first_bytes()
+        elif number is not None:
+            found |= {byte for byte in b"-0123456789" if number.step(byte) is not None}
         return bytes(found)
 
     def _step(self, byte: int) -> State | None:
@@ -197,7 +210,8 @@ class Value(ByteState):
                     words.setdefault(word.encode(), set()).add(i)
             return self._literals({word: frozenset(met) for word, met in words.items()}, byte)
         if byte in b"-0123456789":
-            return self._numbers(byte)
+            number = self.number
+            return None if number is None else number.step(byte)
         if byte == 0x5B:
             return self.machine.open_array([kind.arrays for kind in self.types()], self.end)
         if byte == 0x7B:
@@ -208,10 +222,7 @@ class Value(ByteState):
         return frozenset(i for i, kind in enumerate(self.types()) if holds(kind))
 
     def _literals(self, outcomes: dict[bytes, Survivors], byte: int) -> State | None:
-        if not outcomes:
-            return None
-        table = LiteralTable(outcomes)
-        return Literals(self.machine, table, 0, len(table.texts), 0, self.end).step(byte)
+        return Literals.of(self.machine, outcomes, self.end).step(byte) if outcomes else None
 
     def _strings(self) -> State | None:
         sets = [kind.strings for kind in self.types()]
@@ -227,13 +238,15 @@ class Value(ByteState):
         lexeme, members = string_lexeme(tuple(texts.as_language() for texts in different))
         return self._lexeme(lexeme, members, sets, different)
 
-    def _numbers(self, byte: int) -> State | None:
+    def _number(self) -> State | None:
+        """Before a number."""
         sets = [kind.numbers for kind in self.types()]
         if all(texts.finite is not None for texts in sets):
-            return self._literals(_outcomes(sets, str), byte)
+            outcomes = _outcomes(sets, str)
+            return Literals.of(self.machine, outcomes, self.end) if outcomes else None
         different = tuple(dict.fromkeys(texts for texts in sets if not texts.is_empty))
         lexeme, members = number_lexeme(tuple(texts.as_language() for texts in different))
-        return self._lexeme(lexeme, members, sets, different).step(byte)
+        return self._lexeme(lexeme, members, sets, different)
 
     def _lexeme(
         self, lexeme: JsonLexeme, members: Sequence[frozenset[int]], sets: list[Texts], different: tuple[Texts, ...]
@@ -271,6 +284,12 @@ class Literals(ByteState):
     def __init__(self, machine: Machine, table: LiteralTable, first: int, stop: int, depth: int, end: End) -> None:
         super().__init__(machine)
         self.table, self.first, self.stop, self.depth, self.end = table, first, stop, depth, end
+
+    @classmethod
+    def of(cls, machine: Machine, outcomes: dict[bytes, Survivors], end: End) -> Literals:
+        """Before one of some texts."""
+        table = LiteralTable(outcomes)
+        return cls(machine, table, 0, len(table.texts), 0, end)
 
     @property
     def _complete(self) -> State | None:
@@ -345,6 +364,10 @@ class Lex(ByteState):
     def budget(self) -> tuple[int, int] | None:
         """The characters left."""
         return self.left
+
+    def first_bytes(self) -> set[int]:
+        """The bytes with which the lexeme goes on."""
+        return set(np.nonzero(self.use.lexeme.lexeme.dfa.table[self.state])[0].tolist())
 
     def exit(self, label: int) -> State:
         """The state behind the whole lexeme."""
