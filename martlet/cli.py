@@ -25,6 +25,7 @@ COMMANDS = {  # the module commands/<name>.py has add_arguments(parser) and exec
     "serve": "serve a model over HTTP, as OpenAI's API",
     "pull": "fetch a model",
     "list": "list the models that are here",
+    "schema": "say what of a JSON Schema is enforced",
     "inspect": "show a model file: metadata, tensors, the memory it needs",
     "tokenize": "show the tokens of a text",
     "bench": "measure prefill and decode, many requests, or a server",

@@ -22,7 +22,7 @@ from martlet.grammar.numbers import Digits
 from martlet.grammar.types import Limits, State
 from martlet.grammar.vocabulary import Vocabulary
 
-__all__ = ["ANY_OBJECT", "SPACINGS", "SchemaOptions", "compile_schema", "schema_start"]
+__all__ = ["ANY_OBJECT", "SPACINGS", "Coverage", "SchemaOptions", "compile_schema", "coverage", "schema_start"]
 
 ANY_OBJECT = {"type": "object"}  # what json_object mode asks for
 SPACINGS = {
@@ -65,6 +65,27 @@ def parse(schema: str | bytes | dict[str, Any] | bool, limits: Limits) -> Any:
         raise RequestError(f"The JSON Schema is no JSON: {error}.", code="invalid_schema") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What becomes of a schema: keywords that are enforced and how often, what is refused, what says nothing."""
+
+    enforced: dict[str, int]
+    problems: list[Problem]
+    ignored: list[Problem]
+
+
+def coverage(schema: str | bytes | dict[str, Any] | bool, limits: Limits = LIMITS) -> Coverage:
+    """Compile a schema and say what is enforced. SchemaError only where it can't even be read."""
+    loader = Loader(parse(schema, limits), limits)
+    problems = list(loader.problems)
+    if not problems:
+        try:
+            _start(loader, DEFAULTS, limits)
+        except SchemaError as error:
+            problems = error.problems
+    return Coverage(dict(loader.enforced.most_common()), problems, loader.ignored)
+
+
 def schema_start(
     schema: str | bytes | dict[str, Any] | bool, options: SchemaOptions = DEFAULTS, limits: Limits = LIMITS
 ) -> State:
@@ -76,12 +97,16 @@ def schema_start(
     loader = Loader(parse(schema, limits), limits)
     if loader.problems:
         raise SchemaError(loader.problems)
+    return _start(loader, options, limits)
+
+
+def _start(loader: Loader, options: SchemaOptions, limits: Limits) -> State:
     algebra = Algebra(loader, options.digits, limits)
     machine: Machine = JsonMachine(algebra, SPACINGS[options.spacing], options.ordered)
     goal = algebra.goal([(loader.root, True)])
+    prepare(machine, goal, limits)
     if not algebra.inhabited(goal):
         raise SchemaError([Problem("#", "no value meets it")])
-    prepare(machine, goal, limits)
     return machine.value((goal,), Root(machine))
 
 

@@ -10,6 +10,7 @@ worked out count as impossible; where only pruning is at stake, as possible.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class Algebra:
         self._working: set[tuple[Node, bool, str]] = set()
         self._open: set[Goal] = set()
         self._assumed = False
+        self._constants: dict[bytes, Node] = {}
         self._values: dict[int, list[tuple[str, Node]]] = {}
         self.array_possible: Callable[[ArrayForm, bool], bool] = lambda form, prune: True  # set by plans.py
         self.object_possible: Callable[[ObjectForm, bool], bool] = lambda form, prune: True
@@ -119,6 +121,12 @@ class Algebra:
                 tuple(form for form in self._all(goal, self._objects) if self.object_possible(form, False)),
             )
         return goal.type
+
+    def constant(self, text: bytes) -> Node:
+        """The schema of one value, given as JSON."""
+        if text not in self._constants:
+            self._constants[text] = self._loader.made_up({"const": json.loads(text)}, "#")
+        return self._constants[text]
 
     def strings_of(self, goal: Goal) -> Texts:
         """The strings that meet a goal."""

@@ -17,13 +17,13 @@ from martlet.grammar.json.algebra import Goal
 from martlet.grammar.json.forms import ArrayForm, ObjectForm
 from martlet.grammar.json.lexemes import JsonLexeme, free_key, key_lexeme
 from martlet.grammar.json.machine import ByteState, End, Machine, Survivors
-from martlet.grammar.json.plans import KeyClass
+from martlet.grammar.json.plans import ArrayPlan, KeyClass
 from martlet.grammar.types import Lexeme, State, Tree
 
 __all__ = ["JsonMachine"]
 
 COMMA, CLOSE_ARRAY, CLOSE_OBJECT, QUOTE, COLON = 0x2C, 0x5D, 0x7D, 0x22, 0x3A
-Point = tuple[Any, ...]  # an ArrayPlan, index, counts; or an ObjectPlan, used, count, missing
+Point = tuple[Any, ...]  # an ArrayPlan, index, counts, texts written; or an ObjectPlan, used, count, missing
 Points = tuple[tuple[Point, Survivors], ...]
 
 
@@ -89,17 +89,31 @@ class Inside:
         self, machine: Machine, is_array: bool, points: tuple[tuple[int, Point, Survivors], ...], end: End
     ) -> None:
         self._machine, self._is_array, self._points, self._end = machine, is_array, points, end
-        self._known: dict[Survivors, State] = {}
+        self._known: dict[tuple[Survivors, bytes], State] = {}
+        self.keeps_text = is_array and any(point[0].form.unique for _, point, _ in points)
 
-    def resume(self, met: Survivors) -> State:
+    def resume(self, met: Survivors, text: bytes = b"") -> State:
         """The state after a value that met these goals."""
-        found = self._known.get(met)
+        key = (met, text if self.keeps_text else b"")
+        found = self._known.get(key)
         if found is None:
-            points = _united((point, ups) for number, point, ups in self._points if number in met)
-            level = self._machine.made(Level, self._is_array, points, self._end)
-            found = self._machine.gap(self._machine.made(After, level), False)
-            self._known[met] = found
+            found = self._known[key] = self._machine.gap(self._machine.made(After, self._level(met, text)), False)
         return found
+
+    def sealed(self, met: Survivors) -> State:
+        """The same, up to the next item."""
+        return self._machine.gap(Sealed(self._machine, self._level(met, b"")), False)
+
+    def _level(self, met: Survivors, text: bytes) -> Level:
+        points = _united((_with(point, text), ups) for number, point, ups in self._points if number in met)
+        return self._machine.made(Level, self._is_array, points, self._end)
+
+
+def _with(point: Point, text: bytes) -> Point:
+    """A point in an array of different items, once one was written."""
+    if isinstance(point[0], ArrayPlan) and point[0].form.unique and text:
+        return (*point[:-1], point[-1] | {text})
+    return point
 
 
 class Open(ByteState):
@@ -159,6 +173,29 @@ class After(ByteState):
         more = level.item(True) if level.is_array else level.key()
         close = b"]" if level.is_array else b"}"
         return (b"" if more is None else b",") + (close if level.may_close() else b"")
+
+
+class Sealed(After):
+    """After an item whose text is not known: a comma may come, but nothing more."""
+
+    __slots__ = ()
+
+    def _step(self, byte: int) -> State | None:
+        after = super()._step(byte)
+        return Nowhere(self.machine) if after is not None and byte == COMMA else after
+
+
+class Nowhere(ByteState):
+    """A place from which no byte leads on. Only masks come here, where what may follow is not known."""
+
+    __slots__ = ()
+
+    def _step(self, byte: int) -> State | None:
+        return None
+
+    def next_bytes(self) -> bytes:
+        """None."""
+        return b""
 
 
 class KeyStart(ByteState):
@@ -322,7 +359,9 @@ class JsonMachine(Machine):
     def open_array(self, forms: list[tuple[ArrayForm, ...]], end: End) -> State | None:
         """The state after `[`: for each goal the forms of its arrays."""
         plans = [(self.plans.array(form), i) for i, own in enumerate(forms) for form in own]
-        points = _united(((plan, 0, (0,) * len(plan.contains)), frozenset({i})) for plan, i in plans)
+        points = _united(
+            ((plan, 0, (0,) * len(plan.contains), frozenset[bytes]()), frozenset({i})) for plan, i in plans
+        )
         return self.gap(self.made(Open, self.made(Level, True, points, end)), False) if points else None
 
     def open_object(self, forms: list[tuple[ObjectForm, ...]], end: End) -> State | None:

@@ -48,7 +48,7 @@ class ArrayForm:
     low: int = 0
     high: int | None = None
     contains: frozenset[Contains] = frozenset()
-    unique: bool = False
+    unique: str = ""  # the pointer of a schema that asks for different items
 
     def goal(self, index: int) -> Literals:
         """What the item at a place must meet."""
@@ -123,7 +123,11 @@ def array_leaf(node: Node, positive: bool) -> list[ArrayForm]:
             contains.add(Contains(inner, True, 0, low, high))
         prefix = tuple(_goal(item) for item in node.prefix)
         rest = ANYTHING if node.items is None else _goal(node.items)
-        return [ArrayForm(prefix, rest, node.min_items, node.max_items, frozenset(contains), node.unique)]
+        return [
+            ArrayForm(
+                prefix, rest, node.min_items, node.max_items, frozenset(contains), node.pointer if node.unique else ""
+            )
+        ]
     out: list[ArrayForm] = []
     if node.min_items:
         out.append(ArrayForm(high=node.min_items - 1))

@@ -5,6 +5,7 @@ References are followed within the document: JSON pointers, `$anchor`, `$id`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -22,6 +23,7 @@ class Loader:
     def __init__(self, document: Any, limits: Limits) -> None:
         self.problems: list[Problem] = []
         self.ignored: list[Problem] = []
+        self.enforced: Counter[str] = Counter()  # keywords, and how often each was read
         self._limits = limits
         self._document = document
         self._nodes: dict[int, Node] = {}

@@ -43,8 +43,15 @@ class Spacing:
 class End(Protocol):
     """What follows a value that is complete."""
 
-    def resume(self, met: Survivors) -> State:
+    @property
+    def keeps_text(self) -> bool:
+        """Whether what follows depends on the value's text."""
+
+    def resume(self, met: Survivors, text: bytes = b"") -> State:
         """The state after a value that met the goals with these numbers."""
+
+    def sealed(self, met: Survivors) -> State:
+        """The same, if it keeps texts, where the text is not known: nothing goes on there that depends on it."""
 
 
 class Machine:
@@ -132,7 +139,13 @@ class Root:
     def __init__(self, machine: Machine) -> None:
         self._finished = Finished(machine)
 
-    def resume(self, met: Survivors) -> State:
+    keeps_text = False
+
+    def resume(self, met: Survivors, text: bytes = b"") -> State:
+        """Finished."""
+        return self._finished
+
+    def sealed(self, met: Survivors) -> State:
         """Finished."""
         return self._finished
 
@@ -234,9 +247,9 @@ class Value(ByteState):
             met = self._having(lambda kind: not kind.strings.is_empty)
             budget = None if texts.is_any else (texts.low, MANY if texts.high is None else texts.high)
             use = self.machine.made(LexemeUse, free, (frozenset(), met), self.end)
-            return self.machine.made(Lex, use, free.start, budget)
+            return self.machine.made(Lex, use, free.start, budget, b'"' if self.end.keeps_text else None)
         lexeme, members = string_lexeme(tuple(texts.as_language() for texts in different))
-        return self._lexeme(lexeme, members, sets, different)
+        return self._lexeme(lexeme, members, sets, different, b'"')
 
     def _number(self) -> State | None:
         """Before a number."""
@@ -246,17 +259,22 @@ class Value(ByteState):
             return Literals.of(self.machine, outcomes, self.end) if outcomes else None
         different = tuple(dict.fromkeys(texts for texts in sets if not texts.is_empty))
         lexeme, members = number_lexeme(tuple(texts.as_language() for texts in different))
-        return self._lexeme(lexeme, members, sets, different)
+        return self._lexeme(lexeme, members, sets, different, b"")
 
     def _lexeme(
-        self, lexeme: JsonLexeme, members: Sequence[frozenset[int]], sets: list[Texts], different: tuple[Texts, ...]
+        self,
+        lexeme: JsonLexeme,
+        members: Sequence[frozenset[int]],
+        sets: list[Texts],
+        different: tuple[Texts, ...],
+        written: bytes,
     ) -> State:
         """A lexeme's first state, its labels' members turned into the numbers of goals."""
         numbers = {texts: i for i, texts in enumerate(different)}
         of = [numbers.get(texts) for texts in sets]
         outcomes = tuple(frozenset(i for i, number in enumerate(of) if number in member) for member in members)
         use = self.machine.made(LexemeUse, lexeme, outcomes, self.end)
-        return self.machine.made(Lex, use, lexeme.start, None)
+        return self.machine.made(Lex, use, lexeme.start, None, written if self.end.keeps_text else None)
 
 
 def _outcomes(sets: list[Texts], write: Callable[[str], str]) -> dict[bytes, Survivors]:
@@ -296,7 +314,7 @@ class Literals(ByteState):
         """The state after the first text, if it ends here."""
         if len(self.table.texts[self.first]) > self.depth:
             return None
-        return self.end.resume(self.table.met[self.first])
+        return self.end.resume(self.table.met[self.first], self.table.texts[self.first])
 
     @property
     def accepts(self) -> bool:
@@ -313,7 +331,7 @@ class Literals(ByteState):
         if first == stop:
             return None if complete is None else complete.step(byte)
         if stop - first == 1 and len(texts[first]) == depth + 1:
-            return self.end.resume(self.table.met[first])
+            return self.end.resume(self.table.met[first], texts[first])
         return Literals(self.machine, self.table, first, stop, depth + 1, self.end)
 
     def next_bytes(self) -> bytes | None:
@@ -341,19 +359,24 @@ class LexemeUse:
 
 
 class Lex(ByteState):
-    """Inside a string or a number; `left` is at least and at most how many characters must come, None is free."""
+    """Inside a string or a number; `left` is at least and at most how many characters must come, None is free.
 
-    __slots__ = ("left", "state", "use")
+    `text` is what was written of it, where that matters later.
+    """
 
-    def __init__(self, machine: Machine, use: LexemeUse, state: int, left: tuple[int, int] | None) -> None:
+    __slots__ = ("left", "state", "text", "use")
+
+    def __init__(
+        self, machine: Machine, use: LexemeUse, state: int, left: tuple[int, int] | None, text: bytes | None
+    ) -> None:
         super().__init__(machine)
-        self.use, self.state, self.left = use, state, left
+        self.use, self.state, self.left, self.text = use, state, left, text
 
     @property
     def accepts(self) -> bool:
         """Whether a number is complete, and the whole text with it."""
         label = int(self.use.lexeme.lexeme.dfa.accept[self.state])
-        return bool(label) and self.exit(label).accepts
+        return bool(label) and self._after(label, self.text).accepts
 
     @property
     def lexeme(self) -> tuple[Lexeme, int]:
@@ -371,21 +394,26 @@ class Lex(ByteState):
 
     def exit(self, label: int) -> State:
         """The state behind the whole lexeme."""
+        if self.text is not None:
+            return self.use.end.sealed(self.use.outcomes[label])
         return self.use.end.resume(self.use.outcomes[label])
+
+    def _after(self, label: int, text: bytes | None) -> State:
+        return self.use.end.resume(self.use.outcomes[label], text or b"")
 
     def _step(self, byte: int) -> State | None:
         use, lexeme = self.use, self.use.lexeme.lexeme
         after = int(lexeme.dfa.table[self.state, byte])
         label = int(lexeme.dfa.accept[after or self.state])
         if not after:
-            return self.exit(label).step(byte) if label else None
-        left = self.left
+            return self._after(label, self.text).step(byte) if label else None
+        left, text = self.left, None if self.text is None else self.text + bytes([byte])
         if after in use.lexeme.final:
-            return None if left is not None and left[0] > 0 else self.exit(label)
+            return None if left is not None and left[0] > 0 else self._after(label, text)
         if left is not None and self.state == lexeme.counted:
             if left[1] == 0:
                 return None
             left = (max(left[0] - 1, 0), left[1] - 1 if left[1] < MANY else MANY)
         if after in use.lexeme.universal and use.free is not None:
-            return self.machine.made(Lex, use.free, use.free.lexeme.start, None)
-        return self.machine.made(Lex, use, after, left)
+            return self.machine.made(Lex, use.free, use.free.lexeme.start, None, text)
+        return self.machine.made(Lex, use, after, left, text)

@@ -17,8 +17,6 @@ from martlet.grammar.language import Language, literals
 
 __all__ = ["ArrayPlan", "KeyClass", "ObjectPlan", "Plans"]
 
-MOST_SINGLES = 4096  # of the places in an array that are looked at one by one
-
 
 class ArrayPlan:
     """An array form; a point in it is (number of items, how many of them counted for each `contains`)."""
@@ -29,6 +27,8 @@ class ArrayPlan:
         if len(self.contains) > 1 and any(one.high is not None for one in self.contains):
             pointers = sorted({one.node.pointer for one in self.contains})
             raise SchemaError([Problem(pointers[0], f"counts items together with {', '.join(pointers[1:])}")])
+        if form.unique and not prune:
+            self._check_unique()
         self.cap = max(len(form.prefix), form.low, form.high or 0, *(one.start for one in self.contains), 0)
 
     def goal(self, index: int, *more: tuple[Node, bool]) -> Goal:
@@ -38,9 +38,29 @@ class ArrayPlan:
     def _inhabited(self, goal: Goal) -> bool:
         return self._algebra.inhabited(goal, self._prune)
 
+    def _check_unique(self) -> None:
+        """Refuse arrays of different items whose items are too much to compare."""
+        kind = self._algebra.type_of(self.goal(0))
+        several = self._most_items is None or self._most_items > 1
+        if several and (kind.arrays or kind.objects or self.form.prefix or self.contains):
+            why = "is enforced for strings, numbers and words of one schema only"
+            raise SchemaError([Problem(f"{self.form.unique}/uniqueItems", why)])
+
     @cached_property
     def limit(self) -> int | None:
         """The most items that there can be."""
+        most = self._most_items
+        if not self.form.unique or self.form.prefix:
+            return most
+        kind = self._algebra.type_of(self.goal(0))
+        if kind.arrays or kind.objects or kind.strings.finite is None or kind.numbers.finite is None:
+            return most
+        values = {float(text) for text in kind.numbers.finite}
+        n_values = len(kind.words) + len(kind.strings.finite) + len(values)
+        return n_values if most is None else min(most, n_values)
+
+    @cached_property
+    def _most_items(self) -> int | None:
         form = self.form
         for index in range(len(form.prefix) + 1):
             if form.high is not None and index >= form.high:
@@ -84,15 +104,18 @@ class ArrayPlan:
             forced += beyond
         return forced <= allowed
 
-    def choices(self, index: int, counts: tuple[int, ...]) -> list[tuple[Goal, int, tuple[int, ...]]]:
-        """Goals of the next item, each with the point after it."""
+    def choices(
+        self, index: int, counts: tuple[int, ...], written: frozenset[bytes]
+    ) -> list[tuple[Goal, int, tuple[int, ...], frozenset[bytes]]]:
+        """Goals of the next item, each with the point after it; it is none of those `written`, if they must differ."""
         if self.limit is not None and index >= self.limit:
             return []
         after = min(index + 1, self.cap)
         base = self.form.goal(min(index, len(self.form.prefix)))
+        base |= frozenset((self._algebra.constant(text), False) for text in written)
         options: list[tuple[Literals, tuple[int, ...]]] = [(base, counts)]
         for number, one in enumerate(self.contains):
-            if index < one.start and self.cap > index:
+            if index < one.start:
                 continue
             counted = (*counts[:number], counts[number] + 1, *counts[number + 1 :])
             does = frozenset({(one.node, one.positive)})
@@ -107,10 +130,10 @@ class ArrayPlan:
         for goal_literals, count in options:
             goal = self._algebra.goal(goal_literals)
             if self._inhabited(goal) and self.possible(after, count):
-                found.append((goal, after, count))
+                found.append((goal, after, count, written))
         return found
 
-    def may_end(self, index: int, counts: tuple[int, ...]) -> bool:
+    def may_end(self, index: int, counts: tuple[int, ...], written: frozenset[bytes]) -> bool:
         """Whether the array may end."""
         return index >= self.form.low and all(
             count >= one.low for one, count in zip(self.contains, counts, strict=True)
@@ -153,7 +176,7 @@ class ObjectPlan:
         self._goals: dict[str, Goal | None] = {}
         self.bit = {name: 1 << i for i, name in enumerate(self.names)}
         self.required = sum(self.bit.get(name, 0) for name in form.required)
-        self.cap = max(form.low, form.high or 0)
+        self.cap = max(form.low, 0 if form.high is None else form.high + 1)
 
     @property
     def _allowed_names(self) -> Texts:

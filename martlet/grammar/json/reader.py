@@ -121,6 +121,7 @@ class Reader:
             self._reference(schema["$ref"])
             if self.draft < 8:
                 return  # before 2019-09, what stands beside $ref says nothing
+        self.loader.enforced.update(key for key in schema if key in ASSERTIONS)
         for key in schema:
             if key in REFUSED and not (key == "unevaluatedProperties" and schema[key] in (True, {})):
                 self.loader.problem(f"{self.pointer}/{escaped(key)}", REFUSED[key])
