@@ -33,7 +33,7 @@ from martlet.grammar.json.sets import ANY_TEXT, NO_TEXT, Texts, number_leaf, str
 from martlet.grammar.numbers import Digits, number_language
 from martlet.grammar.types import Limits
 
-__all__ = ["Algebra", "Goal", "Kind", "Type"]
+__all__ = ["Algebra", "Goal", "Kind", "RecursiveError", "Type"]
 
 MOST_FORMS = 256
 
@@ -71,8 +71,12 @@ class Kind:
     is_empty: Callable[[Any], bool]
 
 
-class _RecursiveError(Exception):
+class RecursiveError(Exception):
     """A schema was asked for what it allows while that was being worked out."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        super().__init__(node.pointer)
 
 
 class Algebra:
@@ -140,11 +144,12 @@ class Algebra:
         if goal in self._open:
             self._assumed = True
             return prune
+        self._check_time()
         self._open.add(goal)
         before, self._assumed = self._assumed, False
         try:
             found = self._some(goal, prune)
-        except _RecursiveError:
+        except RecursiveError:
             if not prune:
                 raise
             found, self._assumed = True, True
@@ -173,9 +178,8 @@ class Algebra:
         if key in self._known:
             return self._known[key]
         if key in self._working:
-            raise _RecursiveError
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise self.too_much(f"more than {self._limits.seconds:g} s of work")
+            raise RecursiveError(node)
+        self._check_time()
         self._working.add(key)
         try:
             found = self._positive(node, kind) if positive else self._negative(node, kind)
@@ -283,8 +287,16 @@ class Algebra:
             return other if one == self._objects.every else one
         if len(one) * len(other) > MOST_FORMS * MOST_FORMS:
             raise self.too_much(f"more than {MOST_FORMS} alternatives of objects, squared")
-        joined = (a & b for a in one for b in other)
-        return _distinct(form for form in joined if form is not None and self.object_possible(form, True))
+        found: dict[ObjectForm, None] = {}
+        for a in one:
+            self._check_time()
+            for b in other:
+                form = a & b
+                if form is not None and form not in found and self.object_possible(form, True):
+                    found[form] = None
+            if len(found) > MOST_FORMS * 4:
+                raise self.too_much(f"more than {MOST_FORMS * 4:,} alternatives of one object")
+        return tuple(found)
 
     def _array_leaf(self, node: Node, positive: bool) -> tuple[ArrayForm, ...]:
         if node.never or (node.types is not None and "array" not in node.types):
@@ -327,6 +339,10 @@ class Algebra:
         if positive:
             return kind.both(own, self._any(named, kind))
         return kind.either(own, self._every(named, kind))
+
+    def _check_time(self) -> None:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise self.too_much(f"more than {self._limits.seconds:g} s of work")
 
     def too_much(self, what: str) -> SchemaError:
         """The refusal of a schema that takes too much to work out."""

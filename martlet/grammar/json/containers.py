@@ -16,8 +16,9 @@ from typing import Any
 from martlet.grammar.json.algebra import Goal
 from martlet.grammar.json.forms import ArrayForm, ObjectForm
 from martlet.grammar.json.lexemes import JsonLexeme, free_key, key_lexeme
-from martlet.grammar.json.machine import ByteState, End, Machine, Survivors
+from martlet.grammar.json.machine import Machine
 from martlet.grammar.json.plans import ArrayPlan, KeyClass
+from martlet.grammar.json.scalars import ByteState, End, Survivors
 from martlet.grammar.types import Lexeme, State, Tree
 
 __all__ = ["JsonMachine"]
@@ -72,7 +73,8 @@ class Level:
         numbers = {goal: i for i, goal in enumerate(goals)}
         points = tuple((numbers[goal], point, ups) for (goal, point), ups in merged.items())
         end = self.machine.made(Inside, self.is_array, points, self.end)
-        return self.machine.gap(self.machine.value(goals, end), after)
+        value = self.machine.value(goals, end)
+        return self.machine.gap(value, True) if after else value
 
     def key(self) -> Key | None:
         """The state after the quotation mark of the next name, None if there can be none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from martlet.errors import RequestError
-from martlet.grammar.json.algebra import Goal
+from martlet.grammar.json.algebra import Goal, RecursiveError
 from martlet.grammar.json.lexemes import free_key, free_string, key_lexeme, number_lexeme, string_lexeme
 from martlet.grammar.json.machine import Machine
 from martlet.grammar.json.nodes import Problem, SchemaError
@@ -31,6 +31,8 @@ def prepare(machine: Machine, first: Goal, limits: Limits) -> None:
             found = _reached(machine, goal)
         except SchemaError:
             raise
+        except RecursiveError as error:
+            raise SchemaError([Problem(error.node.pointer, "asks for itself without end")]) from None
         except RequestError as error:
             pointers = sorted(node.pointer for node, _ in goal.literals) or ["#"]
             raise SchemaError([Problem(pointers[0], str(error))]) from None
