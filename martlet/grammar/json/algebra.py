@@ -30,6 +30,7 @@ from martlet.grammar.json.forms import (
 from martlet.grammar.json.loader import Loader
 from martlet.grammar.json.nodes import Node, Problem, SchemaError
 from martlet.grammar.json.sets import ANY_TEXT, NO_TEXT, Texts, number_leaf, string_leaf
+from martlet.grammar.json.values import WORDS, as_schema, kind_of, word_leaf
 from martlet.grammar.numbers import Digits, number_language
 from martlet.grammar.types import Limits
 
@@ -96,7 +97,7 @@ class Algebra:
         self.array_possible: Callable[[ArrayForm, bool], bool] = lambda form, prune: True  # set by plans.py
         self.object_possible: Callable[[ObjectForm, bool], bool] = lambda form, prune: True
         every_number = Texts(None, number_language(integer=False, digits=digits))
-        self._words = Kind("word", _WORDS, frozenset(), _word_leaf, frozenset.__and__, frozenset.__or__, _no_words)
+        self._words = Kind("word", WORDS, frozenset(), word_leaf, frozenset.__and__, frozenset.__or__, _no_words)
         self._strings = Kind("string", ANY_TEXT, NO_TEXT, string_leaf, _text_and, _text_or, _no_text)
         leaf = partial(number_leaf, digits=digits)
         self._numbers = Kind("number", every_number, NO_TEXT, leaf, _text_and, _text_or, _no_text)
@@ -331,7 +332,7 @@ class Algebra:
         if id(node) not in self._values:
             assert node.values is not None
             self._values[id(node)] = [
-                (_kind_of(value), self._loader.made_up(_as_schema(value), node.pointer))
+                (kind_of(value), self._loader.made_up(as_schema(value), node.pointer))
                 for value in node.values
                 if isinstance(value, list | dict)
             ]
@@ -347,20 +348,6 @@ class Algebra:
     def too_much(self, what: str) -> SchemaError:
         """The refusal of a schema that takes too much to work out."""
         return SchemaError([Problem("#", f"the schema takes {what}; make it simpler")])
-
-
-_WORDS = frozenset({"null", "true", "false"})
-
-
-def _word_leaf(node: Node, positive: bool) -> frozenset[str]:
-    """Of null, true and false those that a schema's own keywords allow, or those that they do not."""
-    allowed = frozenset() if node.never else _WORDS
-    if node.types is not None:
-        allowed &= frozenset(word for word in _WORDS if ("null" if word == "null" else "boolean") in node.types)
-    if node.values is not None:
-        names = {None: "null", True: "true", False: "false"}
-        allowed &= {names[value] for value in node.values if value is None or isinstance(value, bool)}
-    return allowed if positive else _WORDS - allowed
 
 
 def _text_and(one: Texts, other: Texts) -> Texts:
@@ -389,20 +376,3 @@ def _joined(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _distinct(forms: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(forms))
-
-
-def _kind_of(value: Any) -> str:
-    return "array" if isinstance(value, list) else "object"
-
-
-def _as_schema(value: Any) -> dict[str, Any]:
-    """A schema that one array or object meets."""
-    if isinstance(value, list):
-        schema: dict[str, Any] = {"type": "array", "minItems": len(value), "maxItems": len(value)}
-        return schema | ({"prefixItems": [{"const": item} for item in value]} if value else {})
-    return {
-        "type": "object",
-        "properties": {name: {"const": item} for name, item in value.items()},
-        "required": list(value),
-        "additionalProperties": False,
-    }
