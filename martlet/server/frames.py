@@ -204,12 +204,26 @@ def _step(record: StepRecord, names: Names) -> dict[str, Any]:
         "tokens": record.plan.n_tokens,
         "running": record.n_running,
         "waiting": record.n_waiting,
-        # name, first position, count, whether it decodes
-        "spans": [[names.of(s.request_id, s.index), s.start, s.count, s.decode] for s in record.spans[:MAX_SPANS]],
+        "spans": _spans(record, names),
     }
     if record.preempted:
         shown["preempted"] = [names.of(*key) for key in record.preempted]
     for what in ("saves", "loads", "copies"):
         if moved := len(getattr(record.plan, what)):
             shown[what] = moved
+    return shown
+
+
+def _spans(record: StepRecord, names: Names) -> list[list[str | int | bool]]:
+    """Name, first position, count, whether it decodes; where guesses were verified, how many of them were right."""
+    shown: list[list[str | int | bool]] = [
+        [names.of(span.request_id, span.index), span.start, span.count, span.decode]
+        for span in record.spans[:MAX_SPANS]
+    ]
+    planned = record.plan.spans
+    if any(span.draft for span in planned) and len(planned) == len(record.spans):
+        right = {sampled.seq: len(sampled.more) for sampled in record.result.sampled}
+        for entry, span in zip(shown, planned, strict=False):
+            if span.draft:
+                entry.append(right.get(span.seq, 0))
     return shown

@@ -61,6 +61,7 @@ def answered(page: Any) -> Any:
 
 
 def test_an_answer_is_markdown_and_never_markup(open_page: Open, served: Served) -> None:
+    """Fault OPS-09."""
     page = opened(open_page, served)
     ask(page, "hi")
     text = answered(page).locator(".text").last
@@ -75,6 +76,27 @@ def test_an_answer_is_markdown_and_never_markup(open_page: Open, served: Served)
     assert text.locator("figure pre").inner_text() == "<script>window.hit=1</script>"
     assert "tokens/s" in page.locator(".facts").last.inner_text()
     assert page.locator("#status").inner_text().startswith("Answered.")
+
+
+def test_names_and_questions_are_no_markup_either(open_page: Open) -> None:
+    """Fault OPS-09: the same as what a user writes, as a setting, as the model's name, as a prompt that the engine shows."""
+    evil = "<img src=x onerror='window.hit=1'><script>window.hit=1</script>"
+    with serving(spell(evil), model_name=evil, view_text=True, prefix_cache=True) as served:
+        page = opened(open_page, served)
+        page.locator("#system").evaluate("(box, evil) => (box.value = evil)", evil)
+        ask(page, evil)
+        assert answered(page).locator(".text").last.inner_text() == evil
+        assert page.locator(".message.user .text").last.inner_text() == evil
+        assert page.locator("#model").inner_text() == evil
+        page.get_by_role("button", name="Edit").first.click()
+        page.get_by_role("button", name="Cancel").click()
+        assert page.locator(".message img, .message script, #model img").count() == 0
+        assert page.evaluate("window.hit") is None
+        page.goto(served.base + "/engine")
+        until(page, "document.querySelectorAll('#tree g').length > 0")
+        assert "<img" in page.locator("#tree g").first.get_attribute("aria-label") + page.locator("#tree").inner_html()
+        assert page.locator("main img, main script").count() == 0
+        assert page.evaluate("window.hit") is None
 
 
 def test_markup_is_refused_by_the_policy_too(open_page: Open, served: Served) -> None:

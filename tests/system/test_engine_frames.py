@@ -7,10 +7,10 @@ from array import array
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.engine.look import MAX_NODES, Look, SequenceLook, _nodes
-from martlet.metrics import EngineTotals
+from martlet.metrics import EngineTotals, SpanRecord, StepRecord
 from martlet.sampling_params import SamplingParams
 from martlet.server.frames import MAX_CELLS, Names, counts_of, frame
-from martlet.types import PageId, Request
+from martlet.types import PageId, Request, Sampled, SeqId, Span, StepPlan, StepResult
 
 SIZE = 4
 
@@ -98,6 +98,18 @@ def test_a_large_tree_is_shown_from_its_root_on() -> None:
     found = shown(pool, cache)["tree"]
     assert [stretch["pages"] for stretch in found["stretches"]] == [MAX_NODES]  # type: ignore[index]
     assert (found["n_pages"], found["n_hidden"]) == (MAX_NODES + 10, 10)  # type: ignore[index]
+
+
+def test_guesses_of_a_step() -> None:
+    """A sequence that verifies three guesses of which one was right, beside a prompt."""
+    plan = StepPlan(7, (Span(SeqId(0), 9, 4, (), 4, draft=(1, 2, 3)), Span(SeqId(1), 0, 8, (), 0)))
+    result = StepResult(7, (Sampled(SeqId(0), 1, more=((5, None),)),))
+    spans = (SpanRecord("a", 0, 9, 4, True), SpanRecord("b", 0, 0, 8, False))
+    record = StepRecord(7, 1.5, 0.001, 0.01, 0.002, spans, (), 2, 0, 3, 0, plan, result, ())
+    look = Look((), (), 0, [0], [], [])
+    [step] = frame(look, [record], EngineTotals(), Names(), None)["steps"]
+    assert step["spans"] == [["1", 9, 4, True, 1], ["2", 0, 8, False]]
+    assert (step["step"], step["tokens"], step["ms"]) == (7, 12, [1.0, 10.0, 2.0])
 
 
 def test_names_are_short_and_do_not_come_back() -> None:

@@ -130,12 +130,24 @@ function rowsOf(steps) {
  * @param {CanvasRenderingContext2D} context
  * @param {number} x
  * @param {number} row
- * @param {[string, number, number, boolean]} span
+ * @param {[string, number, number, boolean, number?]} span
  */
-function drawSpan(context, x, row, [name, , count, decodes]) {
+function drawSpan(context, x, row, [name, , count, decodes, right]) {
   if (row < 0) return;
   const y = row * ROW;
   context.fillStyle = colourOf(name);
+  if (right !== undefined) {
+    // Guesses, verified together: a point for the token that is certain, a bar for each guess, full if it was right.
+    const wide = (COLUMN - 10) / Math.max(1, count - 1);
+    context.strokeStyle = context.fillStyle;
+    context.fillRect(x + 2, y + ROW / 2 - 2, 4, 4);
+    for (let guess = 0; guess < count - 1; guess += 1) {
+      const box = /** @type {[number, number, number, number]} */ ([x + 8 + guess * wide, y + 4.5, Math.max(1, wide - 1), ROW - 9]);
+      if (guess < right) context.fillRect(...box);
+      else context.strokeRect(...box);
+    }
+    return;
+  }
   if (decodes) {
     context.beginPath();
     context.arc(x + COLUMN / 2, y + ROW / 2, 3.5, 0, 7);

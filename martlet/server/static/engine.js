@@ -139,11 +139,13 @@ class EngineView {
     const seconds = Math.max(1e-3, this.frame.now - first.now);
     const rate = (/** @type {string} */ name) => (running.length ? (totals[name] - first[name]) / seconds : 0);
     const last = this.steps.at(-1);
+    const [drafted, accepted] = ["drafted", "accepted"].map((name) => sum(totals.speculation?.[name] ?? []));
+    const guessed = drafted ? `${number((100 * accepted) / drafted)} % of guesses right` : "";
     const all = pages.counts;
     const used = all.o + all.s + all.h;
     /** @type {[string, string, string][]} */
     const shown = [
-      ["New tokens/s", number(rate("generated"), rate("generated") < 100 ? 1 : 0), ""],
+      ["New tokens/s", number(rate("generated"), rate("generated") < 100 ? 1 : 0), guessed],
       ["Prompt tokens/s", number(rate("prefilled")), ""],
       ["Running", number(running.length), `of ${number(this.hello.max_seqs)}`],
       ["Waiting", number(waiting), ""],
@@ -218,6 +220,11 @@ class EngineView {
       this.hello.with_text ? el("td", { class: "text" }, seq.text) : null,
     );
   }
+}
+
+/** @param {number[]} values */
+function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
 }
 
 startPage();
