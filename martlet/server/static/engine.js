@@ -188,7 +188,7 @@ class EngineView {
     const { stretches, n_pages: pages, n_hidden: missing } = this.frame.tree;
     const hidden = drawTree(byId("tree"), stretches);
     const more = hidden + missing > 0 ? ` Not shown: ${number(hidden)} branches, ${number(missing)} pages.` : "";
-    byId("tree-words").textContent = pages ? `${number(pages)} pages are kept.${more}` : "Nothing is kept.";
+    byId("tree-words").textContent = pages ? `${number(pages)} ${pages === 1 ? "page is" : "pages are"} kept.${more}` : "Nothing is kept.";
   }
 
   showSequences() {
