@@ -50,11 +50,12 @@ export function toHalf(value: number): number {
   return sign | ((size - 0x38000000 + 0xfff + ((size >>> 13) & 1)) >>> 13);
 }
 
-/** What one row is unpacked into. One a worker, in the arena; as long as the longest row. */
+/** What one row is unpacked into, and room for four as numbers. One a worker, in the arena; as long as the longest row. */
 export interface Row {
   readonly codes: Float32Array;
   readonly scales: Float32Array;
   readonly offsets: Float32Array;
+  readonly four: readonly [Float32Array, Float32Array, Float32Array, Float32Array];
 }
 
 /** The weights' bytes, and the table of half floats. */
@@ -74,17 +75,23 @@ interface Format {
 const at = (bytes: Uint8Array, p: number): number => bytes[p] as number;
 const halfAt = (w: Packed, p: number): number => w.half[at(w.bytes, p) | (at(w.bytes, p + 1) << 8)] as number;
 
-/** 32 codes of four bits, the low nibbles first, and (from byte `fifth` on, if there are) a fifth bit each. */
-function nibbles(bytes: Uint8Array, p: number, codes: Float32Array, c: number, minus: number, fifth = -1): void {
+/** 32 codes of four bits: the low nibbles first. */
+function nibbles(bytes: Uint8Array, p: number, codes: Float32Array, c: number, minus: number): void {
   for (let i = 0; i < 16; i++) {
-    let low = at(bytes, p + i) & 15;
-    let high = at(bytes, p + i) >> 4;
-    if (fifth >= 0) {
-      low |= ((at(bytes, fifth + (i >> 3)) >> (i & 7)) & 1) << 4;
-      high |= ((at(bytes, fifth + 2 + (i >> 3)) >> (i & 7)) & 1) << 4;
-    }
-    codes[c + i] = low - minus;
-    codes[c + 16 + i] = high - minus;
+    const byte = at(bytes, p + i);
+    codes[c + i] = (byte & 15) - minus;
+    codes[c + 16 + i] = (byte >> 4) - minus;
+  }
+}
+
+/** The same with a fifth bit each, which lie in the four bytes before. */
+function fiveBits(bytes: Uint8Array, p: number, codes: Float32Array, c: number, minus: number): void {
+  const low = at(bytes, p) | (at(bytes, p + 1) << 8);
+  const high = at(bytes, p + 2) | (at(bytes, p + 3) << 8);
+  for (let i = 0; i < 16; i++) {
+    const byte = at(bytes, p + 4 + i);
+    codes[c + i] = ((byte & 15) | (((low >> i) & 1) << 4)) - minus;
+    codes[c + 16 + i] = ((byte >> 4) | (((high >> i) & 1) << 4)) - minus;
   }
 }
 
@@ -102,7 +109,8 @@ const small = (offset: boolean, fifth: boolean): Format => ({
     row.scales[g] = halfAt(w, p);
     row.offsets[g] = offset ? halfAt(w, p + 2) : 0;
     const start = p + (offset ? 4 : 2);
-    nibbles(w.bytes, start + (fifth ? 4 : 0), row.codes, c, offset ? 0 : fifth ? 16 : 8, fifth ? start : -1);
+    if (fifth) fiveBits(w.bytes, start, row.codes, c, offset ? 0 : 16);
+    else nibbles(w.bytes, start, row.codes, c, offset ? 0 : 8);
   },
 });
 
@@ -218,9 +226,11 @@ export function unpackRow(packed: Packed, type: number, p: number, n: number, ro
 /** The same, as numbers: code · scale + offset, each rounded to float32. `out` may be the row's codes. */
 export function decodeRow(packed: Packed, type: number, p: number, n: number, row: Row, out: Float32Array): void {
   const group = unpackRow(packed, type, p, n, row);
-  for (let c = 0; c < n; c++) {
-    const code = row.codes[c] as number;
-    const g = (c / group) | 0;
-    out[c] = group === 1 ? code : fround(code * (row.scales[g] as number)) + (row.offsets[g] as number);
+  const { codes, scales, offsets } = row;
+  if (group === 1) return out.set(codes.subarray(0, n));
+  for (let c = 0, g = 0; c < n; g++) {
+    const scale = scales[g] as number;
+    const offset = offsets[g] as number;
+    for (const end = c + group; c < end; c++) out[c] = fround((codes[c] as number) * scale) + offset;
   }
 }

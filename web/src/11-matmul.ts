@@ -45,27 +45,40 @@ export function loadOperand(x: Float32Array, n: number, operand: Operand): void 
 /** Rows [from, to) of a product: out[r] = row r · x. */
 export function matmul(w: Weights, tensor: Tensor, x: Operand, row: Row, out: Float32Array, from: number, to: number, exact: boolean): void {
   const { type, columns, rowBytes } = tensor;
-  const start = tensor.offset;
   if (!exact && (type === 2 || type === 3)) return nibbleRows(w, tensor, x, out, from, to);
   if (!exact && type === 8) return byteRows(w, tensor, x, out, from, to);
+  const groups = exact && (type === 12 || type === 14);
+  if (exact && !groups) return rowsInOrder(w, tensor, x, row, out, from, to);
   for (let r = from; r < to; r++) {
-    const p = start + r * rowBytes;
-    if (!exact) {
-      out[r] = dotUnpacked(unpackRow(w, type, p, columns, row), x, row, columns);
-    } else if (type === 12 || type === 14) {
-      out[r] = dotGroups(unpackRow(w, type, p, columns, row), x, row, columns);
-    } else {
-      decodeRow(w, type, p, columns, row, row.codes);
-      out[r] = dotInOrder(x.values, row.codes, columns);
-    }
+    const group = unpackRow(w, type, tensor.offset + r * rowBytes, columns, row);
+    out[r] = groups ? dotGroups(group, x, row, columns) : dotUnpacked(group, x, row, columns);
   }
 }
 
-/** exact: products and sums one after the other, each rounded. */
-function dotInOrder(x: Float64Array, weights: Float32Array, n: number): number {
-  let sum = 0;
-  for (let i = 0; i < n; i++) sum = fround(sum + fround((weights[i] as number) * (x[i] as number)));
-  return sum;
+/** exact: products and sums one after the other, each rounded; four rows at a time, for a sum waits for the one before it. */
+function rowsInOrder(w: Weights, tensor: Tensor, x: Operand, row: Row, out: Float32Array, from: number, to: number): void {
+  const { type, columns, rowBytes } = tensor;
+  const { values } = x;
+  const [r0, r1, r2, r3] = row.four;
+  for (let r = from; r < to; r += 4) {
+    const n = Math.min(4, to - r);
+    for (let i = 0; i < n; i++) decodeRow(w, type, tensor.offset + (r + i) * rowBytes, columns, row, row.four[i] as Float32Array);
+    let a = 0;
+    let b = 0;
+    let c = 0;
+    let d = 0;
+    for (let i = 0; i < columns; i++) {
+      const value = values[i] as number;
+      a = fround(a + fround((r0[i] as number) * value));
+      b = fround(b + fround((r1[i] as number) * value));
+      c = fround(c + fround((r2[i] as number) * value));
+      d = fround(d + fround((r3[i] as number) * value));
+    }
+    out[r] = a;
+    if (n > 1) out[r + 1] = b;
+    if (n > 2) out[r + 2] = c;
+    if (n > 3) out[r + 3] = d;
+  }
 }
 
 /** exact, Q4_K and Q6_K: codes first, then scale and offset; Q4_K adds two groups at a time. */
@@ -182,7 +195,7 @@ function nibbleRows(w: Weights, tensor: Tensor, x: Operand, out: Float32Array, f
   }
 }
 
-/** fast, Q8_0: two rows at a time, two codes with every read. */
+/** fast, Q8_0: two rows at a time, four codes out of every four bytes. */
 function byteRows(w: Weights, tensor: Tensor, x: Operand, out: Float32Array, from: number, to: number): void {
   const { columns } = tensor;
   const { pairs, half } = w;
@@ -198,15 +211,22 @@ function byteRows(w: Weights, tensor: Tensor, x: Operand, out: Float32Array, fro
       let b = 0;
       let d = 0;
       let e = 0;
-      for (let k = 0; k < 16; k++) {
-        const u = pairs[p + 1 + k] as number;
-        const v = pairs[q + 1 + k] as number;
-        const x0 = values[c + 2 * k] as number;
-        const x1 = values[c + 2 * k + 1] as number;
+      for (let k = 0; k < 16; k += 2) {
+        const u = (pairs[p + 1 + k] as number) | ((pairs[p + 2 + k] as number) << 16);
+        const v = (pairs[q + 1 + k] as number) | ((pairs[q + 2 + k] as number) << 16);
+        const i = c + 2 * k;
+        const x0 = values[i] as number;
+        const x1 = values[i + 1] as number;
+        const x2 = values[i + 2] as number;
+        const x3 = values[i + 3] as number;
         a += ((u << 24) >> 24) * x0;
         b += ((u << 16) >> 24) * x1;
+        a += ((u << 8) >> 24) * x2;
+        b += (u >> 24) * x3;
         d += ((v << 24) >> 24) * x0;
         e += ((v << 16) >> 24) * x1;
+        d += ((v << 8) >> 24) * x2;
+        e += (v >> 24) * x3;
       }
       sumP += (half[pairs[p] as number] as number) * (a + b);
       sumQ += (half[pairs[q] as number] as number) * (d + e);

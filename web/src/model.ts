@@ -168,6 +168,7 @@ export function planArena(recipe: Recipe): Bump {
     bump.take(`codes ${part}`, 11, longest * 4);
     bump.take(`scales ${part}`, 11, Math.ceil(longest / 16) * 4);
     bump.take(`offsets ${part}`, 11, Math.ceil(longest / 16) * 4);
+    for (let i = 0; i < 4; i++) bump.take(`row ${part}.${i}`, 11, longest * 4);
   }
   for (const name of isGemma(shape) ? ["rope", "local rope"] : ["rope"]) {
     bump.take(`${name} cos`, 12, shape.context * shape.ropePairs * 4);
@@ -258,11 +259,15 @@ export function viewModel(recipe: Recipe, arena: Arena): Model {
 }
 
 export function viewWorker(model: Model, arena: Arena, part: number, parts: number): Worker {
+  const own = (i: number): Float32Array => floatsOf(arena, `row ${part}.${i}`);
   return {
     model, part, parts,
     norm: floatsOf(arena, `norm ${part}`),
     operand: { values: doublesOf(arena, `operand ${part}`), sums: doublesOf(arena, `sums ${part}`) },
-    row: { codes: floatsOf(arena, `codes ${part}`), scales: floatsOf(arena, `scales ${part}`), offsets: floatsOf(arena, `offsets ${part}`) },
+    row: {
+      codes: floatsOf(arena, `codes ${part}`), scales: floatsOf(arena, `scales ${part}`), offsets: floatsOf(arena, `offsets ${part}`),
+      four: [own(0), own(1), own(2), own(3)],
+    },
   };
 }
 
