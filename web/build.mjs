@@ -26,7 +26,7 @@ async function page() {
 }
 
 async function tests() {
-  await rm("build", { recursive: true, force: true });
+  for (const folder of ["test", "browser"]) await rm(`build/${folder}`, { recursive: true, force: true });
   for (const folder of ["test", "browser"]) {
     const names = await readdir(folder === "test" ? "test" : "test/browser");
     const base = folder === "test" ? "test" : "test/browser";

@@ -67,6 +67,8 @@ export interface Packed {
 /** Unpacks the block at byte `p`: codes from `c` on, scales and offsets from group `g` on. */
 type Unpack = (packed: Packed, p: number, row: Row, c: number, g: number) => void;
 
+const NONE = -0; // as an offset: what is added to -0 stays what it was, -0 included
+
 interface Format {
   readonly group: number; // weights that share a scale
   readonly unpack: Unpack;
@@ -107,7 +109,7 @@ const small = (offset: boolean, fifth: boolean): Format => ({
   group: 32,
   unpack: (w, p, row, c, g) => {
     row.scales[g] = halfAt(w, p);
-    row.offsets[g] = offset ? halfAt(w, p + 2) : 0;
+    row.offsets[g] = offset ? halfAt(w, p + 2) : NONE;
     const start = p + (offset ? 4 : 2);
     if (fifth) fiveBits(w.bytes, start, row.codes, c, offset ? 0 : 16);
     else nibbles(w.bytes, start, row.codes, c, offset ? 0 : 8);
@@ -159,7 +161,7 @@ const q3k: Unpack = (w, p, row, c, g) => {
     const low = (at(b, p + 96 + (j & 7)) >> (j < 8 ? 0 : 4)) & 15;
     const high = (at(b, p + 104 + (j & 3)) >> (2 * (j >> 2))) & 3;
     row.scales[g + j] = d * ((low | (high << 4)) - 32);
-    row.offsets[g + j] = 0;
+    row.offsets[g + j] = NONE;
   }
   for (let k = 0; k < 256; k++) {
     const third = (at(b, p + (k & 31)) >> (k >> 5)) & 1;
@@ -172,7 +174,7 @@ const q6k: Unpack = (w, p, row, c, g) => {
   const d = halfAt(w, p + 208);
   for (let j = 0; j < 16; j++) {
     row.scales[g + j] = d * ((at(b, p + 192 + j) << 24) >> 24);
-    row.offsets[g + j] = 0;
+    row.offsets[g + j] = NONE;
   }
   for (let k = 0; k < 256; k++) {
     const low = (at(b, p + (k >> 7) * 64 + (k & 63)) >> (4 * ((k >> 6) & 1))) & 15;
@@ -182,7 +184,7 @@ const q6k: Unpack = (w, p, row, c, g) => {
 
 const q8: Unpack = (w, p, row, c, g) => {
   row.scales[g] = halfAt(w, p);
-  row.offsets[g] = 0;
+  row.offsets[g] = NONE;
   for (let i = 0; i < 32; i++) row.codes[c + i] = (at(w.bytes, p + 2 + i) << 24) >> 24;
 };
 

@@ -65,8 +65,8 @@ export function readVocabulary(metadata: Metadata): Vocabulary {
   texts.forEach((text, id) => {
     const type = types[id];
     if (type === CONTROL || type === UNKNOWN) control.add(id);
-    if (type === CONTROL || type === USER_DEFINED) added.set(text, id);
-    else if (type !== UNKNOWN && !ids.has(text)) ids.set(text, id);
+    if (type === CONTROL || type === UNKNOWN || type === USER_DEFINED) added.set(text, id);
+    else if (!ids.has(text)) ids.set(text, id);
   });
   const ranks = new Map<string, number>();
   if (byteLevel) {
@@ -81,7 +81,9 @@ export function readVocabulary(metadata: Metadata): Vocabulary {
   if (patterns === undefined) throw new FormatError(`The pre-tokenizer ${pre} is not known; expected ${[...PATTERNS.keys()].join(", ")}.`);
   const token = (name: string): number | undefined => {
     const id = metadata.get(key(name));
-    return typeof id === "number" && id < texts.length ? id : undefined;
+    if (id === undefined || id === -1 || id === 2 ** 32 - 1) return undefined; // all three mean that there is none
+    if (typeof id !== "number" || !(id >= 0 && id < texts.length)) throw new FormatError(`${name} is ${id}; there are ${texts.length} tokens.`);
+    return id;
   };
   const endings = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"].map((text) => added.get(text));
   const ends = [token("eos_token_id"), token("eot_token_id"), ...endings].filter((id) => id !== undefined);
@@ -112,8 +114,6 @@ export function encode(vocabulary: Vocabulary, parts: readonly Part[]): number[]
       fresh = typeof piece === "number";
     }
   }
-  // A chat's frame brings the token along that begins texts: one is enough.
-  if (vocabulary.bos !== undefined && out[1] === vocabulary.bos) out.shift();
   return out;
 }
 

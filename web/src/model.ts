@@ -48,7 +48,7 @@ export function readShape(metadata: Metadata, directory: Directory, context: num
   }
   const whole = (key: string, otherwise?: number): number => {
     const value = metadata.number(`${family}.${key}`, otherwise);
-    if (!Number.isInteger(value) || value < 1 || value > 2 ** 31) throw new FormatError(`${family}.${key} is ${value}; expected a count.`);
+    if (!Number.isInteger(value) || value < 1 || value === 2 ** 32 - 1) throw new FormatError(`${family}.${key} is ${value}; expected a count.`);
     return value;
   };
   if (metadata.get(`${family}.expert_count`)) throw new FormatError("The model is a mixture of experts; this page knows none.");
@@ -63,11 +63,12 @@ export function readShape(metadata: Metadata, directory: Directory, context: num
   const scaling = metadata.string(`${family}.rope.scaling.type`, "none");
   if (scaling !== "none" && scaling !== "linear") throw new FormatError(`RoPE scaling of the kind ${scaling}; expected none or linear.`);
   const trained = Math.min(whole("context_length", 2048), MAX_CONTEXT);
+  const vocabulary = tensorOf(directory, "token_embd.weight").rows;
+  if (whole("vocab_size", vocabulary) !== vocabulary) throw new FormatError(`${family}.vocab_size is wrong: the embedding has ${vocabulary} rows.`);
   return {
-    family, hidden, heads, kvHeads, headSize, trained,
+    family, hidden, heads, kvHeads, headSize, trained, vocabulary,
     layers: whole("block_count"),
     ffn: whole("feed_forward_length"),
-    vocabulary: tensorOf(directory, "token_embd.weight").rows,
     context: Math.min(context, trained),
     eps: metadata.number(`${family}.attention.layer_norm_rms_epsilon`, 1e-5),
     ropeBase: metadata.number(`${family}.rope.freq_base`, family === "gemma3" ? 1e6 : 1e4),
