@@ -7,7 +7,7 @@ PROMPT ?= Why is the sky blue?
 # Where `make bench` finds llama.cpp's programs; docs/tuning.md says how to build them.
 LLAMA_CPP ?=
 
-.PHONY: run test lint models bench check-large matrix clean
+.PHONY: run test lint models bench check-large matrix web-test clean
 
 run: $(VENV)/installed
 	$(BIN)/martlet pull $(MODEL)
@@ -32,6 +32,12 @@ check-large: $(VENV)/installed-dev
 # Every row of the equality matrix: all pairs of features on every kind of model and type of KV pages.
 matrix: $(VENV)/installed-dev models
 	$(BIN)/python -m pytest -m exhaustive tests/equality
+
+# mini-picoLM (docs/mini.md): needs Node and npm; the page itself is tested where Chromium is installed.
+web-test: $(VENV)/installed-dev models
+	cd web && npm ci --no-fund --no-audit
+	$(BIN)/python web/test/prepare.py web/build/data
+	cd web && npm test && npm run test-browser
 
 bench: $(VENV)/installed
 	$(BIN)/python bench/compare_llamacpp.py $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP))

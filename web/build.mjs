@@ -26,12 +26,11 @@ async function page() {
 }
 
 async function tests() {
-  for (const folder of ["test", "browser"]) await rm(`build/${folder}`, { recursive: true, force: true });
-  for (const folder of ["test", "browser"]) {
-    const names = await readdir(folder === "test" ? "test" : "test/browser");
-    const base = folder === "test" ? "test" : "test/browser";
-    const entryPoints = names.filter((name) => name.endsWith(".test.ts")).map((name) => `${base}/${name}`);
-    await build({ ...common, entryPoints, outdir: `build/${folder}`, platform: "node", packages: "external", sourcemap: "inline", outExtension: { ".js": ".mjs" } });
+  for (const [from, to, ending] of [["test", "test", ".test.ts"], ["test/browser", "browser", ".test.ts"], ["bench", "bench", ".ts"]]) {
+    await rm(`build/${to}`, { recursive: true, force: true });
+    const entryPoints = (await readdir(from)).filter((name) => name.endsWith(ending)).map((name) => `${from}/${name}`);
+    const out = { outdir: `build/${to}`, outExtension: { ".js": ".mjs" } };
+    await build({ ...common, ...out, entryPoints, platform: "node", packages: "external", sourcemap: "inline" });
   }
 }
 
