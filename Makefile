@@ -36,7 +36,7 @@ matrix: $(VENV)/installed-dev models
 # mini-picoLM (docs/mini.md): needs Node and npm; the page itself is tested where Chromium is installed.
 web-test: $(VENV)/installed-dev models
 	cd web && npm ci --no-fund --no-audit
-	$(BIN)/python web/test/prepare.py web/build/data
+	PYTHONPATH=.:tests/picolm $(BIN)/python web/test/prepare.py web/build/data
 	cd web && npm test && npm run test-browser
 
 bench: $(VENV)/installed

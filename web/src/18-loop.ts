@@ -27,6 +27,8 @@ import { startOthers } from "./team.ts";
 
 const FIRST_BYTES = 4 * 2 ** 20;
 
+const mib = (bytes: number): string => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
+
 /** What happens, for whoever shows it. */
 export interface Watch {
   step(step: number, note: string): void;
@@ -52,7 +54,7 @@ export async function readStart(source: Source, watch?: Watch): Promise<{ metada
       const metadata = readMetadata(cursor, header.entries);
       watch?.step(5, metadata.string("general.name", source.name));
       const directory = readDirectory(cursor, header.tensors, metadata);
-      watch?.step(6, `${directory.tensors.size} tensors, ${directory.dataBytes} bytes`);
+      watch?.step(6, `${directory.tensors.size} tensors, ${mib(directory.dataBytes)}`);
       return { metadata, directory };
     } catch (error) {
       if (!(error instanceof NeedMore) || length >= source.bytes) throw error;
@@ -62,7 +64,7 @@ export async function readStart(source: Source, watch?: Watch): Promise<{ metada
 
 /** Steps 1 to 8: from a file to a model that is ready. */
 export async function load(source: Source, context: number, parts: number, watch: Watch): Promise<Loaded> {
-  watch.step(3, `${source.name}, ${source.bytes} bytes`);
+  watch.step(3, `${source.name}, ${mib(source.bytes)}`);
   const { metadata, directory } = await readStart(source, watch);
   const shape = readShape(metadata, directory, context);
   const vocabulary = readVocabulary(metadata);
@@ -74,7 +76,7 @@ export async function load(source: Source, context: number, parts: number, watch
   const plan = planArena(recipe);
   watch.step(2, `${plan.regions.length} regions`);
   const arena = makeArena(plan.regions, parts > 1);
-  watch.step(1, `${arena.buffer.byteLength} bytes`);
+  watch.step(1, `${mib(arena.buffer.byteLength)}, ${parts > 1 ? "shared" : "one worker’s"}`);
   watch.arena(arena);
   await copyInto(source, directory.dataStart, bytesOf(arena, "weights"), (bytes) => watch.progress(bytes, directory.dataBytes));
   const me = viewWorker(viewModel(recipe, arena), arena, 0, parts);

@@ -2,6 +2,9 @@
 
 import type { Region } from "./01-arena.ts";
 
+/** Bytes for people. */
+export const size = (bytes: number): string => (bytes < 2 ** 20 ? `${(bytes / 2 ** 10).toFixed(1)} KiB` : `${(bytes / 2 ** 20).toFixed(1)} MiB`);
+
 interface ArenaMap {
   show(regions: readonly Region[], bytes: number): void;
   fill(name: string, part: number): void;
@@ -60,7 +63,7 @@ export function drawArena(canvas: HTMLCanvasElement, legend: HTMLElement): Arena
           const item = document.createElement("li");
           const sign = document.createElement("i");
           sign.style.background = group.colour;
-          item.append(sign, `${group.name}: ${(group.bytes / 2 ** 20).toFixed(1)} MiB (${((100 * group.bytes) / bytes).toFixed(1)} %)`);
+          item.append(sign, `${group.name}: ${size(group.bytes)} (${((100 * group.bytes) / bytes).toFixed(1)} %)`);
           return item;
         }),
       );

@@ -5,7 +5,8 @@
  * opened from disk. A new model gets a new worker: ending one is the only way to give its arena back at once.
  */
 
-import { drawArena } from "./map.ts";
+import type { Region } from "./01-arena.ts";
+import { drawArena, size } from "./map.ts";
 import type { ToPage, ToWorker } from "./messages.ts";
 import { STEPS } from "./steps.ts";
 
@@ -21,7 +22,6 @@ function element<T extends HTMLElement>(id: string): T {
 
 const number = (id: string): number => element<HTMLInputElement>(id).valueAsNumber;
 const checked = (id: string): boolean => element<HTMLInputElement>(id).checked;
-const mib = (bytes: number): string => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 
 const workerUrl = URL.createObjectURL(new Blob([WORKER_SOURCE], { type: "text/javascript" }));
 const shared = self.crossOriginIsolated && typeof SharedArrayBuffer !== "undefined";
@@ -36,10 +36,11 @@ const stepItems = STEPS.map(({ name, says }, i) => {
   const title = Object.assign(document.createElement("b"), { textContent: `${i + 1} ${name}` });
   const time = document.createElement("span");
   const note = Object.assign(document.createElement("p"), { textContent: says });
+  const bytes = document.createElement("small");
   const bar = document.createElement("i");
-  item.append(time, title, note, bar);
+  item.append(time, title, note, bytes, bar);
   element("steps").append(item);
-  return { item, time, note, bar };
+  return { item, time, note, bytes, bar };
 });
 
 function tell(text: string, bad = false): void {
@@ -96,11 +97,12 @@ function hear(message: ToPage): void {
     case "step":
       return showStep(message.step, message.note);
     case "arena":
-      element("arena-size").textContent = `${mib(message.bytes)}, ${message.shared ? "shared by all workers" : "one worker’s own"}`;
+      element("arena-size").textContent = `${size(message.bytes)}, ${message.shared ? "shared by all workers" : "one worker’s own"}`;
+      showRegions(message.regions);
       return map.show(message.regions, message.bytes);
     case "progress":
       element<HTMLProgressElement>("progress").value = message.bytes / message.total;
-      tell(`${mib(message.bytes)} of ${mib(message.total)}`);
+      tell(`${size(message.bytes)} of ${size(message.total)}`);
       return map.fill("weights", message.bytes / message.total);
     case "ready":
       return showReady(message);
@@ -132,6 +134,14 @@ function showStep(step: number, note: string): void {
   if (shown === undefined) return;
   shown.item.classList.add("done");
   shown.note.textContent = note;
+}
+
+/** How much of the arena each step uses first. */
+function showRegions(regions: readonly Region[]): void {
+  stepItems.forEach(({ bytes }, i) => {
+    const sum = regions.filter((region) => region.step === i + 1).reduce((all, region) => all + region.bytes, 0);
+    bytes.textContent = sum === 0 ? "" : `${size(sum)} of the arena`;
+  });
 }
 
 let context = 1;

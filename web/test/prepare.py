@@ -1,7 +1,7 @@
 """Writes what the tests of `web/` compare with to a folder: tiny models, recordings of picoLM as plain JSON, and what the Python port
 computes. Run by `make web-test`; needs the repository's Python environment.
 
-    python web/test/prepare.py web/build/data
+    PYTHONPATH=.:tests/picolm python web/test/prepare.py web/build/data
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-ROOT = Path(sys.argv[2] if len(sys.argv) > 2 else Path(__file__).resolve().parents[2])
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/picolm")]
-
 import make_malformed
 import make_models
+import numpy as np
+
 from picolm.model import KVCache, Model, model_forward
 from picolm.sampler import Sampler
 from picolm.tensor import Team
 
-DATA = ROOT / "tests/data"
+DATA = Path(__file__).resolve().parents[2] / "tests/data"
 PROMPTS = ["The capital of France is", "def fibonacci(n):\n", "In 1969, the first humans"]
 NEW_TOKENS = 16
 
@@ -59,7 +56,13 @@ def port_samples(out: Path) -> None:
                 for seed in (0, 1, 42, 2**64 - 1):
                     sampler = Sampler(temperature, top_p, seed)
                     picks = [sampler.sample(recorded[f"logits/{name}"].copy()) for _ in range(8)]
-                    case = {"logits": name, "temperature": temperature, "topP": top_p, "seed": str(seed), "picks": picks}
+                    case = {
+                        "logits": name,
+                        "temperature": temperature,
+                        "topP": top_p,
+                        "seed": str(seed),
+                        "picks": picks,
+                    }
                     cases.append(case)
     (out / "samples.json").write_text(json.dumps(cases))
 
