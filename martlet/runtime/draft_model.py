@@ -86,7 +86,7 @@ class ModelDrafter:
 
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
         """Compute what is not computed yet of a text, all but its last token; `most` bounds it."""
-        return self._catch_up(seq, self._text(seq, ids), most)
+        return self._catch_up(seq, self._text(seq, ids), most, FEW)
 
     def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
         """Guess for all together, until each has as many guesses as it wants."""
@@ -97,8 +97,9 @@ class ModelDrafter:
             for i, (wish, text) in enumerate(zip(wishes, texts, strict=True))
             if wish.most > 0 and self._has_room(text, len(wish.ids) + wish.most - 1)
         ]
+        each = min(FEW, self._limits.max_tokens // max(1, len(active)))
         for i in active:
-            self._catch_up(wishes[i].seq, texts[i], len(wishes[i].ids))
+            self._catch_up(wishes[i].seq, texts[i], len(wishes[i].ids), each)
         while active:
             logits = self._compute([(wishes[i].seq, texts[i], texts[i].n_missing, 1) for i in active])
             left = []
@@ -129,10 +130,10 @@ class ModelDrafter:
             text.take(ids)
         return text
 
-    def _catch_up(self, seq: SeqId, text: _Text, most: int) -> int:
-        """Compute up to `most` positions of a text, but for its last; a few wait until the last is computed."""
+    def _catch_up(self, seq: SeqId, text: _Text, most: int, few: int) -> int:
+        """Compute up to `most` positions of a text, but for its last; `few` wait until the last is computed."""
         start, stop = text.n_cached, min(len(text.rows.ids) - 1, text.n_cached + most)
-        if text.n_missing <= FEW:
+        if text.n_missing <= few:
             return 0
         while text.n_cached < stop and self._has_room(text, stop):
             count = min(stop - text.n_cached, self._limits.max_tokens)

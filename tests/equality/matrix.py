@@ -150,7 +150,9 @@ FEATURES: dict[str, Feature] = {
     "n-gram draft": Feature(
         lambda seen: seen.n_accepted > 0 and seen.n_refused > 0, draft="ngram", excludes=("draft model",)
     ),
-    "draft model": Feature(lambda seen: seen.n_accepted > 0 and seen.n_refused > 0, draft="model"),
+    "draft model": Feature(
+        lambda seen: seen.n_accepted > 0 and seen.n_refused > 0, draft="model", in_pairs=False
+    ),  # to the engine it is what the other drafter is, and takes twice as long
     "forks": Feature(
         lambda seen: seen.n_shared > 0 and (seen.n_copies > 0 or seen.share > PAGE or seen.n_preempted > 0), max_seqs=4
     ),
