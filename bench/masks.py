@@ -24,6 +24,7 @@ import numpy as np
 from martlet.config import cache_dir
 from martlet.errors import MartletError
 from martlet.formats.checkpoint import open_checkpoint
+from martlet.grammar.json.prepare import warm
 from martlet.grammar.json_schema import SchemaOptions, compile_schema
 from martlet.grammar.vocabulary import Vocabulary
 from martlet.ops.cpu.isa import best_isa
@@ -54,6 +55,7 @@ class Martlet:
         kernels = KernelStore(best_isa(), cache_dir() / "kernels")
         self.vocabulary = Vocabulary.of(tokenizer, kernels=kernels)
         self.options = options
+        warm(self.vocabulary)  # as a server does when it starts
         self.out = np.zeros(self.vocabulary.n_words, np.uint32)
 
     def compile(self, schema: Any) -> Any:

@@ -77,11 +77,8 @@ def number_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[fr
 
 def _universal(language: Language) -> list[int]:
     """The states from which every text is in the language; in a minimal automaton there is at most one."""
-    return [
-        state
-        for state in range(1, len(language.table))
-        if language.accepting[state] and bool((language.table[state] == state).all())
-    ]
+    stays = (language.table == np.arange(len(language.table))[:, None]).all(axis=1)
+    return [state for state in np.nonzero(stays & language.accepting)[0].tolist() if state]
 
 
 def _joined(languages: Sequence[Language]) -> tuple[Language, list[frozenset[int]]]:

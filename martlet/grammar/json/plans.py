@@ -7,7 +7,7 @@ last one is asked before a choice is offered, so that no choice leads nowhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from martlet.grammar.json.algebra import Algebra, Goal
 from martlet.grammar.json.forms import ArrayForm, Contains, Exists, Literals, ObjectForm
@@ -328,7 +328,6 @@ class Plans:
         self.algebra = algebra
         self._arrays: dict[ArrayForm, ArrayPlan] = {}
         self._objects: dict[ObjectForm, ObjectPlan] = {}
-        self._classes: dict[tuple[ObjectPlan, ...], list[KeyClass]] = {}
         algebra.array_possible = self._array_possible
         algebra.object_possible = self._object_possible
 
@@ -367,12 +366,17 @@ class Plans:
         languages = list(dict.fromkeys(language for plan in plans for language in plan.name_languages()))
         if not languages:
             return [KeyClass(ANY_TEXT, frozenset())]
-        known = sorted({name for plan in plans for name in plan.all_names})
-        first = Language.everything()
-        pieces = [(first - literals(known) if known else first, frozenset[Language]())]
-        for language in languages:
-            split = []
-            for piece, matched in pieces:
-                split += [(piece & language, matched | {language}), (piece - language, matched)]
-            pieces = [(piece, matched) for piece, matched in split if not piece.is_empty]
-        return [KeyClass(Texts(None, piece), matched) for piece, matched in pieces]
+        return _told_apart(tuple(languages), tuple(sorted({name for plan in plans for name in plan.all_names})))
+
+
+@lru_cache(maxsize=256)
+def _told_apart(languages: tuple[Language, ...], known: tuple[str, ...]) -> list[KeyClass]:
+    """The classes of names that are not `known` and that the languages tell apart."""
+    first = Language.everything()
+    pieces = [(first - literals(known) if known else first, frozenset[Language]())]
+    for language in languages:
+        split = []
+        for piece, matched in pieces:
+            split += [(piece & language, matched | {language}), (piece - language, matched)]
+        pieces = [(piece, matched) for piece, matched in split if not piece.is_empty]
+    return [KeyClass(Texts(None, piece), matched) for piece, matched in pieces]

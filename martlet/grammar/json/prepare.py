@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from martlet.errors import RequestError
+from martlet.grammar.formats import format_language
 from martlet.grammar.json.algebra import Goal, RecursiveError
 from martlet.grammar.json.lexemes import free_key, free_string, key_lexeme, number_lexeme, string_lexeme
 from martlet.grammar.json.machine import Machine
@@ -18,6 +19,7 @@ from martlet.grammar.vocabulary import Vocabulary
 __all__ = ["prepare", "warm"]
 
 MOST_GOALS = 4000
+COMMON_FORMATS = ("date-time", "date", "uri", "email", "uuid")
 
 
 def prepare(machine: Machine, first: Goal, limits: Limits) -> None:
@@ -69,7 +71,9 @@ def _reached(machine: Machine, goal: Goal) -> list[Goal]:
 
 
 def warm(vocabulary: Vocabulary) -> None:
-    """Walk a vocabulary along what nearly every schema has, unless that was done."""
+    """Walk a vocabulary along what nearly every schema has, unless that was done; and make the formats that are common."""
+    for name in COMMON_FORMATS:
+        format_language(name)
     quote = vocabulary.find(0, b'"')
     for node in (0, quote):
         if node is not None:

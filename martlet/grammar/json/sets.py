@@ -14,12 +14,17 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
+from martlet.errors import RequestError
 from martlet.grammar.json.nodes import Node
 from martlet.grammar.language import Language, literals
 from martlet.grammar.numbers import Digits, number_language
 from martlet.grammar.regex import regex_language
 
 __all__ = ["ANY_TEXT", "NO_TEXT", "Texts", "all_numbers", "number_leaf", "number_text", "string_leaf"]
+
+MOST_BOUNDED = 40_000  # states of a pattern with a bound on its length
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,35 @@ def _lengths(low: int, high: int | None) -> Language:
 
 @lru_cache(maxsize=512)
 def _bounded(language: Language, low: int, high: int | None) -> Language:
-    return language & _lengths(low, high)
+    """The texts of a language with `low` to `high` characters: its automaton once for each number of them."""
+    n, last = len(language.table), low if high is None else high
+    if n * (last + 1) > MOST_BOUNDED:
+        raise RequestError(
+            f"A pattern of {n:,} states with lengths up to {last:,} is more than {MOST_BOUNDED:,} states: lower one.",
+            code="grammar_too_large",
+        )
+    ends = np.zeros((last + 1, n), np.bool_)  # [characters, states]: whether a text may end
+    ends[low:] = language.accepting
+    alive = ends.copy()
+    for count in reversed(range(last + 1)):
+        after = count if high is None and count == last else count + 1
+        while after <= last:
+            more = alive[count] | alive[after][language.table].any(axis=1)
+            if after > count or np.array_equal(more, alive[count]):
+                alive[count] |= more
+                break
+            alive[count] = more
+    alive[:, 0] = False
+    numbers = np.zeros(alive.shape, np.int32)
+    numbers[alive] = np.arange(1, np.count_nonzero(alive) + 1)
+    if numbers[0, language.start] != 1:
+        return Language.nothing() if not numbers[0, language.start] else language & _lengths(low, high)
+    following = np.zeros((last + 1, n), np.int32)
+    following[:-1] = numbers[1:]
+    following[-1] = numbers[-1] if high is None else 0
+    rows = following[:, language.table][alive]  # [states, classes]
+    table = np.concatenate([np.zeros((1, rows.shape[1]), np.int32), rows]).astype(np.int32)
+    return Language(language.alphabet, table, np.concatenate([[False], ends[alive]]))
 
 
 def string_leaf(node: Node, positive: bool) -> Texts:
