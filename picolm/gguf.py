@@ -22,7 +22,13 @@ from picolm.quant import BLOCKS, dequantize_row, row_bytes
 
 __all__ = ["GGUF", "ModelError", "Weight"]
 
-_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), ["u1", "i1", "u2", "i2", "u4", "i4", "f4", "u1", "u8", "i8", "f8"], strict=True))
+_SCALARS = dict(
+    zip(
+        (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12),
+        ["u1", "i1", "u2", "i2", "u4", "i4", "f4", "u1", "u8", "i8", "f8"],
+        strict=True,
+    )
+)
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 

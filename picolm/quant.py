@@ -148,8 +148,18 @@ def ordered_sum(p: F32, lanes: int) -> F32:
 
 
 def vec_dot(rows: U8, x: F32, type_: int, order: Order) -> F32:
-    """Dot products of rows of bytes with one vector, in an order of additions."""
-    return dequantize_row(rows, type_) @ x if order == "fast" else dot_in_order(rows, type_, order)(x)
+    """Dot products of rows of bytes with one vector. Fused: the codes are multiplied as they are, then each group's sum with its
+    scale, and the vector's own sum with the offset."""
+    if order != "fast":
+        return dot_in_order(rows, type_, order)(x)
+    block = BLOCKS[type_]
+    if block.codes is None:
+        plain: F32 = np.einsum("ij,j->i", dequantize_row(rows, type_), x)
+        return plain
+    codes, scale, offset = block.codes(rows.reshape(len(rows), -1, block.bytes))
+    groups = x.reshape(*scale.shape[1:], -1)
+    out: F32 = np.einsum("rbg,rbg->r", np.einsum("rbgk,bgk->rbg", codes.reshape(*scale.shape, -1), groups), scale)
+    return out if offset is None else out + np.einsum("rbg,bg->r", offset, groups.sum(-1))
 
 
 def dot_in_order(rows: U8, type_: int, order: Order) -> Callable[[F32], F32]:

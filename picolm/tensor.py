@@ -13,7 +13,8 @@ also pairs the halves of a head, and may turn a part of it; attention takes tile
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from picolm.gguf import Weight
 from picolm.libm import expf
-from picolm.quant import Order, dot_in_order, fp16_to_fp32, ordered_sum
+from picolm.quant import Order, dot_in_order, fp16_to_fp32, ordered_sum, vec_dot
 
 __all__ = ["Team", "Window", "attention", "gelu", "matmul", "rmsnorm", "rope", "silu", "softmax"]
 
@@ -37,20 +38,35 @@ class Team:
 
     def __init__(self, threads: int = 1, order: Order = "fast") -> None:
         self.threads, self.order = threads, order
-        self._pool = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+        self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        for _ in range(threads - 1):
+            Thread(target=_serve, args=(self._todo,), daemon=True).start()
 
     def each(self, work: Callable[[int], None], n: int) -> None:
-        """Do work(0) to work(n - 1), shared: whoever is free takes the next; the caller is one of them."""
+        """Do work(0) to work(n - 1), shared: whoever is free takes the next. The caller takes part, and waits for what others
+        have begun, not for threads that wake too late to get anything."""
         numbers = iter(range(n))
+        finished: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def share() -> None:
             for i in numbers:
-                work(i)
+                try:
+                    work(i)
+                    finished.put(None)
+                except BaseException as error:
+                    finished.put(error)
 
-        others = [self._pool.submit(share) for _ in range(min(self.threads, n) - 1)] if self._pool else []
+        for _ in range(min(self.threads, n) - 1):
+            self._todo.put(share)
         share()
-        for other in others:
-            other.result()
+        for _ in range(n):
+            if (error := finished.get()) is not None:
+                raise error
+
+
+def _serve(todo: SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        todo.get()()
 
 
 def matmul(x: F32, weights: list[Weight], team: Team) -> list[F32]:
@@ -71,8 +87,10 @@ def matmul(x: F32, weights: list[Weight], team: Team) -> list[F32]:
 
 
 def _band(x: F32, w: Weight, y: F32, start: int, stop: int, order: Order) -> None:
-    if order == "fast" and len(x) == 1:
-        np.einsum("ij,j->i", w.numbers(start, stop), x[0], out=y[0])  # reads faster than BLAS's matrix-vector product
+    if order == "fast" and len(x) == 1 and w.held is not None:
+        np.einsum("ij,j->i", w.held[start:stop], x[0], out=y[0])  # reads faster than BLAS's matrix-vector product
+    elif order == "fast" and len(x) == 1:
+        y[0] = vec_dot(w.raw[start:stop], x[0], w.type, order)
     elif order == "fast":
         np.matmul(x, w.numbers(start, stop).T, out=y)
     else:
