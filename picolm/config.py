@@ -1,11 +1,10 @@
 """What a model is, read from its file's metadata: sizes, the shape of its family, and what RoPE turns by.
 
 Three families: `llama` (SmolLM, TinyLlama …), `qwen2` (biases; RoPE on halves), `gemma3` (norms on queries, keys and after each
-block; GELU; scaled embeddings; most layers see a window only). Anything else is refused by name, and so is a key that would
-change the numbers and is not known here. Keys: ggml's `docs/gguf.md`.
+block; GELU; scaled embeddings; most layers see a window only). Others are refused by name. Keys: ggml's `docs/gguf.md`.
 
-Differences from the C (part of model.c): the epsilon, RoPE's dimension count and scaling, key lengths and float64 numbers are
-read; a required key that is missing, or out of range, is an error. Read next: `model.py`.
+Differences from the C (part of model.c): the epsilon, RoPE's dimension count and scaling, and key lengths are read; a required key
+that is missing, or a value out of range, is an error. Read next: `tokenizer.py`.
 """
 
 from __future__ import annotations
@@ -62,8 +61,6 @@ def read_config(meta: dict[str, Any], vocab_rows: int, context: int) -> Config:
     if arch not in ("llama", "qwen2", "gemma3"):
         raise ModelError(f"general.architecture is {arch!r}: llama, qwen2 and gemma3 are read")
     keys = _Keys(meta, arch)
-    if keys.whole("expert_count", 0, least=0):
-        raise ModelError("a mixture of experts: only models with one feed-forward block a layer are read")
     n_embd, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
     kv_heads = keys.whole("attention.head_count_kv", heads)
     if n_embd % heads and "attention.key_length" not in keys:

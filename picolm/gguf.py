@@ -22,13 +22,7 @@ from picolm.quant import BLOCKS, dequantize_row, row_bytes
 
 __all__ = ["GGUF", "ModelError", "Weight"]
 
-_SCALARS = dict(
-    zip(
-        (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12),
-        ["u1", "i1", "u2", "i2", "u4", "i4", "f4", "u1", "u8", "i8", "f8"],
-        strict=True,
-    )
-)
+_SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "u1", 10: "u8", 11: "i8", 12: "f8"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
@@ -50,6 +44,11 @@ class Weight:
     def numbers(self, start: int, stop: int) -> NDArray[np.float32]:
         """Rows start to stop as float32."""
         return self.held[start:stop] if self.held is not None else dequantize_row(self.raw[start:stop], self.type)
+
+    def decode(self, step: int, i: int) -> None:
+        """Fill the i-th `step` rows of `held`."""
+        assert self.held is not None
+        self.held[i * step : (i + 1) * step] = dequantize_row(self.raw[i * step : (i + 1) * step], self.type)
 
 
 class GGUF:

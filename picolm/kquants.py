@@ -1,11 +1,10 @@
 """The K formats: super-blocks of 256 weights with scales that are themselves quantised.
 
-All have the same idea: 8 groups of 32 (Q4_K, Q5_K) or 16 groups of 16 (Q2_K, Q3_K, Q6_K), a small integer scale per group, and
-one float16 that scales the scales. Codes of 2, 3, 5 or 6 bits are split over planes of bits, laid out for SIMD: half a
-super-block (128 weights) is four runs of 32 that share 32 bytes, two bits of each byte a run. Layouts: ggml's
-`ggml-quants.h`. Each function takes bytes [..., blocks, bytes].
+8 groups of 32 weights (Q4_K, Q5_K) or 16 groups of 16, a small integer scale per group, one float16 that scales the scales. Codes
+are split over planes of bits, laid out for SIMD: half a super-block is four runs of 32 codes that share 32 bytes, two bits of each
+byte a run. Layouts: ggml's `ggml-quants.h`. Functions take bytes [..., blocks, bytes].
 
-Differences from the C: it has Q2_K and Q3_K in another order of bits, and no Q5_K. Read next: `quant.py`.
+Differences from the C: it has Q2_K and Q3_K in another order of bits, and no Q5_K. Read next: `tensor.py`.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ def q2_k(b: U8) -> Codes:
     """84 bytes: 16 bytes of scale and minimum nibbles, 64 bytes of codes, scale, scale of the minima."""
     scale = half(b, 80) * (b[..., :16] & 15).astype(np.float32)
     minimum = half(b, 82) * (b[..., :16] >> 4).astype(np.float32)
-    return Codes(_planes(b[..., 16:80], 2).astype(np.float32), scale, -minimum)
+    return Codes(_planes(b[..., 16:80]).astype(np.float32), scale, -minimum)
 
 
 def q3_k(b: U8) -> Codes:
     """110 bytes: 32 bytes of third bits, 64 bytes of codes, 12 bytes of scales, scale. Bit j of a third-bits byte is run j's."""
     third = (b[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    codes = _planes(b[..., 32:96], 2) | third.reshape(*b.shape[:-1], 256) << 2
+    codes = _planes(b[..., 32:96]) | third.reshape(*b.shape[:-1], 256) << 2
     low = np.concatenate([b[..., 96:104] & 15, b[..., 96:104] >> 4], axis=-1)
     high = (b[..., None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & 3
     scales = low | high.reshape(*b.shape[:-1], 16) << 4
@@ -69,15 +68,15 @@ def q6_k(b: U8) -> Codes:
     """210 bytes: 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, scale. Around 32."""
     low = b[..., :128].reshape(*b.shape[:-1], 2, 1, 64)
     nibbles = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*b.shape[:-1], 256)
-    codes = nibbles | _planes(b[..., 128:192], 2) << 4
+    codes = nibbles | _planes(b[..., 128:192]) << 4
     scales = np.ascontiguousarray(b[..., 192:208]).view(np.int8).astype(np.float32)
     return Codes(codes.astype(np.float32) - 32.0, half(b, 208) * scales)
 
 
-def _planes(b: U8, bits: int) -> U8:
+def _planes(b: U8) -> U8:
     """Codes of two bits: 64 bytes, each half of them (32) holds four runs of 32 codes, lowest bits first."""
     halves = b.reshape(*b.shape[:-1], 2, 1, 32)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return np.asarray((halves >> shifts) & 3, np.uint8).reshape(*b.shape[:-1], 256)
 
 

@@ -58,26 +58,26 @@ def kvcache_save(m: Model, kv: KVCache, path: str, n: int) -> None:
         raise CacheError(f"cannot write the cache {path}: {error}") from None
 
 
-def kvcache_load(m: Model, path: str, prompt: list[int]) -> tuple[KVCache, str]:
+def kvcache_load(m: Model, path: str, prompt: list[int]) -> tuple[KVCache, list[str]]:
     """A cache that holds what the file has of this prompt's beginning, and what to tell about it. A damaged file, one of another
     model, and the C's own kind count as empty, and are replaced at the end of the run; a file that is no cache is refused."""
     kv, c = KVCache(m.config), m.config
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
-        return kv, ""
+        return kv, []
     except OSError as error:
         raise CacheError(f"cannot read the cache {path}: {error}") from None
     if data[:4] == C_MAGIC:
-        return kv, "kvcache_load: a file of the C program, which names neither its tokens nor its model: not used"
+        return kv, ["kvcache_load: a file of the C program, which names neither its tokens nor its model: not used"]
     if data and data[:4] != MAGIC:
         raise CacheError(f"{path} is not a cache file, and is not overwritten: name another, or delete it")
     n, layers, kv_dim = np.frombuffer(data[4:16].ljust(12, b"\0"), "<u4").tolist()
     half = 2 * layers * n * kv_dim
     if len(data) != HEADER + 4 * n + 2 * half + 32 or hashlib.sha256(data[:-32]).digest() != data[-32:]:
-        return kv, "kvcache_load: the file is damaged: not used"
+        return kv, ["kvcache_load: the file is damaged: not used"]
     if (layers, kv_dim) != (c.n_layers, c.kv_dim) or data[16:48] != fingerprint(m):
-        return kv, "kvcache_load: the file is of another model, or of another order of sums: not used"
+        return kv, ["kvcache_load: the file is of another model, or of another order of sums: not used"]
     cached = np.frombuffer(data, "<i4", n, HEADER)
     limit = min(n, len(prompt) - 1, c.max_seq_len)
     same = int(np.argmin(np.append(cached[:limit] == prompt[:limit], False)))
@@ -85,4 +85,4 @@ def kvcache_load(m: Model, path: str, prompt: list[int]) -> tuple[KVCache, str]:
     shape = (layers, n, c.n_kv_heads, c.head_dim)
     for at, array in ((0, kv.keys), (half, kv.values)):
         array[:, :same] = np.frombuffer(data, "<f2", half // 2, HEADER + 4 * n + at).reshape(shape)[:, :same]
-    return kv, f"KV cache loaded: {n} positions from {path}"
+    return kv, [f"KV cache loaded: {n} positions from {path}"]

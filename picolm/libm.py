@@ -1,9 +1,8 @@
 """expf, sinf and cosf as glibc's C library computes them, in plain double arithmetic: what float32 results depend on.
 
-`np.exp` in float32 differs from glibc's expf in the last bit in a third of all cases, and no language promises these
-functions' bits. So the exact orders of sums (`tensor.py`) use these, which need only double `+ - *` in a given order, the
-bits of a double and a float32 rounding at the end: any language can repeat them. The method and its constants are Arm's
-(github.com/ARM-software/optimized-routines, `expf.c`, `sincosf.h`), which glibc has used since 2.27 and 2.28.
+`np.exp` in float32 differs from glibc's expf in the last bit in a third of all cases. So the exact orders of sums (`tensor.py`)
+use these, which need only double `+ - *` in a given order and a rounding at the end: any language can repeat them. Method and
+constants: Arm's optimized-routines (`expf.c`, `sincosf.h`), which glibc has used since 2.27 and 2.28.
 
 Differences from the C: picoLM calls the C library, and so gets other bits on another system. Read next: `tensor.py`.
 """
@@ -16,15 +15,11 @@ from numpy.typing import NDArray
 __all__ = ["cosf", "expf", "powf", "sinf"]
 
 F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 
 _SHIFT = float.fromhex("0x1.8p+52")  # adding it leaves the nearest integer in a double's low bits
 _EXP = [float.fromhex(h) for h in ("0x1.c6af84b912394p-5", "0x1.ebfce50fac4f3p-3", "0x1.62e42ff0c52d6p-1")]
 _LOG2E = float.fromhex("0x1.71547652b82fep+0")
-_COS = [
-    float.fromhex(h)
-    for h in ("-0x1.ffffffd0c621cp-2", "0x1.55553e1068f19p-5", "-0x1.6c087e89a359dp-10", "0x1.99343027bf8c3p-16")
-]
+_COS = [float.fromhex(h) for h in ("-0x1.ffffffd0c621cp-2", "0x1.55553e1068f19p-5", "-0x1.6c087e89a359dp-10", "0x1.99343027bf8c3p-16")]  # fmt: skip
 _SIN = [float.fromhex(h) for h in ("-0x1.555545995a603p-3", "0x1.1107605230bc4p-7", "-0x1.994eb3774cf24p-13")]
 # pi/2 in three pieces of which the first two have 33 bits: n times a piece is exact for every n below 2^20.
 _HALF_PI = [float.fromhex(h) for h in ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2e037073p-69")]
@@ -49,16 +44,11 @@ def powf(base: float, exponent: F32) -> F32:
 
 
 def cosf(x: F32) -> F32:
-    """Cosine of an angle below a million."""
-    return _quarter(x, 1)
+    """Cosine of an angle below a million: the sine, a quarter turn on."""
+    return sinf(x, 1)
 
 
-def sinf(x: F32) -> F32:
-    """Sine of an angle below a million."""
-    return _quarter(x, 0)
-
-
-def _quarter(x: F32, turn: int) -> F32:
+def sinf(x: F32, turn: int = 0) -> F32:
     """sin(x + turn·pi/2): the angle less n quarter turns, then the sine's or the cosine's polynomial."""
     wide = x.astype(np.float64)
     n = np.rint(wide / (np.pi / 2))
@@ -68,5 +58,5 @@ def _quarter(x: F32, turn: int) -> F32:
     sine = (r + r3 * _SIN[0]) + (r3 * r2) * (_SIN[1] + r2 * _SIN[2])
     cosine = ((1.0 + r2 * _COS[0]) + r4 * _COS[1]) + (r4 * r2) * (_COS[2] + r2 * _COS[3])
     quarter = (n.astype(np.int64) + turn) & 3
-    value: F64 = np.where(quarter & 1, cosine, sine)
+    value = np.where(quarter & 1, cosine, sine)
     return np.where(quarter & 2, -value, value).astype(np.float32)

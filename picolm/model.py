@@ -5,17 +5,17 @@
               x += Wdown · (silu(Wgate·n) * (Wup·n))              where n = rmsnorm(x)
     logits = Wout · rmsnorm(x)
 
-Keys and values are kept as float16. A layer's weights are read, used and, in streaming mode, given back to the kernel before
-the next layer: what stays in memory is one layer of the file and one band of numbers a thread.
+In streaming mode a layer's pages go back to the kernel before the next layer: what stays is one layer of the file, and a band of
+numbers a thread.
 
-Differences from the C: many tokens pass at once, so a prompt costs one reading of the weights per chunk instead of one per
-token, and logits are made for the last token only; buffers grow with the text instead of being allocated for the whole context;
-weights may be held as float32 (`hold`); a tensor that is not understood is an error; biases, and Gemma's norms. Read next: `cli.py`.
+Differences from the C: many tokens pass at once, and only the last one's logits are made; buffers grow with the text (there: the whole
+context); weights may be held as float32; a tensor that is not understood is an error; biases, Gemma's norms. Read next: `tensor.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from picolm.config import Config, read_config
 from picolm.gguf import GGUF, ModelError, Weight
 from picolm.libm import cosf, powf, sinf
 from picolm.quant import dequantize_row, fp32_to_fp16
-from picolm.tensor import Team, Window, attention, gelu, matmul, rmsnorm, rope, silu
+from picolm.tensor import BAND, Team, attention, gelu, matmul, rmsnorm, rope, silu
 
 __all__ = ["KVCache", "Model", "model_forward", "prefill"]
 
@@ -39,12 +39,9 @@ class KVCache:
     """What attention remembers: keys and values [layer, position, kv heads, dim], and the tokens they belong to."""
 
     def __init__(self, config: Config) -> None:
-        self._shape = (config.n_layers, config.n_kv_heads, config.head_dim)
-        self.keys, self.values = self._empty(0), self._empty(0)
+        shape = (config.n_layers, 0, config.n_kv_heads, config.head_dim)
+        self.keys, self.values = np.zeros(shape, np.float16), np.zeros(shape, np.float16)
         self.tokens: list[int] = []
-
-    def _empty(self, n: int) -> NDArray[np.float16]:
-        return np.zeros((self._shape[0], n, *self._shape[1:]), np.float16)
 
     def truncate(self, n: int) -> None:
         """Forget what lies at position n and behind."""
@@ -53,11 +50,9 @@ class KVCache:
     def extend(self, tokens: list[int]) -> None:
         """Make room for these tokens; they count from now on."""
         start, need = len(self.tokens), len(self.tokens) + len(tokens)
-        if need > self.keys.shape[1]:
-            for name in ("keys", "values"):
-                grown = self._empty(max(need, start + start // 2, 64))
-                grown[:, :start] = getattr(self, name)[:, :start]
-                setattr(self, name, grown)
+        if (more := max(need, start + start // 2, 64) - self.keys.shape[1]) > 0 and need > self.keys.shape[1]:
+            more_rows = [(0, 0), (0, more), (0, 0), (0, 0)]
+            self.keys, self.values = np.pad(self.keys, more_rows), np.pad(self.values, more_rows)
         self.tokens += tokens
 
 
@@ -81,13 +76,10 @@ class Model:
         self.output_norm = self._vector("output_norm.weight", c.n_embd)
         tied = "output.weight" not in self.file.tensors
         self.output = self.token_embd if tied else self._weight("output.weight", c.vocab_size, c.n_embd)
-        self.freq_factors = (
-            self._vector("rope_freqs.weight", c.rope_dim // 2) if "rope_freqs.weight" in self.file.tensors else None
-        )
+        factors = "rope_freqs.weight" in self.file.tensors
+        self.freq_factors = self._vector("rope_freqs.weight", c.rope_dim // 2) if factors else np.ones(1, np.float32)
         if unknown := sorted(set(self.file.tensors) - self._used):
-            raise ModelError(
-                f"tensors that this program does not know, such as {unknown[0]}: the result would be wrong"
-            )
+            raise ModelError(f"tensors that are not known here, such as {unknown[0]}: the result would be wrong")
 
     def hold(self) -> None:
         """Dequantise all weights now, into one array: 4 bytes a weight, on large pages, and no decoding of blocks later."""
@@ -95,19 +87,17 @@ class Model:
         for w in self.matrices:
             w.held = numbers[at : at + w.rows * w.cols].reshape(w.rows, w.cols)
             at += w.rows * w.cols
-            step = max(1, (1 << 18) // w.cols)
-
-            def work(i: int, w: Weight = w, step: int = step) -> None:
-                assert w.held is not None
-                w.held[i * step : (i + 1) * step] = dequantize_row(w.raw[i * step : (i + 1) * step], w.type)
-
-            self.team.each(work, -(-w.rows // step))
+            self.team.each(partial(w.decode, step := max(1, BAND // w.cols)), -(-w.rows // step))
             self.file.forget(w)
 
     def forget(self, weights: Iterable[Weight]) -> None:
         """In streaming mode, give pages back that have been used."""
         for w in weights if self.stream else ():
             self.file.forget(w)
+
+    def norm(self, x: F32, weight: F32) -> F32:
+        """RMSNorm with this model's epsilon."""
+        return rmsnorm(x, weight, self.config.eps, self.team.order)
 
     @property
     def matrices(self) -> list[Weight]:
@@ -149,8 +139,7 @@ def rope_tables(m: Model, start: int, stop: int, local: bool) -> tuple[F32, F32]
     exponents = np.arange(0, c.rope_dim, 2, dtype=np.float32) / np.float32(c.rope_dim)
     divisors = powf(LOCAL_ROPE_BASE if local else c.rope_base, exponents)
     if not local:
-        divisors = divisors * np.float32(c.rope_scale)
-        divisors = divisors * m.freq_factors if m.freq_factors is not None else divisors
+        divisors = divisors * np.float32(c.rope_scale) * m.freq_factors
     theta = np.arange(start, stop, dtype=np.float32)[:, None] / divisors
     return cosf(theta), sinf(theta)
 
@@ -169,34 +158,30 @@ def model_forward(m: Model, kv: KVCache, tokens: list[int], every: bool = False)
         x = x + _attend(m, kv, i, x, tables[c.is_local(i)])
         x = x + _feed_forward(m, layer, x)
         m.forget(layer.w.values())
-    logits = matmul(_norm(m, x if every else x[-1:], m.output_norm), [m.output], m.team)[0]
+    logits = matmul(m.norm(x if every else x[-1:], m.output_norm), [m.output], m.team)[0]
     m.forget([m.output])
     return logits if every else logits[-1]
 
 
 def _attend(m: Model, kv: KVCache, i: int, x: F32, table: tuple[F32, F32]) -> F32:
     c, n, start, layer = m.config, len(x), len(kv.tokens) - len(x), m.layers[i]
-    q, k, v = _linear(m, layer, _norm(m, x, layer.v["attn_norm"]), "attn_q", "attn_k", "attn_v")
+    q, k, v = _linear(m, layer, m.norm(x, layer.v["attn_norm"]), "attn_q", "attn_k", "attn_v")
     q, k = q.reshape(n, c.n_heads, -1), k.reshape(n, c.n_kv_heads, -1)
     if c.gemma:
-        q, k = _norm(m, q, layer.v["attn_q_norm"]), _norm(m, k, layer.v["attn_k_norm"])
+        q, k = m.norm(q, layer.v["attn_q_norm"]), m.norm(k, layer.v["attn_k_norm"])
     q, k = (rope(heads, *table, halves=c.arch != "llama") for heads in (q, k))
     kv.keys[i, start : start + n] = fp32_to_fp16(k)
     kv.values[i, start : start + n] = fp32_to_fp16(v.reshape(k.shape))
-    window = Window(start, c.window if c.is_local(i) else 0)
-    (o,) = _linear(m, layer, attention(q, kv.keys[i], kv.values[i], window, m.team.order), "attn_output")
-    return _norm(m, o, layer.v["post_attention_norm"]) if c.gemma else o
+    reach = c.window if c.is_local(i) else 0
+    (o,) = _linear(m, layer, attention(q, kv.keys[i], kv.values[i], start, reach, m.team.order), "attn_output")
+    return m.norm(o, layer.v["post_attention_norm"]) if c.gemma else o
 
 
 def _feed_forward(m: Model, layer: Layer, x: F32) -> F32:
-    gate, up = _linear(m, layer, _norm(m, x, layer.v["ffn_norm"]), "ffn_gate", "ffn_up")
+    gate, up = _linear(m, layer, m.norm(x, layer.v["ffn_norm"]), "ffn_gate", "ffn_up")
     gate = gelu(gate, m.team.order) if m.config.gemma else silu(gate, m.team.order)
     (down,) = _linear(m, layer, gate * up, "ffn_down")
-    return _norm(m, down, layer.v["post_ffw_norm"]) if m.config.gemma else down
-
-
-def _norm(m: Model, x: F32, weight: F32) -> F32:
-    return rmsnorm(x, weight, m.config.eps, m.team.order)
+    return m.norm(down, layer.v["post_ffw_norm"]) if m.config.gemma else down
 
 
 def _linear(m: Model, layer: Layer, x: F32, *names: str) -> list[F32]:

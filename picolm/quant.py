@@ -1,12 +1,10 @@
 """Block formats: rows of bytes to numbers, and the dot product of a row with a vector without storing its numbers.
 
-A quantised row is blocks of 32 or 256 weights: small integer *codes* with a *scale* (and here and there an *offset*) per
-group of 16 or 32. Every format comes down to `weight = code * scale + offset`, so a format is one function from bytes to
+Every format comes down to `weight = code * scale + offset` for groups of 16 or 32 weights, so a format is one function from bytes to
 `Codes`; the dequantiser and the fused dot product are written once, for all. Layouts: ggml's `ggml-quants.h`.
 
-Differences from the C: Q2_K and Q3_K are read in ggml's order (there: garbage), and Q4_1, Q5_0, Q5_1, Q5_K, BF16 are read
-at all (there: exit at the first row). A row that does not fill its blocks is an error (there: cut). float32 to float16
-rounds ties to even (there: away from zero). Read next: `kquants.py` (the 256-weight formats), then `tensor.py`.
+Differences from the C: Q2_K and Q3_K are read in ggml's order (there: garbage); Q4_1, Q5_0, Q5_1, Q5_K, BF16 are read at all (there:
+exit). A row must fill its blocks (there: cut). float32 to float16 rounds ties to even (there: away from zero). Read next: `kquants.py`.
 """
 
 from __future__ import annotations
@@ -20,17 +18,7 @@ from numpy.typing import NDArray
 from picolm import kquants
 from picolm.kquants import Codes, half
 
-__all__ = [
-    "BLOCKS",
-    "Order",
-    "dequantize_row",
-    "dot_in_order",
-    "fp16_to_fp32",
-    "fp32_to_fp16",
-    "ordered_sum",
-    "row_bytes",
-    "vec_dot",
-]
+__all__ = ["BLOCKS", "Order", "dequantize_row", "dot_in_order", "fp16_to_fp32", "fp32_to_fp16", "ordered_sum", "row_bytes", "vec_dot"]  # fmt: skip
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -38,7 +26,7 @@ Order = Literal["fast", "sse", "scalar"]
 
 
 class Block(NamedTuple):
-    """A format: its name, how many weights a block holds, how many bytes it has, how to read it."""
+    """A format."""
 
     name: str
     weights: int
@@ -79,22 +67,12 @@ def _fifth_bits(b: U8) -> F32:
     return np.unpackbits(b, axis=-1, bitorder="little").astype(np.float32) * np.float32(16)
 
 
-# ggml's type numbers.
-BLOCKS: dict[int, Block] = {
-    0: Block("F32", 1, 4),
-    1: Block("F16", 1, 2),
-    2: Block("Q4_0", 32, 18, q4_0),
-    3: Block("Q4_1", 32, 20, q4_1),
-    6: Block("Q5_0", 32, 22, q5_0),
-    7: Block("Q5_1", 32, 24, q5_1),
-    8: Block("Q8_0", 32, 34, q8_0),
-    10: Block("Q2_K", 256, 84, kquants.q2_k),
-    11: Block("Q3_K", 256, 110, kquants.q3_k),
-    12: Block("Q4_K", 256, 144, kquants.q4_k),
-    13: Block("Q5_K", 256, 176, kquants.q5_k),
-    14: Block("Q6_K", 256, 210, kquants.q6_k),
-    30: Block("BF16", 1, 2),
-}
+BLOCKS: dict[int, Block] = {  # by ggml's type numbers
+    0: Block("F32", 1, 4), 1: Block("F16", 1, 2), 30: Block("BF16", 1, 2),
+    2: Block("Q4_0", 32, 18, q4_0), 3: Block("Q4_1", 32, 20, q4_1), 6: Block("Q5_0", 32, 22, q5_0), 7: Block("Q5_1", 32, 24, q5_1),
+    8: Block("Q8_0", 32, 34, q8_0), 10: Block("Q2_K", 256, 84, kquants.q2_k), 11: Block("Q3_K", 256, 110, kquants.q3_k),
+    12: Block("Q4_K", 256, 144, kquants.q4_k), 13: Block("Q5_K", 256, 176, kquants.q5_k), 14: Block("Q6_K", 256, 210, kquants.q6_k),
+}  # fmt: skip
 
 
 def row_bytes(type_: int, n: int) -> int:

@@ -1,13 +1,11 @@
 """The arithmetic: matrix products over threads, RMSNorm, softmax, RoPE, SiLU, attention with an online softmax.
 
-Every function takes the *order* of its float32 sums. `fast` leaves the order to BLAS and NumPy. `sse` and `scalar` have
-the order that picoLM has when built for x86 and when built without SIMD: each addition and multiplication is rounded by
-itself, sums run one after the other or in 4 or 8 lanes (`quant.ordered_sum`), and expf is glibc's (`libm.py`). In these
-two every bit is defined, whatever the number of threads; `docs/picolm.md` lists the operations.
+Functions take the *order* of their float32 sums. `fast` leaves it to BLAS and NumPy. `sse` and `scalar` are the orders of picoLM built
+for x86 and built without SIMD: each operation is rounded by itself, sums run in one or several lanes (`quant.ordered_sum`), expf
+is glibc's (`libm.py`): every bit is defined, whatever the number of threads. docs/picolm.md lists the operations.
 
-Differences from the C: rows of a matrix product come for many tokens at once; threads stay alive between products; RoPE
-also pairs the halves of a head, and may turn a part of it; attention takes tiles of keys, and a sliding window. Read next:
-`model.py`.
+Differences from the C: products of many tokens at once; threads stay alive; RoPE also pairs the halves of a head, and may turn a part of
+it; attention takes tiles of keys, and a sliding window. Read next: `quant.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +21,7 @@ from picolm.gguf import Weight
 from picolm.libm import expf
 from picolm.quant import Order, dot_in_order, fp16_to_fp32, ordered_sum, vec_dot
 
-__all__ = ["Team", "Window", "attention", "gelu", "matmul", "rmsnorm", "rope", "silu", "softmax"]
+__all__ = ["Team", "attention", "gelu", "matmul", "rmsnorm", "rope", "silu", "softmax"]
 
 F32 = NDArray[np.float32]
 F16 = NDArray[np.float16]
@@ -40,7 +37,7 @@ class Team:
         self.threads, self.order = threads, order
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
         for _ in range(threads - 1):
-            Thread(target=_serve, args=(self._todo,), daemon=True).start()
+            Thread(target=lambda: [share() for share in iter(self._todo.get, None)], daemon=True).start()
 
     def each(self, work: Callable[[int], None], n: int) -> None:
         """Do work(0) to work(n - 1), shared: whoever is free takes the next. The caller takes part, and waits for what others
@@ -64,11 +61,6 @@ class Team:
                 raise error
 
 
-def _serve(todo: SimpleQueue[Callable[[], None]]) -> None:
-    while True:
-        todo.get()()
-
-
 def matmul(x: F32, weights: list[Weight], team: Team) -> list[F32]:
     """x · wᵀ for each of some matrices: [tokens, cols] to [tokens, rows]. A band of rows is dequantised, multiplied,
     dropped; bands do not depend on the number of threads, so neither does a bit of the result."""
@@ -80,31 +72,25 @@ def matmul(x: F32, weights: list[Weight], team: Team) -> list[F32]:
 
     def work(i: int) -> None:
         w, y, start, stop = bands[i]
-        _band(x, w, y[:, start:stop], start, stop, team.order)
+        if team.order == "fast" and w.held is not None and len(x) == 1:  # faster than BLAS's matrix-vector product
+            np.einsum("ij,j->i", w.held[start:stop], x[0], out=y[0, start:stop])
+        elif team.order == "fast" and len(x) == 1:
+            y[0, start:stop] = vec_dot(w.raw[start:stop], x[0], w.type, team.order)
+        elif team.order == "fast":
+            np.matmul(x, w.numbers(start, stop).T, out=y[:, start:stop])
+        else:
+            dot = dot_in_order(w.raw[start:stop], w.type, team.order)
+            for token, row in enumerate(x):
+                y[token, start:stop] = dot(row)
 
     team.each(work, len(bands))
     return out
 
 
-def _band(x: F32, w: Weight, y: F32, start: int, stop: int, order: Order) -> None:
-    if order == "fast" and len(x) == 1 and w.held is not None:
-        np.einsum("ij,j->i", w.held[start:stop], x[0], out=y[0])  # reads faster than BLAS's matrix-vector product
-    elif order == "fast" and len(x) == 1:
-        y[0] = vec_dot(w.raw[start:stop], x[0], w.type, order)
-    elif order == "fast":
-        np.matmul(x, w.numbers(start, stop).T, out=y)
-    else:
-        dot = dot_in_order(w.raw[start:stop], w.type, order)
-        for row, target in zip(x, y, strict=True):
-            target[:] = dot(row)
-
-
 def rmsnorm(x: F32, weight: F32, eps: float, order: Order) -> F32:
     """x divided by its root mean square, times a weight."""
-    if order == "fast":
-        total: F32 = np.einsum("...i,...i->...", x, x)
-    else:
-        total = ordered_sum(x * x, 4 if order == "sse" and x.shape[-1] >= 4 else 1)
+    lanes = 4 if order == "sse" and x.shape[-1] >= 4 else 1
+    total: F32 = np.einsum("...i,...i->...", x, x) if order == "fast" else ordered_sum(x * x, lanes)
     scale: F32 = np.divide(np.float32(1), np.sqrt(np.asarray(total / np.float32(x.shape[-1]) + np.float32(eps))))
     return (x * scale[..., None]) * weight
 
@@ -115,19 +101,17 @@ def softmax(x: F32) -> F32:
     return e * (np.float32(1) / ordered_sum(e, 1))
 
 
-def silu(x: F32, order: Order) -> F32:
-    """x / (1 + e^-x)."""
+def silu(x: F32, order: Order, at: F32 | None = None) -> F32:
+    """x / (1 + e^-x), or with another exponent in the place of x."""
+    at = x if at is None else at
     with np.errstate(over="ignore"):
-        y: F32 = np.divide(x, np.float32(1) + (np.exp(-x) if order == "fast" else expf(-x)))
+        y: F32 = np.divide(x, np.float32(1) + (np.exp(-at) if order == "fast" else expf(-at)))
     return y
 
 
 def gelu(x: F32, order: Order) -> F32:
     """The tanh form, x · (1 + tanh u)/2 = x / (1 + e^-2u) with u = √(2/π) · (x + 0.044715 x³). Gemma's; not in the C."""
-    u2 = np.float32(2 * 0.7978845608028654) * (x + np.float32(0.044715) * (x * x * x))
-    with np.errstate(over="ignore"):
-        y: F32 = np.divide(x, np.float32(1) + (np.exp(-u2) if order == "fast" else expf(-u2)))
-    return y
+    return silu(x, order, np.float32(2 * 0.7978845608028654) * (x + np.float32(0.044715) * (x * x * x)))
 
 
 def rope(x: F32, cos: F32, sin: F32, halves: bool) -> F32:
@@ -141,21 +125,13 @@ def rope(x: F32, cos: F32, sin: F32, halves: bool) -> F32:
     return out
 
 
-class Window(NamedTuple):
-    """Where a run of queries stands: its first position, and how many positions each may look back (0: all)."""
-
-    start: int
-    reach: int = 0
-
-
-def attention(q: F32, keys: F16, values: F16, at: Window, order: Order) -> F32:
+def attention(q: F32, keys: F16, values: F16, begin: int, reach: int, order: Order) -> F32:
     """Softmax(q·k / √dim) · v without a table of scores: sums that are rescaled whenever a larger score comes.
 
-    q [tokens, heads, dim] at consecutive positions; keys and values [positions, kv heads, dim]."""
+    q [tokens, heads, dim] from position `begin` on, each looking back `reach` positions (0: to the first); keys and values
+    [positions, kv heads, dim]."""
     if order != "fast":
-        return np.stack(
-            [_attention_in_order(row, keys, values, at._replace(start=at.start + i), order) for i, row in enumerate(q)]
-        )
+        return np.stack([_attention_in_order(row, keys, values, begin + i, reach) for i, row in enumerate(q)])
     tokens, heads, dim = q.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads
@@ -168,16 +144,16 @@ def attention(q: F32, keys: F16, values: F16, at: Window, order: Order) -> F32:
     best = np.full((kv_heads, tokens * group, 1), -np.inf, np.float32)
     total = np.zeros_like(best)
     acc = np.zeros((kv_heads, tokens * group, dim), np.float32)
-    positions = np.repeat(np.arange(at.start, at.start + tokens), group)[:, None]
-    first = max(0, at.start - at.reach + 1) if at.reach else 0
-    for start in range(first // TILE * TILE, at.start + tokens, TILE):
-        stop = min(start + TILE, at.start + tokens)
+    positions = np.repeat(np.arange(begin, begin + tokens), group)[:, None]
+    first = max(0, begin - reach + 1) if reach else 0
+    for start in range(first // TILE * TILE, begin + tokens, TILE):
+        stop = min(start + TILE, begin + tokens)
         scores = grouped @ fp16_to_fp32(keys[start:stop]).transpose(1, 2, 0)
         where = np.arange(start, stop)
-        if stop > at.start + 1 or (at.reach and start < at.start + tokens - at.reach):
+        if stop > begin + 1 or (reach and start < begin + tokens - reach):
             hidden = where > positions
-            if at.reach:
-                hidden |= where <= positions - at.reach
+            if reach:
+                hidden |= where <= positions - reach
             scores[:, hidden] = -np.inf
         new_best = np.maximum(best, scores.max(-1, keepdims=True))
         floor = np.where(np.isfinite(new_best), new_best, np.float32(0))
@@ -190,17 +166,17 @@ def attention(q: F32, keys: F16, values: F16, at: Window, order: Order) -> F32:
     return mean.reshape(kv_heads, tokens, group, dim).transpose(1, 0, 2, 3).reshape(tokens, heads * dim)
 
 
-def _attention_in_order(q: F32, keys: F16, values: F16, at: Window, order: Order) -> F32:
+def _attention_in_order(q: F32, keys: F16, values: F16, position: int, reach: int) -> F32:
     """One token, position after position, as the C does it, for all heads side by side."""
     heads, dim = q.shape
     group = heads // keys.shape[1]
-    first = max(0, at.start - at.reach + 1) if at.reach else 0
-    k = np.repeat(fp16_to_fp32(keys[first : at.start + 1]), group, axis=1)
+    first = max(0, position - reach + 1) if reach else 0
+    k = np.repeat(fp16_to_fp32(keys[first : position + 1]), group, axis=1)
     scores: F32 = np.divide(ordered_sum(k * q, 1), np.sqrt(np.float32(dim)))
     best = np.full(heads, -1e30, np.float32)
     total = np.zeros(heads, np.float32)
     acc: F32 = np.zeros((heads, dim), np.float32)
-    for score, value in zip(scores, values[first : at.start + 1], strict=True):
+    for score, value in zip(scores, values[first : position + 1], strict=True):
         v = np.repeat(fp16_to_fp32(value), group, axis=0)
         larger = score > best
         e = expf(np.where(larger, best - score, score - best))
