@@ -7,7 +7,7 @@ PROMPT ?= Why is the sky blue?
 # Where `make bench` finds llama.cpp's programs; docs/tuning.md says how to build them.
 LLAMA_CPP ?=
 
-.PHONY: run test lint models bench check-large matrix web-test clean
+.PHONY: run test lint models bench check-large matrix web-test pages-check clean
 
 run: $(VENV)/installed
 	$(BIN)/martlet pull $(MODEL)
@@ -38,6 +38,10 @@ web-test: $(VENV)/installed-dev models
 	cd web && npm ci --no-fund --no-audit
 	PYTHONPATH=.:tests/picolm $(BIN)/python web/test/prepare.py web/build/data
 	cd web && npm test && npm run test-browser
+
+# The types of the pages' scripts (needs npx).
+pages-check:
+	npx --yes -p typescript@5 tsc -p tests/browser/tsconfig.json
 
 bench: $(VENV)/installed
 	$(BIN)/python bench/compare_llamacpp.py $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP))

@@ -13,6 +13,7 @@ import pytest
 from tests.browser.waiting import until
 from tests.system.scripted_llm import spell
 from tests.system.serving import Served, serving, wait_until
+from tests.system.test_server_models import Loader
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
@@ -330,13 +331,23 @@ def test_forms_of_answers_are_offered_if_the_server_honours_them(
         assert form["json_schema"]["schema"] == {"type": "array"}
 
 
-def test_on_a_phone_nothing_is_out_of_reach(open_page: Open, served: Served) -> None:
+@pytest.mark.parametrize("several", [False, True], ids=["one model", "several models"])
+def test_on_a_phone_nothing_is_out_of_reach(open_page: Open, several: bool) -> None:
+    more = {"another-model-with-a-name": Loader("other", set())} if several else {}
+    with serving(spell(HOSTILE), context=2048, more=dict(more)) as served:
+        check_phone(open_page, served)
+
+
+def check_phone(open_page: Open, served: Served) -> None:
     phone = {"viewport": {"width": 360, "height": 640}, "is_mobile": True, "has_touch": True}
     page = opened(open_page, served, **phone)
     ask(page, "hi")
     answered(page)
     for _ in range(2):
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        box = page.locator("#send").bounding_box()
+        assert box["x"] + box["width"] <= 360
+        assert box["y"] + box["height"] <= 640
         boxes = [button.bounding_box() for button in page.locator("header :is(button, .button)").all()]
         assert all(box and box["x"] >= 0 and box["x"] + box["width"] <= 360 and box["height"] >= 32 for box in boxes)
         page.get_by_role("button", name="Settings").tap()
@@ -382,6 +393,61 @@ def test_everything_has_a_name(open_page: Open, served: Served, path: str) -> No
     levels = page.locator("h1, h2, h3, h4, h5, h6").evaluate_all("all => all.map(h => Number(h.tagName[1]))")
     assert levels[0] == 1
     assert all(later <= earlier + 1 for earlier, later in pairwise(levels))
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "failed"),
+    [
+        ([{"reasoning_content": "hm"}, {"content": "yes"}, "stop", "[DONE]"], "yes", None),
+        ([{"content": "half"}, {"error": {"message": "the engine is gone"}}], "half", "the engine is gone"),
+        ([{"content": "half"}], "half", "The stream ended before the answer did."),
+        (["not json"], "", "JSON"),
+    ],
+    ids=["reasoning", "error in the stream", "cut off", "nonsense"],
+)
+def test_what_a_stream_may_bring(
+    open_page: Open, served: Served, lines: list[Any], said: str, failed: str | None
+) -> None:
+    def data(line: Any) -> str:
+        if line in ("[DONE]", "not json"):
+            return str(line)
+        if line == "stop":
+            return json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        return json.dumps(
+            line if "error" in line else {"choices": [{"index": 0, "delta": line, "finish_reason": None}]}
+        )
+
+    body = "".join(f"data: {data(line)}\n\n" for line in lines)
+    page = opened(open_page, served)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    ask(page, "hi")
+    answer = answered(page)
+    assert answer.locator("> .text").inner_text() == said
+    assert (failed is None) == (answer.get_by_role("alert").count() == 0)
+    if failed is not None:
+        assert failed in answer.get_by_role("alert").inner_text()
+    else:
+        assert answer.locator("details").get_attribute("open") is None
+        answer.locator("summary").click()
+        assert answer.locator("details .text").inner_text() == "hm"
+
+
+def test_another_model_can_be_chosen(open_page: Open) -> None:
+    """It is loaded when it is chosen, and answers from then on."""
+    loader = Loader("other", set())
+    with serving(spell("first"), more={"another": loader}) as served:
+        page = opened(open_page, served)
+        page.get_by_label("Model").select_option("another")
+        until(page, "document.title.startsWith('another')")
+        ask(page, "hi")
+        assert answered(page).locator(".text").last.inner_text() == "other"
+        assert loader.loads == 1
+        assert page.asked[0]["model"] == "another"
+        page.get_by_role("link", name="Engine").click()
+        page.wait_for_selector("#models:visible")
+        with page.expect_navigation():
+            page.get_by_label("Model").select_option("another")
+        until(page, "location.search === '?model=another' && document.querySelector('#numbers dd') !== null")
 
 
 def test_a_conversation_can_be_saved(open_page: Open, served: Served) -> None:

@@ -5,7 +5,7 @@
 export function colourOf(name) {
   const [number, index] = name.split(".");
   const hue = (Number(number) * 137.508 + 215 - 137.508 + Number(index ?? 0) * 20) % 360; // the golden angle
-  return `oklch(0.6 0.16 ${hue.toFixed(1)})`; // of one lightness, on which white can be read
+  return `oklch(0.57 0.16 ${hue.toFixed(1)})`; // of one lightness, on which white can be read
 }
 
 /** A colour of the style sheet. @param {string} name */
