@@ -39,7 +39,10 @@ class Tag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structured:
-    """Exactly one of `json`, `json_object`, `regex`, `choice`, `grammar` and `tags`. RequestError for anything else."""
+    """Exactly one of `json`, `json_object`, `regex`, `choice`, `grammar` and `tags`. RequestError for anything else.
+
+    JSON and tags, with `at_least_one`, mean either.
+    """
 
     json: str | None = None  # a JSON Schema, as JSON text; a mapping or true/false is taken too
     json_object: bool = False  # any JSON object
@@ -84,7 +87,9 @@ class Structured:
 
     def _check_kind(self) -> None:
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
+        if len(given) != 1 and not (
+            len(given) == 2 and "tags" in given and self.at_least_one and given[0].startswith("json")
+        ):
             raise RequestError(
                 f"structured: found {' and '.join(given) or 'nothing'}, expected exactly one of {', '.join(_KINDS)}.",
                 param="structured",
@@ -101,7 +106,7 @@ class Structured:
     @property
     def kind(self) -> str:
         """Which of the six it is."""
-        return next(name for name in _KINDS if getattr(self, name) not in (None, False))
+        return next(name for name in reversed(_KINDS) if getattr(self, name) not in (None, False))
 
     def row(self) -> dict[str, Any]:
         """What differs from the defaults, as JSON takes it; `from_value` makes the same again."""

@@ -84,6 +84,8 @@ class Asker:
         """A request for the engine, with an adapter's digest if it runs with one; RequestError for wrong parameters."""
         built = self._built
         resolved, settings = with_seed(*resolve_params(params, built.suggested), built.seeds)
+        if resolved.structured is not None and built.grammars is not None:
+            built.grammars.compile(resolved.structured)  # here, so that the engine's thread finds it done
         wishes = wishes_of(prompt, scheduling)
         ids = truncated(prompt.ids, resolved, built.plan.context)
         request = Request(request_id, ids, resolved, prompt.text, scheduling=wishes, adapter=adapter)

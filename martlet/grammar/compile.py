@@ -11,9 +11,12 @@ from collections import OrderedDict
 from typing import Any
 
 from martlet.errors import RequestError
+from martlet.grammar.gbnf import gbnf_rules
 from martlet.grammar.json_schema import SchemaOptions, schema_start
 from martlet.grammar.language import literals
+from martlet.grammar.lark import lark_rules
 from martlet.grammar.matcher import Grammar, Matcher
+from martlet.grammar.network import grammar_state
 from martlet.grammar.regex import regex_language
 from martlet.grammar.text import END, Again, either, free_text, language_state, one_of, then
 from martlet.grammar.types import State
@@ -102,10 +105,9 @@ def compile_state(asked: Structured) -> State:
 def _whole(asked: Structured) -> State:
     """What is asked for, without reasoning before it."""
     state: State | None
-    if asked.json is not None:
-        return _json(asked.json, asked)
-    if asked.json_object:
-        return _json('{"type":"object"}', asked)
+    if asked.json is not None or asked.json_object:
+        state = _json(asked.json or '{"type":"object"}', asked)
+        return state if asked.tags is None else either(_tags(asked), state)
     if asked.tags is not None:
         return _tags(asked)
     if asked.regex is not None:
@@ -118,7 +120,9 @@ def _whole(asked: Structured) -> State:
         assert state is not None
         return state
     assert asked.grammar is not None
-    raise RequestError("grammar is not supported yet.", param="structured")
+    if "::=" in asked.grammar:
+        return grammar_state(gbnf_rules(asked.grammar))
+    return grammar_state(*lark_rules(asked.grammar))
 
 
 def _json(schema: str, asked: Structured) -> State:

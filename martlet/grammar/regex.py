@@ -16,7 +16,7 @@ from martlet.grammar.codepoints import ANY, Alphabet, Ranges, alphabet_of
 from martlet.grammar.language import Language, build
 from martlet.grammar.regex_parse import WORD, Anchor, Chars, Choice, Look, Node, Repeat, Row, parse
 
-__all__ = ["regex_language"]
+__all__ = ["node_language", "regex_language"]
 
 _MOST_NODES = 50_000  # of the nondeterministic automaton
 _MOST_SECONDS = 3.0  # of making it deterministic
@@ -30,6 +30,11 @@ def regex_language(pattern: str, search: bool = False) -> Language:
     RequestError names what the pattern has that is wrong, not supported, or too much.
     """
     return _language(parse(pattern), search, search)
+
+
+def node_language(node: Node) -> Language:
+    """Return the texts that a tree matches as a whole."""
+    return _language(node, False, False)
 
 
 def _language(node: Node, free_start: bool, free_end: bool) -> Language:

@@ -18,6 +18,7 @@ from martlet.errors import RequestError
 from martlet.server.body import Parsed
 from martlet.server.bridge import Ticket
 from martlet.server.errors import ApiError, openai_error
+from martlet.server.held import asked_structure
 from martlet.server.protocol import CompletionRequest, prompts_of, refuse_unsupported
 from martlet.server.replies import FINGERPRINT, finite, json_reply, shown_logprobs, usage_of
 from martlet.server.service import Service, new_id, service_of
@@ -41,6 +42,9 @@ async def completions(request: Request) -> Response:
             param="prompt",
         )
     params = {"max_tokens": 16} | params  # OpenAI's default here
+    held, field = asked_structure(body, params)
+    if held is not None:
+        params["structured"] = await service.hold(held, field)
     asked = [service.ask(f"{reply_id}-{i}", prompt, params, wishes) for i, prompt in enumerate(prompts)]
     n = asked[0].request.params.n
     if body.stream and (asked[0].request.params.best_of or 1) > n:
@@ -56,12 +60,6 @@ async def completions(request: Request) -> Response:
 def _params(parsed: Parsed[CompletionRequest]) -> dict[str, Any]:
     body, params = parsed.body, dict(parsed.params)
     refuse_unsupported(body.model_extra or {})
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise RequestError(
-            "response_format is not supported: the answer cannot be held to a grammar yet.",
-            param="response_format",
-            code="unsupported_parameter",
-        )
     if not isinstance(params.get("n") or 1, int):
         raise RequestError(f"n is {params['n']!r:.60}; expected a whole number.", param="n")
     if body.echo and params.get("logprobs") is not None:

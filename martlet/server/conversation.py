@@ -14,6 +14,7 @@ from martlet.engine.prompts import ChatOptions, PromptTokens
 from martlet.errors import RequestError
 from martlet.server.body import Parsed, parse_body
 from martlet.server.bridge import Ticket
+from martlet.server.held import asked_structure, asked_tools, joined, reasoned
 from martlet.server.protocol import ChatRequest, refuse_unsupported
 from martlet.server.service import Service, service_of
 from martlet.server.tools.reply import ReplyParser
@@ -39,6 +40,7 @@ async def open_chat(request: Request, parsed: Parsed[ChatRequest], reply_id: str
     with_tools = bool(body.tools) and body.tool_choice != "none"
     if with_tools or service.marks_are_special:
         params.setdefault("skip_special_tokens", False)  # they may be what marks a call or reasoning
+    warnings = [*warnings, *(await _held(service, body, params, prompt))]
     asked = service.ask(reply_id, prompt, params, wishes)
     n = asked.request.params.n
     if body.stream and (asked.request.params.best_of or 1) > n:
@@ -66,34 +68,27 @@ def chat_params(parsed: Parsed[ChatRequest]) -> dict[str, Any]:
     params.pop("logprobs", None)
     if body.logprobs:
         params["logprobs"] = body.top_logprobs or 0
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise RequestError(
-            f"response_format of type {body.response_format.get('type')!r:.60} is not supported: the answer cannot be"
-            " held to a grammar yet. Leave it out, or give the type text.",
-            param="response_format",
-            code="unsupported_parameter",
-        )
     if body.modalities not in (None, [], ["text"]):
         raise RequestError("modalities: this model writes text only.", param="modalities", code="unsupported_parameter")
-    _check_tool_choice(body)
     return params
 
 
-def _check_tool_choice(body: ChatRequest) -> None:
-    choice = body.tool_choice
-    if choice in (None, "none", "auto"):
-        return
-    named = isinstance(choice, dict) or choice == "required"
-    raise RequestError(
-        f"tool_choice {'naming a tool' if isinstance(choice, dict) else repr(choice)[:60]} is not supported"
-        + (
-            ": the answer cannot be held to a grammar yet. Give 'auto' or 'none'."
-            if named
-            else "; give 'auto' or 'none'."
-        ),
-        param="tool_choice",
-        code="unsupported_parameter" if named else None,
-    )
+async def _held(service: Service, body: ChatRequest, params: dict[str, Any], prompt: PromptTokens) -> list[str]:
+    """Set what the answer is held to, compiled; return warnings."""
+    warnings: list[str] = []
+    structure, field = asked_structure(body, params)
+    calls, must = asked_tools(body, service.tools)
+    if calls is not None and not must:
+        try:
+            await service.hold(calls, "tools")
+        except RequestError as error:
+            warnings.append(f"Calls are not held to the tools' schemas: {error}")
+            calls = None
+    held = joined(structure, calls)
+    if held is not None:
+        held = reasoned(held, service.reasoning, (prompt.text or "")[-100:])
+        params["structured"] = await service.hold(held, field or "tools")
+    return warnings
 
 
 def chat_options(service: Service, body: ChatRequest, salt: str) -> ChatOptions:

@@ -38,6 +38,7 @@ class MessagesRequest(Body):
     stream: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None  # {"type": "json_schema", "schema": {…}}
     thinking: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -76,6 +77,8 @@ def _as_chat(parsed: Parsed[MessagesRequest]) -> Parsed[ChatRequest]:
         "messages": [*_system(body.system), *(m for i, one in enumerate(body.messages) for m in _message(one, i))],
         "tools": None if not body.tools else [_tool(tool, number) for number, tool in enumerate(body.tools)],
         "tool_choice": _tool_choice(body.tool_choice),
+        "parallel_tool_calls": False if (body.tool_choice or {}).get("disable_parallel_tool_use") else None,
+        "response_format": body.output_format,
         "user": None if body.metadata is None else body.metadata.get("user_id"),
     }
     if body.thinking is not None:
@@ -151,6 +154,8 @@ def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
 
 def _tool_choice(choice: dict[str, Any] | None) -> str | dict[str, Any] | None:
     kind = None if choice is None else choice.get("type")
+    if kind == "tool" and choice is not None:
+        return {"type": "function", "function": {"name": choice.get("name")}}
     return {None: None, "auto": "auto", "none": "none", "any": "required"}.get(kind, choice)
 
 

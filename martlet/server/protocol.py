@@ -32,22 +32,13 @@ __all__ = [
 
 Prompts = Any  # text, token ids, or a list of them; `prompts_of` checks them, for it can name what is wrong
 
-_GRAMMAR = "the answer cannot be held to a grammar yet"
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "audio": "this model writes text only",
         "function_call": "it is deprecated: give tool_choice",
         "functions": "it is deprecated: give tools",
-        "grammar": _GRAMMAR,
-        "guided_choice": _GRAMMAR,
-        "guided_grammar": _GRAMMAR,
-        "guided_json": _GRAMMAR,
-        "guided_regex": _GRAMMAR,
-        "json_schema": _GRAMMAR,
         "prediction": "predicted outputs are not supported",
         "prompt_embeds": "prompts are text or token ids",
-        "structural_tag": _GRAMMAR,
-        "structured_outputs": _GRAMMAR,
         "suffix": "this server does not fill in the middle: write the model's own fill-in tokens into the prompt",
         "use_beam_search": "beam search is in the offline API only",
         "web_search_options": "this server does not search the web",
@@ -78,6 +69,15 @@ class GenerationRequest(Body):
     queue_timeout: float | None = None  # it fails if it has not started by then
     timeout: float | None = None  # that it may take in all
     return_timings: bool = True
+    # What the answer is held to; `held.py` has the others.
+    structured_outputs: dict[str, Any] | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    guided_json: str | bool | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: str | bool | dict[str, Any] | None = None
+    grammar: str | None = None
     # Of no effect here, and not worth a warning: they describe what a hosted service keeps and bills.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

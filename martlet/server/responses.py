@@ -67,7 +67,11 @@ async def responses(request: Request) -> Response:
     service = service_of(request)
     parsed = await service.parse(request, ResponsesRequest)
     body = parsed.body
-    chat = await open_chat(request, _as_chat(parsed), new_id(request, "resp"), parsed.warnings)
+    try:
+        chat = await open_chat(request, _as_chat(parsed), new_id(request, "resp"), parsed.warnings)
+    except RequestError as error:
+        error.param = "text.format" if error.param == "response_format" else error.param
+        raise
     writer = _Writer(service, body, chat)
     if body.stream:
         return EventStream(request, chat.ticket, writer, service.settings)
@@ -83,13 +87,7 @@ def _as_chat(parsed: Parsed[ResponsesRequest]) -> Parsed[ChatRequest]:
             raise RequestError(f"{name} is not supported: {_REFUSED[name]}.", param=name, code="unsupported_parameter")
     if body.truncation not in (None, "disabled"):
         raise RequestError("truncation: only 'disabled' is supported; a long input is refused.", param="truncation")
-    form = (body.text or {}).get("format") or {"type": "text"}
-    if form.get("type") != "text":
-        raise RequestError(
-            "text.format is not supported: the answer cannot be held to a grammar yet.",
-            param="text.format",
-            code="unsupported_parameter",
-        )
+    form = (body.text or {}).get("format")
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else _messages(body.input)
     given = {
@@ -98,6 +96,8 @@ def _as_chat(parsed: Parsed[ResponsesRequest]) -> Parsed[ChatRequest]:
         "messages": [*system, *items],
         "tools": None if not body.tools else [_tool(tool, number) for number, tool in enumerate(body.tools)],
         "tool_choice": body.tool_choice,
+        "response_format": form,
+        "parallel_tool_calls": body.parallel_tool_calls,
         "user": body.user or body.prompt_cache_key or body.safety_identifier,
         "reasoning_effort": (body.reasoning or {}).get("effort"),
         "chat_template_kwargs": body.chat_template_kwargs,

@@ -30,6 +30,7 @@ from martlet.server.settings import ServerSettings
 from martlet.server.tools.formats import reasoning_format, tool_format
 from martlet.server.tools.reply import ReplyParser
 from martlet.server.view import EngineView
+from martlet.structured import Structured
 from martlet.types import Scheduling
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Service", "left", "new_id", "raise_failure", "service_of"]
 
+MOST_COMPILE_S = 15.0  # of a grammar, the time that it waits for others included
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
@@ -49,9 +51,9 @@ class Service:
         self.settings = settings
         self.asker = Asker(built)
         self.model = settings.model_name or Path(built.config.model).name.removesuffix(".gguf")
-        self._tools = tool_format(settings.tool_parser, built.template.source)
-        self._reasoning = reasoning_format(settings.reasoning_parser, built.template.source)
-        self.marks_are_special = self._reasoning is not None and self._reasoning.special
+        self.tools = tool_format(settings.tool_parser, built.template.source)
+        self.reasoning = reasoning_format(settings.reasoning_parser, built.template.source)
+        self.marks_are_special = self.reasoning is not None and self.reasoning.special
         self.started = int(time.time())
         self.adapter = ""  # the digest of the one that this service answers with: `named`
         self.draining = False
@@ -61,6 +63,7 @@ class Service:
         self.view = EngineView(built, self.bridge, self.measures, with_text=settings.view_text)
         # Templates and tokenizers are Python: one thread for them, so that the event loop goes on meanwhile.
         self._text = ThreadPoolExecutor(1, thread_name_prefix="martlet-text")
+        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="martlet-grammar")
 
     # -- parsing and asking ----------------------------------------------------------------------------------------
     async def read(self, request: Request) -> dict[str, Any]:
@@ -82,6 +85,24 @@ class Service:
     async def text(self, work: Callable[[], T]) -> T:
         """Run work on text outside of the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._text, work)
+
+    async def hold(self, structured: Structured, param: str) -> Structured:
+        """Compile what an answer is held to, outside of the event loop and of the engine's thread, within a time."""
+        grammars = self.built.grammars
+        if grammars is None:
+            raise RequestError(f"{param}: this engine has no grammars.", param=param, code="unsupported_parameter")
+        work = asyncio.get_running_loop().run_in_executor(self._grammars, grammars.compile, structured)
+        try:
+            await asyncio.wait_for(work, MOST_COMPILE_S)
+        except TimeoutError:
+            raise RequestError(
+                f"{param}: compiling it takes longer than {MOST_COMPILE_S:g} s; make it simpler.",
+                param=param,
+                code="grammar_too_large",
+            ) from None
+        except RequestError as error:
+            raise RequestError(f"{param}: {error}", param=param, code=error.code) from None
+        return structured
 
     def check_model(self, name: str | None) -> None:
         """ApiError 404 for a model that is not here; none given means the one that is."""
@@ -131,8 +152,8 @@ class Service:
 
     def reply_parser(self, prompt: PromptTokens, with_tools: bool) -> ReplyParser:
         """What separates reasoning and calls from the text, by the template or as the settings say."""
-        tools = self._tools if with_tools else None
-        return ReplyParser(self._reasoning, tools, prompt=(prompt.text or "")[-100:])
+        tools = self.tools if with_tools else None
+        return ReplyParser(self.reasoning, tools, prompt=(prompt.text or "")[-100:])
 
     # -- answers ---------------------------------------------------------------------------------------------------
     async def submit(self, ticket_id: str, asked: Sequence[Asked], *, streams: bool, timeout_s: float | None) -> Ticket:
@@ -181,6 +202,7 @@ class Service:
     def close(self) -> None:
         """End the engine's thread and free the model. Idempotent."""
         self._text.shutdown(wait=False, cancel_futures=True)
+        self._grammars.shutdown(wait=False, cancel_futures=True)
         self.bridge.close()
         self.built.close()
 

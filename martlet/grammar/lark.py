@@ -1,0 +1,288 @@
+r"""Lark's EBNF as rules, as vLLM and SGLang take it (read `rules.py` next).
+
+    ?start: expr                          // "?" and "!" and "-> name" shape trees, of which there are none here
+    expr: term (("+" | "-") term)*
+    NUMBER: /[0-9]+/ | "0x" ("0".."9" | "a".."f"i)~1..8
+    %import common.WS
+    %ignore WS
+
+Names in capitals are terminals. What is ignored may stand before the first and after each terminal, up to 16 characters of
+it, so that white space comes to an end. Priorities change which tree is preferred and no text, so they are read and not used. Templates,
+%declare, %extend, %override, and imports from elsewhere than `common` are refused by name.
+Format: https://lark-parser.readthedocs.io/en/stable/grammar.html
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from types import MappingProxyType
+
+from martlet.errors import RequestError
+from martlet.grammar.regex_parse import Chars, Repeat, parse
+from martlet.grammar.rules import Ref, Rule, choice, flat, literal, replaced
+
+__all__ = ["lark_rules"]
+
+MOST_IGNORED = 16  # characters in a row
+_DEEPEST = 60
+_MOST_REPEATS = 10_000
+_STATEMENT = re.compile(r"^[ \t]*(?:[?!]{0,2}[A-Za-z_]\w*(?:\.-?\d+)?(?:\{[^}]*\})?[ \t]*:|%)", re.M)
+_HEAD = re.compile(r"[ \t]*[?!]{0,2}([A-Za-z_]\w*)(?:\.-?\d+)?(\{[^}]*\})?[ \t]*:")
+_TOKEN = re.compile(
+    r'(?P<string>"(?:[^"\\\n]|\\.)*"i?)|(?P<regex>/(?!/)(?:[^/\\\n]|\\.)+/[imslux]*)|(?P<name>[?!]?[A-Za-z_]\w*)'
+    r"|(?P<number>-?\d+)|(?P<mark>->|\.\.|[|()\[\]*+?~{},.%<>@])|(?P<space>[ \t\r\n]+|//[^\n]*|\#[^\n]*)"
+)
+# Lark's own `common` grammar, as regular expressions.
+_COMMON = MappingProxyType(
+    {
+        "DIGIT": "[0-9]",
+        "HEXDIGIT": "[a-fA-F0-9]",
+        "INT": "[0-9]+",
+        "SIGNED_INT": "[+-]?[0-9]+",
+        "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+",
+        "FLOAT": r"[0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?",
+        "SIGNED_FLOAT": r"[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)",
+        "NUMBER": r"[0-9]+([eE][+-]?[0-9]+)?|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?",
+        "SIGNED_NUMBER": r"[+-]?([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)",
+        "ESCAPED_STRING": r'"([^"\\\n]|\\[^\n])*"',
+        "LCASE_LETTER": "[a-z]",
+        "UCASE_LETTER": "[A-Z]",
+        "LETTER": "[A-Za-z]",
+        "WORD": "[A-Za-z]+",
+        "CNAME": "[A-Za-z_][A-Za-z_0-9]*",
+        "WS_INLINE": r"[ \t]+",
+        "WS": r"[ \t\f\r\n]+",
+        "CR": r"\r",
+        "LF": r"\n",
+        "NEWLINE": r"(\r?\n)+",
+        "SH_COMMENT": r"#[^\n]*",
+        "CPP_COMMENT": r"//[^\n]*",
+        "C_COMMENT": r"/\*([^*]|\*+[^*/])*\*+/",
+        "SQL_COMMENT": r"--[^\n]*",
+    }
+)
+
+
+def lark_rules(text: str) -> tuple[dict[str, Rule], str]:
+    """Return a grammar's rules by name, and the name of the first; RequestError says what is wrong."""
+    bodies, ignored, imported = _statements(text)
+    terminals: dict[str, Rule] = {name: parse(pattern) for name, pattern in imported.items()}
+    terminals |= {name: _Body(name, body).parse() for name, body in bodies.items() if _is_terminal(name)}
+    rules: dict[str, Rule] = {name: _inlined(rule, terminals, 0) for name, rule in terminals.items()}
+    between: Rule | None = None
+    if ignored:
+        between = Ref(" ignored")
+        kinds = [_inlined(_Body("%ignore", body).parse(), terminals, 0) for body in ignored]
+        rules[" ignored"] = _bounded(kinds)
+    rules |= {name: _Body(name, body, between).parse() for name, body in bodies.items() if not _is_terminal(name)}
+    if "start" not in rules:
+        raise RequestError("The Lark grammar has no rule 'start', with which it begins.", code="invalid_grammar")
+    if between is None:
+        return rules, "start"
+    rules[" start"] = flat([between, Ref("start")])
+    return rules, " start"
+
+
+def _is_terminal(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
+
+
+def _bounded(kinds: list[Rule]) -> Rule:
+    """What is ignored: characters up to a number, other things, which may be long, twice at most."""
+    singles = [kind.item if isinstance(kind, Repeat) else kind for kind in kinds]
+    plain = [kind for kind in singles if isinstance(kind, Chars)]
+    others = [kind for kind, single in zip(kinds, singles, strict=True) if not isinstance(single, Chars)]
+    found: list[Rule] = []
+    if plain:
+        found.append(Repeat(choice(list(plain)), 0, MOST_IGNORED))  # type: ignore[arg-type]
+    if others:
+        found += [Repeat(flat([choice(others), *found]), 0, 2)]  # type: ignore[arg-type]
+    return flat(found)
+
+
+def _statements(text: str) -> tuple[dict[str, str], list[str], dict[str, str]]:
+    """Rules' bodies by name, what is ignored, and imported terminals."""
+    starts = [found.start() for found in _STATEMENT.finditer(text)]
+    if text[: starts[0] if starts else len(text)].strip() and not re.fullmatch(
+        r"(\s|//[^\n]*|#[^\n]*)*", text[: starts[0] if starts else len(text)]
+    ):
+        raise RequestError("The Lark grammar begins with something that is no rule.", code="invalid_grammar")
+    bodies: dict[str, str] = {}
+    ignored: list[str] = []
+    terminals: dict[str, str] = {}
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        part = text[start:end]
+        head = _HEAD.match(part)
+        if head is None:
+            _directive(part.strip(), ignored, terminals)
+            continue
+        name = head[1]
+        if head[2]:
+            raise _wrong(name, "templates are not supported")
+        if name in bodies:
+            raise _wrong(name, "it is there twice")
+        bodies[name] = part[head.end() :]
+    return bodies, ignored, terminals
+
+
+def _directive(part: str, ignored: list[str], terminals: dict[str, str]) -> None:
+    if part.startswith("%ignore"):
+        ignored.append(part.removeprefix("%ignore"))
+        return
+    found = re.fullmatch(r"%import\s+common\s*\.\s*(\w+)(?:\s*->\s*(\w+))?\s*(?://.*|#.*)?", part, re.S)
+    several = re.fullmatch(r"%import\s+common\s*\(([\w\s,]+)\)\s*", part)
+    names = [(found[1], found[2] or found[1])] if found else []
+    if several:
+        names = [(name.strip(), name.strip()) for name in several[1].split(",") if name.strip()]
+    if not names:
+        raise RequestError(f"Lark grammar: {part[:60]!r} is not supported.", code="invalid_grammar")
+    for name, own in names:
+        if name not in _COMMON:
+            raise RequestError(f"Lark grammar: common has no {name!r} here.", code="invalid_grammar")
+        terminals[own] = _COMMON[name]
+
+
+def _wrong(name: str, what: str) -> RequestError:
+    return RequestError(f"Lark grammar, rule {name!r}: {what}.", code="invalid_grammar")
+
+
+def _inlined(rule: Rule, rules: dict[str, Rule], depth: int) -> Rule:
+    """A terminal with the terminals in it written out."""
+    if depth > _DEEPEST:
+        raise RequestError("Lark grammar: a terminal leads to itself; only rules may.", code="invalid_grammar")
+
+    def change(ref: Ref) -> Rule:
+        if ref.name not in rules or not _is_terminal(ref.name):
+            raise RequestError(
+                f"Lark grammar: a terminal uses {ref.name!r}, which is no terminal of it.", code="invalid_grammar"
+            )
+        return _inlined(rules[ref.name], rules, depth + 1)
+
+    return replaced(rule, change)
+
+
+class _Body:
+    """Reads what stands behind a rule's colon."""
+
+    def __init__(self, name: str, text: str, between: Rule | None = None) -> None:
+        self.name = name
+        self.between = between
+        self.tokens: list[tuple[str, str]] = []
+        self.at = 0
+        place = 0
+        while place < len(text):
+            found = _TOKEN.match(text, place)
+            if found is None:
+                raise _wrong(name, f"{text[place : place + 20]!r} is not expected")
+            assert found.lastgroup is not None
+            if found.lastgroup != "space":
+                self.tokens.append((found.lastgroup, found.group()))
+            place = found.end()
+
+    def peek(self) -> tuple[str, str]:
+        """The next token; ("", "") at the end."""
+        return self.tokens[self.at] if self.at < len(self.tokens) else ("", "")
+
+    def take(self, mark: str) -> bool:
+        """Whether the next token is this mark; if so it is passed."""
+        if self.peek() == ("mark", mark):
+            self.at += 1
+            return True
+        return False
+
+    def parse(self) -> Rule:
+        """The whole body."""
+        rule = self.alternatives(0)
+        if self.at < len(self.tokens):
+            raise _wrong(self.name, f"{self.peek()[1]!r} is not expected")
+        return rule
+
+    def alternatives(self, depth: int) -> Rule:
+        """Read alternatives, each perhaps with an alias."""
+        if depth > _DEEPEST:
+            raise _wrong(self.name, f"more than {_DEEPEST} groups inside one another")
+        found = []
+        while True:
+            items: list[Rule] = []
+            while self.peek()[0] and self.peek()[1] not in ("|", ")", "]", "->"):
+                items.append(self.repeated(self.item(depth)))
+            found.append(flat(items))
+            if self.take("->"):
+                self.at += 1
+            if not self.take("|"):
+                return choice(found)
+
+    def item(self, depth: int) -> Rule:
+        """Read one item."""
+        kind, text = self.peek()
+        self.at += 1
+        if kind == "string":
+            if self.take(".."):
+                return self.terminal(self.range(text))
+            return self.terminal(_string(self.name, text))
+        if kind == "regex":
+            pattern, _, flags = text[1:].rpartition("/")
+            if set(flags) & {"m", "x"}:
+                raise _wrong(self.name, f"the flags {flags!r} are not supported")
+            flagged = "".join(flag for flag in flags if flag in "is")
+            return self.terminal(parse((f"(?{flagged})" if flagged else "") + pattern.replace("\\/", "/")))
+        if kind == "name":
+            ref = Ref(text.lstrip("?!"))
+            return self.terminal(ref) if _is_terminal(ref.name) else ref
+        if text in ("(", "["):
+            inner = self.alternatives(depth + 1)
+            if not self.take(")" if text == "(" else "]"):
+                raise _wrong(self.name, f"a {text!r} that nothing closes")
+            return inner if text == "(" else Repeat(inner, 0, 1)  # type: ignore[arg-type]
+        raise _wrong(self.name, f"{text!r} is not expected")
+
+    def terminal(self, rule: Rule) -> Rule:
+        """A terminal, in a rule with what is ignored after it."""
+        return rule if self.between is None else flat([rule, self.between])
+
+    def range(self, first: str) -> Rule:
+        """Read the end of "a".."z"."""
+        kind, last = self.peek()
+        self.at += 1
+        low, high = _unquoted(self.name, first), _unquoted(self.name, last) if kind == "string" else ""
+        if len(low) != 1 or len(high) != 1 or low > high:
+            raise _wrong(self.name, f"{first}..{last} is no range of characters")
+        return Chars(((ord(low), ord(high)),))
+
+    def repeated(self, item: Rule) -> Rule:
+        """Read what repeats an item."""
+        for mark, low, high in (("*", 0, None), ("+", 1, None), ("?", 0, 1)):
+            if self.take(mark):
+                return Repeat(item, low, high)  # type: ignore[arg-type]
+        if not self.take("~"):
+            return item
+        least = self.number()
+        most = self.number() if self.take("..") else least
+        if not 0 <= least <= most <= _MOST_REPEATS:
+            raise _wrong(self.name, f"repetitions go from few to more, and to {_MOST_REPEATS:,} at most")
+        return Repeat(item, least, most)  # type: ignore[arg-type]
+
+    def number(self) -> int:
+        """Read a number."""
+        kind, text = self.peek()
+        if kind != "number" or len(text) > 9:
+            raise _wrong(self.name, "a number is expected after '~'")
+        self.at += 1
+        return int(text)
+
+
+def _unquoted(name: str, text: str) -> str:
+    """The text of a string, its escapes those of Python."""
+    try:
+        found = ast.literal_eval(text.removesuffix("i"))
+    except (ValueError, SyntaxError):
+        raise _wrong(name, f"{text[:40]} is no string") from None
+    assert isinstance(found, str)
+    if not all(ord(c) < 0xD800 or ord(c) > 0xDFFF for c in found):
+        raise _wrong(name, "half a surrogate pair is no character")
+    return found
+
+
+def _string(name: str, text: str) -> Rule:
+    return literal(_unquoted(name, text), ignores_case=text.endswith("i"))

@@ -1,0 +1,266 @@
+"""Rules of a context-free grammar, as GBNF and Lark front ends make them, simplified (read `network.py` next).
+
+A rule's body is a tree of `regex_parse.py`'s nodes, with `Ref` for another rule. What can be said without recursion is
+made regular before anything else: rules that lead only to themselves at their end or at their beginning become loops,
+rules that lead to no recursion are written out where they stand. What is left is what needs a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from martlet.errors import RequestError
+from martlet.grammar.regex_parse import Chars, Choice, Node, Repeat, Row
+
+__all__ = ["Ref", "Rule", "children", "flat", "literal", "simplified"]
+
+_MOST_SIZE = 4000  # of a rule that is written out where it is used
+_MOST_ALTERNATIVES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Another rule, by name."""
+
+    name: str
+
+
+Rule = Node | Ref
+NOTHING = Row(())
+
+
+def literal(text: str, *, ignores_case: bool = False) -> Rule:
+    """A text as it is."""
+    from martlet.grammar.codepoints import fold_case, unite
+
+    sets = [unite(((ord(c), ord(c)),)) for c in text]
+    return flat([Chars(fold_case(ranges) if ignores_case else ranges) for ranges in sets])
+
+
+def flat(items: list[Rule]) -> Rule:
+    """One thing after another, rows in it joined."""
+    joined: list[Rule] = []
+    for item in items:
+        joined += item.items if isinstance(item, Row) else [item]
+    return joined[0] if len(joined) == 1 else Row(tuple(joined))  # type: ignore[arg-type]
+
+
+def options(rule: Rule) -> list[Rule]:
+    """A rule's alternatives, those of alternatives in it among them; "perhaps" is one with nothing."""
+    if isinstance(rule, Choice):
+        return [inner for option in rule.options for inner in options(option)]
+    if isinstance(rule, Repeat) and (rule.low, rule.high) == (0, 1):
+        return [*options(rule.item), NOTHING]
+    return [rule]
+
+
+def choice(alternatives: list[Rule]) -> Rule:
+    """One of several."""
+    unique = list(dict.fromkeys(alternatives))
+    return unique[0] if len(unique) == 1 else Choice(tuple(unique))  # type: ignore[arg-type]
+
+
+def children(rule: Rule) -> tuple[Rule, ...]:
+    """What a rule is made of."""
+    if isinstance(rule, Row):
+        return rule.items
+    if isinstance(rule, Choice):
+        return rule.options
+    return (rule.item,) if isinstance(rule, Repeat) else ()
+
+
+def refs(rule: Rule) -> set[str]:
+    """Names of the rules that a rule leads to."""
+    found: set[str] = set()
+    ahead = [rule]
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, Ref):
+            found.add(node.name)
+        ahead += children(node)
+    return found
+
+
+def replaced(rule: Rule, change: Callable[[Ref], Rule]) -> Rule:
+    """The rule with every reference changed."""
+    if isinstance(rule, Ref):
+        return change(rule)
+    if isinstance(rule, Row):
+        return flat([replaced(item, change) for item in rule.items])
+    if isinstance(rule, Choice):
+        return choice([replaced(item, change) for item in rule.options])
+    if isinstance(rule, Repeat):
+        return Repeat(replaced(rule.item, change), rule.low, rule.high)  # type: ignore[arg-type]
+    return rule
+
+
+def size(rule: Rule) -> int:
+    """Nodes of a rule, repetitions counted once."""
+    total, ahead = 0, [rule]
+    while ahead:
+        node = ahead.pop()
+        total += 1
+        ahead += children(node)
+    return total
+
+
+def simplified(rules: Mapping[str, Rule], root: str) -> dict[str, Rule]:
+    """Return the rules that the root needs, without left recursion and with as little recursion as can be.
+
+    RequestError for a rule that is missing, or whose left recursion cannot be removed.
+    """
+    if root not in rules:
+        raise RequestError(f"The grammar has no rule {root!r}, with which it begins.", code="invalid_grammar")
+    found = _reachable(rules, root)
+    found = {name: _looped(name, rule) for name, rule in found.items()}
+    found = _without_left_recursion(found)
+    found = _written_out(found, root)
+    return _reachable(found, root)
+
+
+def _reachable(rules: Mapping[str, Rule], root: str) -> dict[str, Rule]:
+    found: dict[str, Rule] = {}
+    ahead = [root]
+    while ahead:
+        name = ahead.pop()
+        if name in found:
+            continue
+        if name not in rules:
+            raise RequestError(f"The grammar uses the rule {name!r}, which it does not have.", code="invalid_grammar")
+        found[name] = rules[name]
+        ahead += sorted(refs(rules[name]), reverse=True)
+    return found
+
+
+def _looped(name: str, rule: Rule) -> Rule:
+    """A rule that leads directly to itself at its beginning or at its end, as a loop.
+
+    a → a x | y is y x*;  a → x a | y is x* y;  and a → a x a | y is y (x y)*, for what lies between is always a y.
+    """
+    parts = [_items(option) for option in options(rule)]
+    this = Ref(name)
+    if not any(row and (row[0] == this or row[-1] == this) for row in parts):
+        return rule
+    parts = [row for row in parts if row != [this]]  # a → a says nothing
+    left = [row for row in parts if row and row[0] == this]
+    right = [row for row in parts if row and row[-1] == this and row[0] != this]
+    base = [flat(row) for row in parts if row not in left and row not in right]
+    if not base:
+        return rule
+    if left and not right:
+        start = choice(base)
+        tails = [flat([*row[1:-1], start]) if len(row) > 2 and row[-1] == this else flat(row[1:]) for row in left]
+        return flat([start, Repeat(choice(tails), 0, None)])  # type: ignore[arg-type]
+    if right and not left:
+        heads = [flat(row[:-1]) for row in right]
+        return flat([Repeat(choice(heads), 0, None), choice(base)])  # type: ignore[arg-type]
+    return rule
+
+
+def _items(rule: Rule) -> list[Rule]:
+    return list(rule.items) if isinstance(rule, Row) else [rule]
+
+
+# -- left recursion ----------------------------------------------------------------------------------------------------
+def _without_left_recursion(rules: dict[str, Rule]) -> dict[str, Rule]:
+    """Replace, in an order of the rules, what begins with an earlier one (Paull's algorithm), for those on a left cycle."""
+    empty = _nullable(rules)
+    leads = {name: _first_refs(rule, empty) for name, rule in rules.items()}
+    cyclic = [name for name in rules if _reaches(leads, name, name)]
+    found = dict(rules)
+    for number, name in enumerate(cyclic):
+        for earlier in cyclic[:number]:
+            parts: list[Rule] = []
+            for option in options(found[name]):
+                row = _items(option)
+                if row and row[0] == Ref(earlier):
+                    parts += [flat([*_items(start), *row[1:]]) for start in options(found[earlier])]
+                else:
+                    parts.append(option)
+            if len(parts) > _MOST_ALTERNATIVES:
+                raise _left(name)
+            found[name] = choice(parts)
+        found[name] = _looped(name, found[name])
+    empty = _nullable(found)
+    leads = {name: _first_refs(rule, empty) for name, rule in found.items()}
+    for name in found:
+        if _reaches(leads, name, name):
+            raise _left(name)
+    return found
+
+
+def _left(name: str) -> RequestError:
+    return RequestError(
+        f"The grammar's rule {name!r} leads to itself without taking any text, in a way that cannot be removed: write it as"
+        " a repetition.",
+        code="invalid_grammar",
+    )
+
+
+def _reaches(leads: Mapping[str, set[str]], start: str, goal: str) -> bool:
+    seen: set[str] = set()
+    ahead = list(leads[start])
+    while ahead:
+        name = ahead.pop()
+        if name == goal:
+            return True
+        if name not in seen:
+            seen.add(name)
+            ahead += leads[name]
+    return False
+
+
+def _nullable(rules: Mapping[str, Rule]) -> set[str]:
+    """Rules that may take no text."""
+    found: set[str] = set()
+    while True:
+        more = {name for name, rule in rules.items() if name not in found and _may_be_empty(rule, found)}
+        if not more:
+            return found
+        found |= more
+
+
+def _may_be_empty(rule: Rule, known: set[str]) -> bool:
+    if isinstance(rule, Ref):
+        return rule.name in known
+    if isinstance(rule, Row):
+        return all(_may_be_empty(item, known) for item in rule.items)
+    if isinstance(rule, Choice):
+        return any(_may_be_empty(item, known) for item in rule.options)
+    if isinstance(rule, Repeat):
+        return rule.low == 0 or _may_be_empty(rule.item, known)
+    return not isinstance(rule, Chars)
+
+
+def _first_refs(rule: Rule, empty: set[str]) -> set[str]:
+    """The rules with which a rule may begin."""
+    if isinstance(rule, Ref):
+        return {rule.name}
+    if isinstance(rule, Row):
+        found: set[str] = set()
+        for item in rule.items:
+            found |= _first_refs(item, empty)
+            if not _may_be_empty(item, empty):
+                break
+        return found
+    return set().union(*(_first_refs(item, empty) for item in children(rule)))
+
+
+# -- what needs no stack -------------------------------------------------------------------------------------------------
+def _written_out(rules: dict[str, Rule], root: str) -> dict[str, Rule]:
+    """Rules without references written into those that use them, until nothing changes; large ones stay rules."""
+    found = dict(rules)
+    while True:
+        plain = {name for name, rule in found.items() if name != root and not refs(rule) and size(rule) <= _MOST_SIZE}
+        users = [name for name, rule in found.items() if refs(rule) & plain]
+        if not users:
+            return found
+        bodies = {name: found[name] for name in plain}
+        for name in users:
+            grown = replaced(found[name], lambda ref, bodies=bodies: bodies.get(ref.name, ref))  # type: ignore[misc]
+            if size(grown) > 50 * _MOST_SIZE:
+                raise RequestError("The grammar is too large when its rules are written out.", code="grammar_too_large")
+            found[name] = _looped(name, grown)
+        for name in plain:
+            del found[name]
