@@ -176,7 +176,10 @@ class Engine:
     def _drafts(self) -> Drafts:
         """Guesses for the next step; see `speculation.py`."""
         if self._speculator is None:
-            return NO_DRAFTS
+            if not self._forced:
+                return NO_DRAFTS
+            decoding = [seq.seq_id for seq in self.scheduler.running if len(seq.ids) - seq.n_cached == 1]
+            return {seq: self._forced[seq] for seq in decoding if seq in self._forced}
         return self._speculator.propose(self.scheduler.running, self.scheduler.n_waiting, self._forced)
 
     def _run(self, plan: StepPlan, start: float) -> list[Event]:
@@ -187,7 +190,7 @@ class Engine:
         events = self.scheduler.commit(plan, result, ran)
         if self._speculator is not None:
             self._speculator.committed(plan, result, ran - start)
-            self._forced = {sampled.seq: sampled.forced for sampled in result.sampled if sampled.forced}
+        self._forced = {sampled.seq: sampled.forced for sampled in result.sampled if sampled.forced}
         self._recorder.committed(plan, result, events, (start, planned, ran))
         return events
 

@@ -44,7 +44,8 @@ class _Running:
         self.adapter = seq.request.adapter
         self.n_prompt = seq.n_prompt
         self.prompt_logprobs = params.prompt_logprobs
-        self.stop_ids, self.min_tokens = seq.stop_ids, params.min_tokens
+        # Before min_tokens no end is sampled, unless a grammar's text is complete and nothing else can follow.
+        self.stop_ids, self.min_tokens = seq.stop_ids, 0 if params.structured is not None else params.min_tokens
         self.sampler: SequenceSampler | None = None  # of a request that wants no token, only its prompt's logprobs
         if params.max_tokens != 0:
             self.sampler = shared.start(params, seq.request.prompt_ids, seq.index)
@@ -144,7 +145,7 @@ class Runner:
             if span.n_logits
             and (sampler := self._sequences[span.seq].sampler) is not None
             and sampler.needs_mask
-            and span.start + span.count == len(self._sequences[span.seq].rows.ids)
+            and span.start + span.count - len(span.draft) == len(self._sequences[span.seq].rows.ids)
         ]
         if not new:
             return None
@@ -200,7 +201,7 @@ class Runner:
             return Sampled(span.seq, None, error=str(error))
         running.rows.ids.append(token_id)
         more = self._verify(running, span.draft, logits) if span.draft else ()
-        forced = () if running.sampler.constraint is None else running.sampler.forced_ids()
+        forced = running.sampler.forced_ids() if running.sampler.constraint is not None else ()
         return Sampled(span.seq, token_id, logprobs, scored, more=more, forced=forced)
 
     def _verify(

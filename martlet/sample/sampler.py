@@ -36,6 +36,8 @@ I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _BANNED_BIAS = -100.0
+MOST_FORCED = 15  # with the token before them they fill a tile of rows, whose weights are read once
+LEAST_FORCED = 3  # bytes
 
 
 class Sampler:
@@ -64,7 +66,7 @@ class Sampler:
         self.breakers = lru_cache(maxsize=8)(partial(breaker_mask, tokenizer))
         self.seeds = SeedSource(seed)
         self._constraints = constraints
-        self._tokenizer = tokenizer
+        self.tokens_of = lru_cache(maxsize=1024)(partial(_tokens_of, tokenizer))
 
     def _known(self, ids: Iterable[int]) -> I64:
         return np.array(sorted(token for token in ids if token < self.vocab), dtype=np.int64)
@@ -76,15 +78,6 @@ class Sampler:
         if "dry" in params.active_steps:
             self.breakers(params.dry_sequence_breakers)
         self.constraint_of(params)
-
-    def ids_of(self, text: bytes) -> tuple[int, ...]:
-        """The ids that a model most likely writes a piece of text in, but for the last, which may go on beyond it."""
-        tokenizer = self._tokenizer
-        try:
-            ids = tokenizer.encode(text.decode(), add_special=False)
-        except UnicodeDecodeError:  # it ends inside a character
-            return ()
-        return tuple(ids[:-1]) if b"".join(map(tokenizer.token_bytes, ids)) == text else ()
 
     def constraint_of(self, params: SamplingParams) -> Constraint | None:
         """What the answer is held to, at its beginning; RequestError if that cannot be compiled."""
@@ -119,7 +112,12 @@ class SequenceSampler:
         self.constraint = shared.constraint_of(params)
         self._bits = np.zeros(n_mask_words(shared.vocab), np.uint32) if self.constraint is not None else None
         self._bits_at = -1  # the number of generated tokens that the bits are for
+        self._coming: dict[int, tuple[int, int]] = {}  # position in the answer → the token there, where that was known
         self._set_masks()
+        self._bans = bool(
+            params.logit_bias or params.allowed_token_ids or self._bad_words or params.no_repeat_ngram_size
+        )
+        self._look_ahead()
 
     def _set_masks(self) -> None:
         """Decide once what can never be sampled, and whether the best logit can be taken as it is."""
@@ -155,11 +153,6 @@ class SequenceSampler:
         """Prompt and generated tokens."""
         return self._ids[: self._n_ids]
 
-    def forced_ids(self) -> tuple[int, ...]:
-        """Ids that will come next, most likely: the text that the constraint leaves no choice about."""
-        text = b"" if self.constraint is None else self.constraint.forced()
-        return self._shared.ids_of(text) if text else ()
-
     def append(self, token_id: int) -> None:
         """Take a token that was not sampled here as the next one (a grammar forced it, or another rank sampled it)."""
         self._advance(token_id, self._mu[-1])
@@ -174,6 +167,7 @@ class SequenceSampler:
         if self.constraint is not None and n_back:
             self.constraint.rollback(n_back)
             self._bits_at = -1
+            self._coming = {at: known for at, known in self._coming.items() if known[1] <= n_generated}
 
     def _advance(self, token_id: int, mu: float) -> None:
         if self.constraint is not None and not self.constraint.advance(token_id):
@@ -184,6 +178,7 @@ class SequenceSampler:
         self._n_ids += 1
         if self._mirostat:
             self._mu.append(mu)
+        self._look_ahead()
 
     # -- the grammar -----------------------------------------------------------------------------------------------
     def prepare(self) -> None:
@@ -199,8 +194,31 @@ class SequenceSampler:
             self.constraint is not None
             and self._bits_at != self._n_ids
             and not self._takes_best
+            and self.n_generated not in self._coming
             and not self.constraint.has_mask()
         )
+
+    def forced_ids(self) -> tuple[int, ...]:
+        """The next ids, as far as they are known without any logits."""
+        ids: list[int] = []
+        while (known := self._coming.get(self.n_generated + len(ids))) is not None and len(ids) < MOST_FORCED:
+            ids.append(known[0])
+        return tuple(ids)
+
+    def _look_ahead(self) -> None:
+        """Where the grammar leaves no choice of text, its tokens are those of the tokenizer, and known from here on.
+
+        All but the last: that one may be part of a longer token, with what is chosen after it. They are the same whether a
+        step computes one of them or many, for they follow from the ids before them.
+        """
+        at = self.n_generated
+        if self.constraint is None or self._bans or at in self._coming:
+            return
+        text = self.constraint.forced()
+        if len(text) >= LEAST_FORCED:
+            ids = self._shared.tokens_of(text)[:-1]
+            if not self._banned[list(ids)].any():
+                self._coming |= {at + i: (token, at) for i, token in enumerate(ids)}
 
     def _mask(self) -> Mask | None:
         """The grammar's mask, [V]; None without one."""
@@ -221,7 +239,10 @@ class SequenceSampler:
         if not math.isfinite(known[best]):
             raise SampleError(f"The model's logits are not usable: found {known[best]} for token {best}.")
         params, mu = self.params, self._mu[-1]
-        if self._takes_best and self._may(best, mask):
+        forced = self._coming.get(self.n_generated)
+        if forced is not None:
+            token_id, c = forced[0], None
+        elif self._takes_best and self._may(best, mask):
             token_id, c = best, None
         else:
             c = self._candidates(known, self._mask() if self.constraint is not None else mask)
@@ -299,6 +320,15 @@ class SequenceSampler:
     def window(self, last_n: int) -> int:
         """Where the last `last_n` ids begin; -1 means all ids."""
         return 0 if last_n < 0 else max(0, self._n_ids - last_n)
+
+
+def _tokens_of(tokenizer: Tokenizer, text: bytes) -> tuple[int, ...]:
+    """The ids of a text that goes on from another; none of one that ends inside a character, or that no ids give back."""
+    try:
+        ids = tuple(tokenizer.encode(text.decode(), add_special=False))
+    except UnicodeDecodeError:
+        return ()
+    return ids if b"".join(map(tokenizer.token_bytes, ids)) == text else ()
 
 
 def _penalties(seq: SequenceSampler, c: Candidates) -> Candidates:
