@@ -16,7 +16,7 @@ from martlet.grammar.json_schema import SchemaOptions, schema_start
 from martlet.grammar.language import literals
 from martlet.grammar.lark import lark_rules
 from martlet.grammar.matcher import Grammar, Matcher
-from martlet.grammar.network import grammar_state
+from martlet.grammar.pushdown import grammar_state
 from martlet.grammar.regex import regex_language
 from martlet.grammar.text import END, Again, either, free_text, language_state, one_of, then
 from martlet.grammar.types import State
