@@ -79,12 +79,16 @@ class ScriptedExecutor:
             rows.pages[span.first_page :] = span.new_pages
         end = span.start + span.count
         assert span.count >= 1
-        assert end <= len(rows.ids)
+        ids = [*rows.ids, *span.draft]
+        assert end <= len(ids)
+        if span.draft:
+            assert end == len(ids)
+            assert span.count == span.n_logits == len(span.draft) + 1
         assert len(rows.pages) * size >= end, "a position has no page"
         assert 0 <= span.n_logits <= span.count
         for position in range(len(rows.histories), end):
             before = rows.histories[-1] if rows.histories else 0
-            prefix = before, rows.ids[position]
+            prefix = before, ids[position]
             rows.histories.append(self._prefixes.setdefault(prefix, len(self._prefixes) + 1))
         for first in range(0, span.start, size):
             count = min(size, span.start - first)
@@ -107,7 +111,23 @@ class ScriptedExecutor:
         if isinstance(token, str):
             return Sampled(span.seq, None, error=token)
         rows.ids.append(token)
-        return Sampled(span.seq, token, prompt_logprobs=scored)
+        more = self._verify(rows, span)
+        del rows.histories[len(rows.ids) - 1 :]  # of wrong guesses
+        return Sampled(span.seq, token, prompt_logprobs=scored, more=more)
+
+    def _verify(self, rows: _Rows, span: Span) -> tuple[tuple[int, None], ...]:
+        """The tokens after the first, as long as the guess before each was right."""
+        seq, found = rows.seq, []
+        for guess in span.draft:
+            ends = rows.ids[-1] in seq.stop_ids and len(rows.ids) - seq.n_prompt >= seq.request.params.min_tokens
+            if guess != rows.ids[-1] or ends:
+                break
+            token = self._script(seq, len(rows.ids) - seq.n_prompt)
+            if isinstance(token, str):
+                break
+            rows.ids.append(token)
+            found.append((token, None))
+        return tuple(found)
 
     def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:
         assert len(pages) * self._page_size >= len(ids)

@@ -1,0 +1,237 @@
+"""Guesses in the scheduler, and the judgement of when they pay: no arrays, no model, a machine whose costs are known."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from martlet.cache.pages import PagePool
+from martlet.cache.radix import RadixCache
+from martlet.engine.engine import Engine
+from martlet.engine.speculation import MOST_JUDGED, Speculator
+from martlet.metrics import SpeculationTotals
+from martlet.sample.draft import Proposal, Wish
+from martlet.sampling_params import SamplingParams
+from martlet.sched.cost import CostModel, RowTimes, Work
+from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.types import Request, SeqId
+from martlet.types import Sequence as Running
+from tests.null.scripted import ScriptedExecutor
+
+SIZE, CONTEXT, END = 4, 64, 99
+
+
+def token(seq: Running, number: int) -> int:
+    """What the model says: it depends on the request and the place only, and repeats itself."""
+    return (int(seq.request.request_id) * 7 + seq.index * 3 + number % 9 + number // 23) % 50
+
+
+class Guesser:
+    """Knows the script; a share of its guesses is right."""
+
+    free = True
+    priors = (0.5,)
+
+    def __init__(self, right: float, rng: random.Random, sequences: dict[SeqId, Running] | None = None) -> None:
+        self.right, self.rng, self.seqs = right, rng, sequences if sequences is not None else {}
+
+    def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
+        return 0
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+        return [self._guess(wish) for wish in wishes]
+
+    def forget(self, seqs: Any) -> None: ...
+
+    def _guess(self, wish: Wish) -> Proposal | None:
+        seq = self.seqs[wish.seq]
+        ids = []
+        for number in range(seq.n_generated, seq.n_generated + wish.most):
+            ids.append(token(seq, number) if self.rng.random() < self.right else 77)
+        return Proposal(tuple(ids), (0,) * len(ids)) if ids else None
+
+
+def make(n_pages: int, guesser: Guesser | None, **limits: int) -> tuple[Engine, ScriptedExecutor]:
+    pool = PagePool(n_pages, SIZE)
+    bounds = {"context": CONTEXT, "max_step_tokens": 24, "max_seqs": 6, "max_logits": 20, **limits}
+    scheduler = Scheduler(pool, SchedulerLimits(**bounds), frozenset({END}), cache=RadixCache(pool))
+    executor = ScriptedExecutor(token, SIZE)
+    if guesser is not None:
+        guesser.seqs = scheduler._live
+    return Engine(scheduler, executor, pool, drafter=guesser), executor
+
+
+def answers(engine: Engine, requests: Sequence[Request], rng: random.Random) -> dict[tuple[str, int], list[Any]]:
+    found: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    waiting = list(requests)
+    while waiting or engine.has_work:
+        for _ in range(rng.randrange(3)):
+            if waiting:
+                engine.add(waiting.pop())
+        for event in engine.step() if engine.has_work else ():
+            found[event.request_id, event.index] += [event.token_id] if event.token_id is not None else []
+            if event.finish is not None:
+                found[event.request_id, event.index].append((str(event.finish), event.stop_reason))
+        engine.scheduler.check()
+    return found
+
+
+def load(rng: random.Random) -> list[Request]:
+    made = []
+    for name in range(24):
+        ids = tuple(rng.randrange(3) for _ in range(rng.randrange(1, 30)))
+        params = SamplingParams(
+            max_tokens=rng.choice([1, 3, 17, 30]),
+            n=rng.choice([1, 1, 2]),
+            draft_tokens=rng.choice([None, 0, 1, 4, 9]),
+            stop_token_ids=rng.choice([(), (11, 20)]),
+            min_tokens=1,
+        )
+        made.append(Request(str(name), ids, params))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_guesses_change_no_answer_and_every_page_holds_its_sequence(seed: int) -> None:
+    """The executor checks that pages hold the sequence's own prefix: so no wrong guess is ever read, shared or kept."""
+    requests = load(random.Random(seed))
+    plain = answers(
+        make(200, None)[0], [Request(r.request_id, r.prompt_ids, without(r.params)) for r in requests], random.Random(1)
+    )
+    guesser = Guesser(0.7, random.Random(seed))
+    engine, executor = make(random.Random(seed).choice([16, 20, 40]), guesser)
+    assert answers(engine, requests, random.Random(2)) == plain
+    totals = engine.totals.speculation
+    assert 0 < totals.n_accepted < totals.n_drafted
+    for plan in executor.plans:
+        assert plan.n_tokens <= 24
+        assert sum(span.n_logits for span in plan.spans) <= 20
+
+
+def without(params: SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=params.max_tokens, n=params.n, stop_token_ids=params.stop_token_ids, min_tokens=params.min_tokens
+    )
+
+
+def test_guesses_take_no_page_from_anybody() -> None:
+    """Two sequences that fill all pages: what is guessed is cut to the pages that are there, and nobody is preempted."""
+    guesser = Guesser(0.0, random.Random(0))
+    engine, executor = make(8, guesser, context=16)
+    for name in ("1", "2"):
+        engine.add(Request(name, (1, 2, 3), SamplingParams(max_tokens=12, draft_tokens=12)))
+    while engine.has_work:
+        engine.step()
+    assert engine.scheduler.n_preempted == 0
+    assert max(len(span.draft) for plan in executor.plans for span in plan.spans) > 0
+
+
+def test_the_last_token_is_not_guessed_beyond() -> None:
+    guesser = Guesser(1.0, random.Random(0))
+    engine, executor = make(40, guesser)
+    engine.add(Request("1", (1, 2), SamplingParams(max_tokens=7, draft_tokens=9)))
+    n_steps = 0
+    while engine.has_work:
+        engine.step()
+        n_steps += 1
+    assert n_steps == 2  # the prompt gives one token, the guesses five, and the row after them the seventh
+    assert [len(span.draft) for plan in executor.plans for span in plan.spans] == [0, 5]
+    assert engine.totals.speculation.drafted == [1] * 5
+
+
+# -- judgement --------------------------------------------------------------------------------------------------------
+def machine(n_rows: int) -> float:
+    """Seconds of a step: four rows take 1.4 times as long as one, eight 2.5."""
+    return 0.025 if n_rows == 1 else 0.025 * (0.3 + 1.1 * -(-n_rows // 4))
+
+
+class Judged:
+    """Runs a speculator on a machine whose time is known, against sequences whose guesses are right as `right` says."""
+
+    def __init__(self, right: float, n: int, noise: float = 0.0) -> None:
+        self.rng, self.n = random.Random(4), n
+        self.right, self.noise = right, noise
+        self.cost = CostModel()
+        self.speculator = Speculator(self, self.cost, lambda: 0.0)
+        request = Request("0", (1,), SamplingParams(max_tokens=None))
+        self.seqs = [Running(SeqId(i), request, ids=[1, 2], limit=1 << 30, n_cached=1) for i in range(n)]
+        self.seconds, self.tokens = 0.0, 0
+
+    free, priors = True, (0.5,)
+
+    def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
+        return 0
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+        return [Proposal((7,) * wish.most, (0,) * wish.most) for wish in wishes]
+
+    def forget(self, seqs: Any) -> None: ...
+
+    def run(self, steps: int) -> float:
+        """Tokens a second ÷ those without guesses."""
+        for _ in range(steps):
+            drafts = self.speculator.propose(self.seqs, 0, {})
+            n_draft = sum(map(len, drafts.values()))
+            seconds = machine(self.n + n_draft) * (1 + self.noise * self.rng.uniform(-1, 1))
+            self.cost.observe(Work(n_decode=self.n, n_draft=n_draft), seconds)
+            self.seconds += seconds
+            for seq in self.seqs:
+                for _ in (*drafts.get(seq.seq_id, ()), 0):
+                    right = self.rng.random() < self.right
+                    seq.ids.append(7 if right else 8)
+                    seq.n_cached += 1
+                    self.tokens += 1
+                    if not right:
+                        break
+        return self.tokens / self.seconds / (self.n / machine(self.n))
+
+
+@pytest.mark.parametrize(
+    ("right", "least"), [(0.0, 0.98), (0.1, 0.98), (0.2, 0.98), (0.3, 0.98), (0.9, 1.9), (1.0, 2.4)]
+)
+def test_guessing_never_costs_and_pays_where_it_can(right: float, least: float) -> None:
+    """Row 27 of what users ask for: guesses that are wrong are given up; those that are right are made."""
+    assert Judged(right, 1).run(400) >= least
+    assert Judged(right, 1, noise=0.2).run(400) >= least - 0.02
+
+
+@pytest.mark.parametrize("right", [0.0, 0.3, 0.6, 0.9])
+def test_with_many_sequences_guessing_ends_by_itself(right: float) -> None:
+    assert Judged(right, 16).run(100) >= 0.98
+
+
+def test_beyond_many_sequences_nobody_is_asked() -> None:
+    assert Judged(1.0, MOST_JUDGED + 1).speculator.propose(Judged(1.0, MOST_JUDGED + 1).seqs, 0, {}) == {}
+
+
+def test_a_text_that_changes_is_noticed() -> None:
+    """Ten times verbatim after nothing: guesses that nobody verified have said so."""
+    judged = Judged(0.0, 1)
+    judged.run(200)
+    judged.right, judged.tokens, judged.seconds = 1.0, 0, 0.0
+    assert judged.run(200) > 1.9
+
+
+def test_times_of_steps_that_were_never_measured() -> None:
+    times = RowTimes()
+    times.update(1, 0.01)
+    assert times.predict(3) == times.predict(2) == times.predict(4) == pytest.approx(0.0145)
+    times.update(4, 0.02)
+    assert times.predict(2) == 0.02
+    assert times.predict(8) == pytest.approx(0.02 * 2.5 / 1.45)
+    for _ in range(100):
+        times.update(1, 0.01)
+    assert times.predict(1) == pytest.approx(0.01)
+    assert 0.0145 < times.predict(4) < 0.02, "an old measurement is slowly forgotten"
+
+
+def test_guesses_are_counted_by_their_position() -> None:
+    totals = SpeculationTotals()
+    assert totals.count(3, 1) == 1
+    assert totals.count(1, 1) == 1
+    assert (totals.drafted, totals.accepted) == ([2, 1, 1], [2, 0, 0])
+    assert (totals.n_spans, totals.n_drafted, totals.n_accepted) == (2, 4, 2)
