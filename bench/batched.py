@@ -62,6 +62,7 @@ def start_engine(path: Path, args: argparse.Namespace) -> Built:
     each = args.prompt + args.steps + 40 + most  # the first prompts go on while the last are computed
     options: dict[str, Any] = {"model": str(path), "threads": args.threads, "max_seqs": most, "kv_dtype": args.kv_dtype}
     options["stall_ms"] = 1e6  # prompts first
+    options["draft"] = "off"  # a token a sequence and step
     with open_checkpoint(path) as checkpoint:
         spec = measure_for(checkpoint, resolve_config(options)).spec
     context = each = min(spec.context, each)

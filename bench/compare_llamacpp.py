@@ -126,7 +126,7 @@ def _extra_memory_mb(path: Path, machine: Machine) -> float:
     """Peak resident memory of a program that fills one context, beyond the file's size and that context's KV pages."""
     program = (
         "import sys; from martlet import LLM, SamplingParams\n"
-        "with LLM(sys.argv[1], threads=int(sys.argv[2]), max_context=2048, max_seqs=1) as llm:\n"
+        "with LLM(sys.argv[1], threads=int(sys.argv[2]), max_context=2048, max_seqs=1, draft='off') as llm:\n"
         "    llm.generate({'prompt_token_ids': [100] * 1984}, SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True))\n"
         "    print(llm.plan.kv)"
     )

@@ -36,7 +36,7 @@ def main() -> None:
     """Measure and print."""
     args = _arguments()
     room = args.prompt + args.steps + 50
-    options = {"backend": "null", "max_seqs": args.sequences, "max_context": room}
+    options = {"backend": "null", "max_seqs": args.sequences, "max_context": room, "draft": args.draft}
     built = build(resolve_config({"model": str(args.model), **options, "kv_memory": args.kv_memory << 20}))
     engine = built.engine
     runner: Any = engine.executor._runner  # type: ignore[attr-defined]
@@ -84,6 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--kv-memory", type=int, default=2048, help="MiB that the pages would take")
+    parser.add_argument("--draft", default="auto")
     return parser.parse_args()
 
 

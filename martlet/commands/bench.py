@@ -58,6 +58,7 @@ def execute(args: Namespace) -> int:
     needed = max(args.prompt_tokens + 1, args.depth + args.gen_tokens + 1)
     if args.context is not None and args.context < needed:
         raise RequestError(f"--context is {args.context}, but the test takes {needed} positions.", param="context")
+    args.draft = args.draft or "off"  # random text repeats itself: what guessing it gives says nothing
     with open_llm(args, max_context=args.context or needed) as llm:
         found = _measure(llm, args)
     print(json.dumps(found) if args.json else _table(found))

@@ -63,6 +63,7 @@ def execute_workload(args: Namespace) -> int:
             f"--context is {context}, but the longest request takes {workload.longest} positions.", param="context"
         )
     sizes: dict[str, Any] = {"max_context": context, "max_seqs": workload.concurrency}
+    args.draft = args.draft or "off"  # random text repeats itself: what guessing it gives says nothing
     with open_llm(args, **sizes, **_kv_memory(args, context, workload)) as llm:
         requests = arrivals(workload, llm.get_tokenizer().vocab_size)
         run = drive(llm.engine, requests, workload.concurrency)
