@@ -240,6 +240,13 @@ def _free_port() -> int:
 @contextmanager
 def _running(command: list[str], port: int) -> Iterator[None]:
     """A server from the moment at which it answers."""
+    with _running_process(command, port):
+        yield
+
+
+@contextmanager
+def _running_process(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The same, and its process."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_S
@@ -247,7 +254,7 @@ def _running(command: list[str], port: int) -> Iterator[None]:
             if process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"{' '.join(command)} did not start")
             time.sleep(0.1)
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait()

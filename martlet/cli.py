@@ -17,7 +17,7 @@ from io import TextIOWrapper
 
 from martlet.errors import MartletError, nearest
 
-__all__ = ["COMMANDS", "main", "parser_of"]
+__all__ = ["COMMANDS", "TWO_WORDS", "command_of", "main", "parser_of"]
 
 COMMANDS = {  # the module commands/<name>.py has add_arguments(parser) and execute(args) -> exit status
     "run": "answer a prompt",
@@ -58,11 +58,16 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         print(f"martlet: there is no command {name!r}.{nearest(name, COMMANDS)} See martlet --help.", file=sys.stderr)
         return 2
-    rest = arguments[1:]
-    if (name, *rest[:1]) in TWO_WORDS:
-        name, rest = TWO_WORDS[name, rest[0]], rest[1:]
+    name, rest = command_of([name, *arguments[1:]])
     args = parser_of(name).parse_intermixed_args(rest)  # a prompt may come after the options
     return int(import_module(f"martlet.commands.{name}").execute(args) or 0)
+
+
+def command_of(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The module of a command, and the words after the command's."""
+    if tuple(words[:2]) in TWO_WORDS:
+        return TWO_WORDS[words[0], words[1]], list(words[2:])
+    return words[0], list(words[1:])
 
 
 def parser_of(name: str) -> ArgumentParser:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.cli import COMMANDS, parser_of
+from martlet.cli import COMMANDS, TWO_WORDS, command_of, parser_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,13 +48,13 @@ def test_python_example_runs(
 
 @pytest.mark.parametrize("line", LINES)
 def test_command_line_is_understood(line: str) -> None:
-    _, name, *arguments = shlex.split(line, comments=True)
+    name, arguments = command_of(shlex.split(line, comments=True)[1:])
     parser_of(name).parse_intermixed_args(arguments)  # exits where it does not understand
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_that_are_mentioned_exist(page: Path) -> None:
-    known = {option for name in COMMANDS for option in parser_of(name)._option_string_actions}
+    known = {option for name in (*COMMANDS, *TWO_WORDS.values()) for option in parser_of(name)._option_string_actions}
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     mentioned = {
         option for code in re.findall(r"`([^`\n]+)`", text) for option in re.findall(r"(?<!\S)--[a-z][a-z-]+", code)
