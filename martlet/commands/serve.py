@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
-from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
     _add_limits(parser)
     group = parser.add_argument_group("what is said and heard")
+    group.add_argument("--self-test", action=BooleanOptionalAction, default=True, help="let a known model count before the"
+                       " port opens, and refuse one that cannot (default: yes)")  # fmt: skip
     group.add_argument("--strict", action="store_true", default=None, help="refuse fields that are not known")
     group.add_argument("--request-templates", action="store_true", default=None, help="a request may bring a template")
     group.add_argument("--tool-parser", metavar="NAME", help="format of tool calls (default: by the chat template)")
@@ -98,18 +100,22 @@ def execute(args: Namespace) -> int:
 
     settings, models = _models(args, ServerSettings(**_given(args)))
     from martlet.config import resolve_config
-    from martlet.engine.build import Built, build
+    from martlet.engine.build import Built, Progress, build
     from martlet.server.run import serve
+    from martlet.server.self_test import check_model
 
     options: dict[str, Any] = dict(engine_options(args))
     for name, bound in MAX_WAITING.items():
         if options[name] is None:
             options[name] = bound
 
-    def loader(path: str) -> Callable[[], Built]:
-        return lambda: build(resolve_config({"model": path, **options}))
+    def load(path: str, progress: Progress | None = None) -> Built:
+        built = build(resolve_config({"model": path, **options}), progress)
+        if args.self_test:
+            check_model(built)
+        return built
 
-    built = build(resolve_config({"model": models[settings.model_name], **options}), show_progress)
+    built = load(models[settings.model_name], show_progress)
     for name, path in args.loras or ():
         if name in models or name in built.adapters:
             raise RequestError(f"Two models or adapters have the name {name!r}.", param="lora")
@@ -125,7 +131,8 @@ def execute(args: Namespace) -> int:
     def ready(address: str) -> None:
         print(f"martlet: ready at {address} after {process_age_s():.2f} s", file=sys.stderr, flush=True)
 
-    serve(built, settings, ready, {name: loader(path) for name, path in models.items()} if len(models) > 1 else None)
+    more = {name: partial(load, path) for name, path in models.items()} if len(models) > 1 else None
+    serve(built, settings, ready, more)
     return 0
 
 
