@@ -19,6 +19,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,7 @@ class Pair:
     n_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    pauses: int = 0
 
     @property
     def ratio(self) -> float:
@@ -225,7 +227,9 @@ def one(llm: LLM, prompt: str, args: argparse.Namespace, number: int) -> Pair:
         for seconds, draft in ((pair.off, 0), (pair.on, None)):
             [output] = answer(llm, [prompt], args, draft)
             metrics = output.metrics
-            seconds.append(metrics.decode_s)
+            taken, n_pauses = _decode_s(metrics.gaps_s)
+            seconds.append(taken)
+            pair.pauses += n_pauses
             answers.append(output.outputs[0].token_ids)
             pair.n_tokens = metrics.n_generated
             pair.drafted, pair.accepted = metrics.n_drafted, metrics.n_accepted
@@ -236,6 +240,12 @@ def one(llm: LLM, prompt: str, args: argparse.Namespace, number: int) -> Pair:
         flush=True,
     )
     return pair
+
+
+def _decode_s(gaps: Sequence[float]) -> tuple[float, int]:
+    """The time between the first token and the last; a gap of over ten usual ones, when the process did not run, counts as one."""
+    usual = statistics.median(gap for gap in gaps if gap > 0)
+    return sum(gap if gap < 10 * usual else usual for gap in gaps), sum(gap >= 10 * usual for gap in gaps)
 
 
 def many(llm: LLM, prompts: list[str], args: argparse.Namespace) -> Pair:
@@ -278,6 +288,7 @@ def _report(pairs: list[Pair], args: argparse.Namespace) -> dict[str, Any]:
         "tokens": sum(pair.n_tokens for pair in pairs),
         "guesses": sum(pair.drafted for pair in pairs),
         "right": sum(pair.accepted for pair in pairs),
+        "pauses": sum(pair.pauses for pair in pairs),
         "runs": [vars(pair) for pair in pairs],
     }
 

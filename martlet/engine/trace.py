@@ -127,6 +127,8 @@ class TraceWriter(Observer):
             track.args = {} if use is None else {"cached_tokens": use.n_tokens, "cache": str(use.reason)}
         self._enter(track, "decode" if span.decode else "prefill", run_at)
         name = f"token {span.start + 1}" if span.decode else f"{span.start}+{span.count}"
+        if span.decode and span.count > 1:
+            name += f" and {span.count - 1} guesses"
         start, end = self._us(run_at), self._us(commit_at)
         self._lines.append(  # by hand: with many sequences these are nearly all of the lines
             f'{{"ph":"X","name":"{name}","ts":{start},"dur":{round(end - start, 3)},"pid":{_REQUESTS},"tid":{track.tid},'
