@@ -45,6 +45,7 @@ def main() -> int:
     """Measure and print the table."""
     args = _arguments()
     found: dict[str, Any] = {**about(), "threads": args.threads, "clients": CLIENTS, "requests": args.requests}
+    found["load_average"] = found.pop("load")
     for name, measure in (("load", _load_round), ("single", _single_round), ("ready", _ready_round)):
         if name not in args.only:
             continue

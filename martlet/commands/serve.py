@@ -72,6 +72,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--log-requests", action=BooleanOptionalAction, default=None, help="a line a request, never its"
                        " text (default: yes)")  # fmt: skip
     group.add_argument("--log-json", action="store_true", default=None, help="those lines as JSON")
+    group.add_argument("--otlp-endpoint", metavar="URL", help="send a span of each request to this collector, such as"
+                       " http://127.0.0.1:4318/v1/traces (needs the otel extra)")  # fmt: skip
     group.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
     add_engine_options(parser)
     add_watch_options(parser)

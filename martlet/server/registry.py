@@ -26,6 +26,7 @@ from martlet.models.adapters import Adapter, read_adapter
 from martlet.server.body import parse_json, read_body
 from martlet.server.errors import ApiError
 from martlet.server.service import Service
+from martlet.server.tracing import PARENT
 
 __all__ = ["Entry", "Registry", "for_model", "registry_of"]
 
@@ -254,6 +255,7 @@ def for_model(endpoint: Endpoint) -> Endpoint:
     async def chosen(request: Request) -> Response:
         registry = registry_of(request)
         settings = registry.settings
+        PARENT.set(request.headers.get("traceparent", ""))
         found = parse_json(await read_body(request, settings.max_body_bytes, settings.send_timeout_s))
         request.scope["martlet.body"] = found
         name: Any = found.get("model")

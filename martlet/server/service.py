@@ -22,6 +22,7 @@ from martlet.engine.outputs import RequestOutput
 from martlet.engine.prompts import PromptTokens
 from martlet.errors import RequestError
 from martlet.sched.queue import QUEUE_TIMEOUT
+from martlet.server import tracing
 from martlet.server.body import Body, Parsed, parse_body, parse_json, read_body
 from martlet.server.bridge import Bridge, Ticket
 from martlet.server.errors import ApiError
@@ -35,6 +36,7 @@ from martlet.types import Scheduling
 
 if TYPE_CHECKING:
     from martlet.server.protocol import GenerationRequest
+    from martlet.server.tracing import Tracing
 
 __all__ = ["Service", "left", "new_id", "raise_failure", "service_of"]
 
@@ -59,7 +61,10 @@ class Service:
         self.draining = False
         self.measures = Measures(self.model)
         built.engine.watch(self.measures)
-        self.bridge = Bridge(built.engine, built.tokenizer, on_end=self.measures.ended_request)
+        self.tracing: Tracing | None = None
+        if settings.otlp_endpoint is not None:
+            self.tracing = tracing.Tracing(self.model, tracing.otlp_exporter(settings.otlp_endpoint))
+        self.bridge = Bridge(built.engine, built.tokenizer, on_end=self._ended)
         self.view = EngineView(built, self.bridge, self.measures, with_text=settings.view_text)
         # Templates and tokenizers are Python: one thread for them, so that the event loop goes on meanwhile.
         self._text = ThreadPoolExecutor(1, thread_name_prefix="martlet-text")
@@ -116,6 +121,8 @@ class Service:
 
     def ask(self, request_id: str, prompt: PromptTokens, params: dict[str, Any], wishes: Scheduling) -> Asked:
         """A request for the engine; where no length is asked for, to the end of the context."""
+        if self.tracing is not None:
+            self.tracing.asked(request_id)
         for name in ("n", "best_of"):
             value = params.get(name)
             if isinstance(value, int) and value > self.settings.max_n:
@@ -183,6 +190,11 @@ class Service:
         raise_failure(ticket)
         return waiting.result()
 
+    def _ended(self, output: RequestOutput) -> None:
+        self.measures.ended_request(output)
+        if self.tracing is not None:
+            self.tracing.ended(output)
+
     def named(self, adapter: str) -> Service:
         """This service as its clients see it under an adapter's name: the same engine, another model."""
         seen = copy.copy(self)
@@ -204,6 +216,8 @@ class Service:
         self._text.shutdown(wait=False, cancel_futures=True)
         self._grammars.shutdown(wait=False, cancel_futures=True)
         self.bridge.close()
+        if self.tracing is not None:
+            self.tracing.close()
         self.built.close()
 
 

@@ -60,6 +60,7 @@ class ServerSettings:
     view_text: bool = False  # the page at /engine shows text of prompts
     metrics_prefix: str = "martlet"  # "vllm": dashboards made for vLLM work unchanged
     log_requests: bool = True  # a line a request: never its text
+    otlp_endpoint: str | None = None  # of a collector of OpenTelemetry spans
     log_json: bool = False
 
     def __post_init__(self) -> None:

@@ -99,6 +99,18 @@ def test_reader_that_stalls() -> None:
         served.check_idle()
 
 
+def test_bodies_of_100_mb() -> None:
+    """Refused when they are announced, or when they have grown too large; nothing of them is kept."""
+    with serving(spell("abc")) as served:
+        for _ in range(3):
+            connection = served.connect()
+            connection.sendall(head(CHAT, 100_000_000) + b"{" * 1000)
+            assert connection.recv(4096).split(b" ")[1] == b"413"
+            connection.close()
+            assert served.http.post(CHAT, content=(b" " * (1 << 20) for _ in range(100))).status_code == 413
+        served.check_idle()
+
+
 def test_many_connections_that_come_and_go() -> None:
     with serving(spell("abc"), step_s=0.001) as served:
         for number in range(1000):
