@@ -328,10 +328,31 @@ def _other(request: Request, what: str, ids: tuple[int, ...]) -> Request:
     return replace(request, request_id=f"{request.request_id}-{what}", prompt_ids=ids, params=params)
 
 
+# An answer that is held to a schema which it does not come to the end of; names are forced, several tokens in a step.
+_HELD: dict[str, Any] = {
+    "structured": {
+        "json": {
+            "type": "array",
+            "minItems": 500,
+            "items": {
+                "type": "object",
+                "properties": {"direction": {"enum": ["north", "south"]}, "length": {"type": "integer", "maximum": 99}},
+                "required": ["direction", "length"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "ignore_eos": False,
+}
+
+
 def make_load(
     vocab: int, prompts: Sequence[int], n_new: int, *, context: int, few: int, some: int, seed: int = 5
 ) -> Load:
-    """Six requests of random ids below `vocab`: the first has a long answer, the third shares most of the second's prompt."""
+    """Six requests of random ids below `vocab`: the first has a long answer, the third shares most of the second's prompt.
+
+    The third and the last are held to a schema, beside others that are free.
+    """
     rng = random.Random(seed)
 
     def ids(count: int) -> tuple[int, ...]:
@@ -342,7 +363,7 @@ def make_load(
     settings: list[dict[str, Any]] = [
         {"temperature": 1.0, "seed": 2, "presence_penalty": 0.5, "logprobs": 1, "max_tokens": 4 * n_new},
         {"temperature": 0.0, "logprobs": 2, "max_tokens": 2 * n_new},
-        {"temperature": 1.0, "top_p": 0.95, "seed": 7, "logprobs": 2},
+        {"temperature": 1.0, "top_p": 0.95, "seed": 7, "logprobs": 2, **_HELD},
         {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 1},
         {
             "temperature": 0.7,
@@ -352,7 +373,7 @@ def make_load(
             "logprobs": 0,
             "max_tokens": n_new // 2,
         },
-        {"temperature": 1.2, "top_k": 40, "seed": 11, "n": 3, "logprobs": 1},
+        {"temperature": 1.2, "top_k": 40, "seed": 11, "n": 3, "logprobs": 1, **_HELD},
     ]
     requests = tuple(
         Request(
