@@ -138,7 +138,9 @@ def test_tool_choice(client: httpx.Client, choice: Any) -> None:
 
 def test_anthropics_tools(client: httpx.Client) -> None:
     tool = {"name": "weather", "input_schema": TOOL["function"]["parameters"]}  # type: ignore[index]
+    model = client.get("/v1/models").json()["data"][0]["id"]
     body = {
+        "model": model,
         "messages": [{"role": "user", "content": "x"}],
         "max_tokens": 80,
         "tools": [tool],
