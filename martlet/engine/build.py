@@ -169,11 +169,10 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             grammars = Grammars(tokenizer, min(tokenizer.vocab_size, model.spec.vocab), getattr(ops, "store", None))
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)
             runner = Runner(ops, model, kv, limits, config.page_size, sampler, tier)
+            drafter = make_drafter(config, plan, tokenizer, model.spec.vocab, resources)
         with timeline.phase("warm"):
             runner.warm()
             load_s = runner.probe_load()
-        with timeline.phase("draft"):
-            drafter = make_drafter(config, plan, tokenizer, model.spec.vocab, resources)
         pages = PagePool(plan.n_pages, config.page_size)
         scheduler = _scheduler(config, plan.context, limits, pages, tokenizer.eog_ids, make_cache(config, pages, tier))
         if load_s is not None:
