@@ -10,6 +10,7 @@ it; attention takes tiles of keys, and a sliding window. Read next: `quant.py`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
@@ -83,7 +84,9 @@ def matmul(x: F32, weights: list[Weight], team: Team) -> list[F32]:
             for token, row in enumerate(x):
                 y[token, start:stop] = dot(row)
 
-    team.each(work, len(bands))
+    # BLAS with threads of its own must not be called by several: they would wait for each other (`__main__.py` gives it one).
+    alone = team.order == "fast" and len(x) > 1 and os.environ.get("OPENBLAS_NUM_THREADS") != "1"
+    (Team() if alone else team).each(work, len(bands))
     return out
 
 

@@ -123,11 +123,11 @@ def test_models_that_the_c_misreads(tiny: Path, name: str, capsys: pytest.Captur
     assert "Generation: 24 tokens" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [*RUNNABLE, *MISREAD])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("name", ["f32", "q8_0", "q2_k", "q6_k", "tied_q4_0"])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_json_mode_is_always_json(tiny: Path, name: str, seed: int) -> None:
     """Fault A11: 21 of 28 texts at which the C stopped were no JSON, and 92 more ended unclosed. Random models are the hardest case."""
-    for n in (2, 3, 5, 9, 33):
+    for n in (2, 5, 24):
         status, out = run(
             tiny / f"{name}.gguf",
             "-p",
