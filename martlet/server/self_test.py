@@ -24,8 +24,8 @@ COUNTS = {("SmolLM2-135M-Instruct.Q4_1.gguf", 98_362_432)}  # name and bytes of 
 
 def check_model(built: Built) -> bool:
     """Whether the model is a known one, which has counted; if it does not, it is closed, and MartletError says so."""
-    path = Path(built.config.model)
-    if (path.name, path.stat().st_size) not in COUNTS or "q4" in built.config.kv_dtype:
+    config, path = built.config, Path(built.config.model)
+    if (path.name, path.stat().st_size) not in COUNTS or "q4" in config.kv_dtype or config.backend == "null":
         return False
     prompt = PromptTokens(built.tokenizer.encode(COUNTING), COUNTING)
     asked = Asker(built).asked("self-test", prompt, {"max_tokens": TOKENS, "temperature": 0.0})

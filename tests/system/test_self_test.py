@@ -18,14 +18,15 @@ from tests.system.scripted_llm import scripted_built, spell
 
 def counting(answer: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> bool:
     """A scripted model that is taken for a known one."""
-    config = resolve_config({"model": __file__, "backend": "null", "max_seqs": 4, "max_context": 64, **options})
+    config = resolve_config({"model": __file__, "backend": "reference", "max_seqs": 4, "max_context": 64, **options})
     monkeypatch.setattr(self_test, "COUNTS", {(Path(__file__).name, Path(__file__).stat().st_size)})
     return check_model(scripted_built(config, spell(answer)))
 
 
 def test_who_counts_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counting(" 9, 10, 11, 12, 13", monkeypatch)
-    assert not counting("no", monkeypatch, kv_dtype="q4")  # not asked
+    for options in ({"kv_dtype": "q4"}, {"backend": "null"}):
+        assert not counting("no", monkeypatch, **options)  # not asked
 
 
 @pytest.mark.parametrize("answer", ["", " 9, 10, 11, 13", "\ufffd\ufffd", " the of and"])
@@ -35,7 +36,7 @@ def test_who_does_not_is_refused(answer: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_others_are_not_asked() -> None:
-    config = resolve_config({"model": __file__, "backend": "null", "max_seqs": 4, "max_context": 64})
+    config = resolve_config({"model": __file__, "backend": "reference", "max_seqs": 4, "max_context": 64})
     assert not check_model(scripted_built(config, spell("no")))
 
 
