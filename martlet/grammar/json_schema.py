@@ -90,6 +90,10 @@ def schema_start(
     schema: str | bytes | dict[str, Any] | bool, options: SchemaOptions = DEFAULTS, limits: Limits = LIMITS
 ) -> State:
     """The first state of the JSON texts that meet a schema. SchemaError names all that can't be enforced."""
+    return _start(_loaded(schema, options, limits), options, limits)[0]
+
+
+def _loaded(schema: str | bytes | dict[str, Any] | bool, options: SchemaOptions, limits: Limits) -> Loader:
     if options.spacing not in SPACINGS:
         raise RequestError(
             f"spacing is {options.spacing!r:.40}; expected one of {', '.join(SPACINGS)}.", param="spacing"
@@ -97,17 +101,17 @@ def schema_start(
     loader = Loader(parse(schema, limits), limits)
     if loader.problems:
         raise SchemaError(loader.problems)
-    return _start(loader, options, limits)
+    return loader
 
 
-def _start(loader: Loader, options: SchemaOptions, limits: Limits) -> State:
+def _start(loader: Loader, options: SchemaOptions, limits: Limits) -> tuple[State, Machine]:
     algebra = Algebra(loader, options.digits, limits)
     machine: Machine = JsonMachine(algebra, SPACINGS[options.spacing], options.ordered)
     goal = algebra.goal([(loader.root, True)])
     prepare(machine, goal, limits)
     if not algebra.inhabited(goal):
         raise SchemaError([Problem("#", "no value meets it")])
-    return machine.value((goal,), Root(machine))
+    return machine.value((goal,), Root(machine)), machine
 
 
 def compile_schema(
@@ -117,6 +121,6 @@ def compile_schema(
     limits: Limits = LIMITS,
 ) -> Grammar:
     """The grammar of the JSON texts that meet a schema."""
-    start = schema_start(schema, options, limits)
+    start, machine = _start(_loaded(schema, options, limits), options, limits)
     warm(vocabulary)
-    return Grammar(start, vocabulary, name="json_schema")
+    return Grammar(start, vocabulary, name="json_schema", forget=machine.forget)

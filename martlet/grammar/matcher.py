@@ -7,6 +7,7 @@ is computed once and kept, as a part that many states share and the few ids by w
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from martlet.grammar.types import Constraint, Lexeme, State, Tree
 from martlet.grammar.vocabulary import NOTHING, Exits, Vocabulary
+from martlet.grammar.walk import Fill
 
 __all__ = ["Grammar", "Matcher"]
 
@@ -26,11 +28,25 @@ EVERY_BYTE = bytes(range(256))
 class Grammar:
     """A compiled language over one vocabulary: its first state, and the masks known so far. Shared by all sequences."""
 
-    def __init__(self, start: State, vocabulary: Vocabulary, *, name: str = "grammar") -> None:
+    def __init__(
+        self,
+        start: State,
+        vocabulary: Vocabulary,
+        *,
+        name: str = "grammar",
+        forget: Callable[[], None] | None = None,
+    ) -> None:
         self.start, self.vocabulary, self.name = start, vocabulary, name
-        self._masks: OrderedDict[State, tuple[U32 | None, NDArray[np.int32]]] = OrderedDict()
+        self._forget = forget
+        self._masks: OrderedDict[State, Fill] = OrderedDict()
         self._exits: dict[tuple[Exits, State], NDArray[np.int32]] = {}
         self._suffixes: dict[tuple[State, frozenset[int], frozenset[int]], NDArray[np.bool_]] = {}
+
+    def __del__(self) -> None:
+        # States point at each other in circles. Cut here, they do not wait for the garbage collector, which would stop
+        # everything for as long as a text's thousands of states take.
+        if self._forget is not None:
+            self._forget()
 
     def matcher(self) -> Matcher:
         """A constraint at the beginning of a text."""
@@ -46,7 +62,7 @@ class Grammar:
             state = after
         return state.accepts
 
-    def mask_of(self, state: State) -> tuple[U32 | None, NDArray[np.int32]]:
+    def mask_of(self, state: State) -> Fill:
         """A mask in two parts, to be joined: one that many states share (or None), and ids of tokens."""
         found = self._masks.get(state)
         if found is None:
@@ -55,7 +71,7 @@ class Grammar:
                 self._masks.popitem(last=False)
         return found
 
-    def _compute(self, state: State) -> tuple[U32 | None, NDArray[np.int32]]:
+    def _compute(self, state: State) -> Fill:
         vocabulary = self.vocabulary
         shared: U32 | None = None
         found: list[Any] = []
@@ -81,7 +97,7 @@ class Grammar:
                 if vocabulary.end[child] > child + 1:
                     ahead.append((child, after))
         found.append(np.array(ids, np.int32))
-        return shared, np.concatenate(found)
+        return vocabulary.walker.prepared(shared, np.concatenate(found))
 
     def _inside(self, node: int, state: State, found: list[Any]) -> U32 | None:
         """Add the tokens below a node from a state inside a lexeme on; those that stay may be a mask instead."""
@@ -162,9 +178,19 @@ class Grammar:
         if found is None:
             suffixes = self.vocabulary.suffixes(lexeme)
             numbers = [NOTHING]
-            ahead: list[tuple[dict[int, Any], State]] = [(suffixes.root, state)]
+            ahead: list[tuple[Tree, State]] = [(suffixes.root, state)]
             while ahead:
                 node, here = ahead.pop()
+                place = here.lexeme
+                if place is not None and here.budget is None and not here.detours():
+                    staying, leaving = suffixes.inside(*place, node)
+                    numbers += staying
+                    for label, rest in leaving:
+                        after = here.exit(label)
+                        if after is not None:
+                            numbers += [rest[-1]] if -1 in rest else []
+                            ahead.append((rest, after))
+                    continue
                 for byte in here.next_bytes() or node:
                     child = node.get(byte) if byte >= 0 else None
                     after = None if child is None else here.step(byte)
@@ -197,8 +223,9 @@ class Matcher:
                 out[token >> 5] |= np.uint32(1 << (token & 31))
             return
         vocabulary = self.grammar.vocabulary
-        vocabulary.walker.fill(out[: vocabulary.n_words], *self.grammar.mask_of(self._states[-1]))
-        out[vocabulary.n_words :] = 0
+        vocabulary.walker.fill(out, self.grammar.mask_of(self._states[-1]))
+        if len(out) > vocabulary.n_words:
+            out[vocabulary.n_words :] = 0
 
     def has_mask(self) -> bool:
         """Whether the mask is one that was kept."""

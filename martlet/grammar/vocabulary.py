@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.grammar.types import Lexeme, n_mask_words
+from martlet.grammar.types import Lexeme, Tree, n_mask_words
 from martlet.grammar.walk import Walker
 from martlet.tokenizer.tokenizer import Tokenizer
 
@@ -26,6 +26,7 @@ I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
 Bools = NDArray[np.bool_]
 
+MOST_INSIDE = 20_000
 NOTHING = 0  # the suffix of a token that ends where the lexeme does
 NEVER = 1  # of one that nothing allows
 MOST_CACHED_BYTES = 96 << 20
@@ -174,12 +175,47 @@ class Suffixes:
             self._at[place] = numbers.setdefault(text[place - int(self._starts[token]) :], len(numbers))
         self.n = len(numbers)
         del numbers[b"\0"]
-        self.root: dict[int, Any] = {}  # byte → child; the key -1 holds the suffix that ends there
+        self._inside: dict[tuple[Lexeme, int, int], tuple[list[int], list[tuple[int, Tree]]]] = {}
+        self.root: Tree = {}  # byte → child; the key -1 holds the suffix that ends there
         for text, number in numbers.items():
             node = self.root
             for byte in text:
                 node = node.setdefault(byte, {})
             node[-1] = number
+
+    def inside(self, lexeme: Lexeme, state: int, node: Tree) -> tuple[list[int], list[tuple[int, Tree]]]:
+        """Of the suffixes below a node, from a state of a lexeme on: those that stay, and labels with what is left.
+
+        What is left begins with the number of the suffix that ends where the lexeme does, if there is one.
+        """
+        key = (lexeme, state, id(node))
+        found = self._inside.get(key)
+        if found is not None:
+            return found
+        table, accept, final = lexeme.dfa.table, lexeme.dfa.accept, lexeme.dfa.final
+        staying: list[int] = []
+        leaving: list[tuple[int, Tree]] = []
+        ahead = [(node, state)]
+        while ahead:
+            here, before = ahead.pop()
+            outside: Tree = {}
+            for byte, child in here.items():
+                after = int(table[before, byte]) if byte >= 0 else 0
+                if not after:
+                    if byte >= 0:
+                        outside[byte] = child
+                elif final[after]:
+                    leaving.append((int(accept[after]), child))
+                else:
+                    if -1 in child:
+                        staying.append(child[-1])
+                    ahead.append((child, after))
+            if outside and accept[before]:
+                leaving.append((int(accept[before]), outside))
+        if len(self._inside) > MOST_INSIDE:
+            self._inside.clear()
+        self._inside[key] = staying, leaving
+        return staying, leaving
 
     def at(self, tokens: I32, offsets: I32) -> I32:
         """The suffixes of tokens from offsets on."""
@@ -212,6 +248,8 @@ class Region:
         self._counts: I32 = np.ascontiguousarray(staying[:, 1])
         self.most_count = int(self._counts.max(initial=0))
         self.mask: U32 | None = mask.copy() if len(self.ids) > 512 else None
+        if self.mask is not None and not lexeme.counted:  # nobody will ask which they are
+            self.ids = self._counts = np.zeros(0, np.int32)
         self._masks: dict[int, tuple[I32, U32 | None]] = {}
         self.exits: dict[int, Exits] = {}
         self._vocabulary = vocabulary
@@ -234,6 +272,6 @@ class Region:
             mask = None
             if len(ids) > 512:
                 mask = np.zeros(self._vocabulary.n_words, np.uint32)
-                self._vocabulary.walker.fill(mask, None, ids)
+                self._vocabulary.walker.fill(mask, self._vocabulary.walker.prepared(None, ids))
             found = self._masks[most] = (ids, mask)
         return found

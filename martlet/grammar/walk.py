@@ -8,7 +8,7 @@ state from which nothing goes on.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from martlet.grammar.types import Lexeme
 from martlet.ops.cpu import trie
 from martlet.ops.cpu.record import RECORD_FIELDS
 
-__all__ = ["Walker", "address"]
+__all__ = ["Fill", "Walker", "address"]
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
@@ -27,6 +27,14 @@ Found = tuple[I32, I32, NDArray[np.uint32]]  # staying [n, 2], leaving [m, 4], m
 def address(array: NDArray[Any]) -> int:
     """Where an array's data are."""
     return int(array.__array_interface__["data"][0])
+
+
+class Fill(NamedTuple):
+    """A mask as the kernel takes it: its record, and what that points to."""
+
+    record: NDArray[np.int64]
+    shared: U32 | None
+    ids: I32
 
 
 class Walker:
@@ -89,19 +97,23 @@ class Walker:
             n_staying, n_leaving = self._n_found.tolist()
             return self._staying[:n_staying].copy(), self._leaving[:n_leaving].copy(), self._mask
 
-    def fill(self, out: U32, shared: U32 | None, ids: I32) -> None:
-        """Write a mask: `shared`, or nothing, joined with the tokens `ids`."""
-        if self._fill is None:
-            if shared is None:
-                out.fill(0)
-            else:
-                out[:] = shared
-            np.bitwise_or.at(out, ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
-            return
+    def prepared(self, shared: U32 | None, ids: I32) -> Fill:
+        """A mask to be written often: `shared`, or nothing, joined with the tokens `ids`."""
         record = np.zeros(RECORD_FIELDS, np.int64)
-        record[trie.OUT], record[trie.N_WORDS] = address(out), len(out)
+        record[trie.N_WORDS] = len(self._mask)
         record[trie.SHARED] = 0 if shared is None else address(shared)
         record[trie.IDS], record[trie.N_IDS] = address(ids), len(ids)
+        return Fill(record, shared, ids)
+
+    def fill(self, out: U32, mask: Fill) -> None:
+        """Write a mask; what `out` has beyond it stays."""
+        if self._fill is None:
+            words = out[: len(self._mask)]
+            words[:] = 0 if mask.shared is None else mask.shared
+            np.bitwise_or.at(words, mask.ids >> 5, np.uint32(1) << (mask.ids & 31).astype(np.uint32))
+            return
+        record = mask.record.copy()  # another thread may write the same mask
+        record[trie.OUT] = address(out)
         unused = self._unused_address
         self._fill(unused, unused, address(record), unused, 0, 1)
 

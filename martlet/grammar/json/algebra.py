@@ -341,6 +341,15 @@ class Algebra:
             return kind.both(own, self._any(named, kind))
         return kind.either(own, self._every(named, kind))
 
+    def forget(self) -> None:
+        """Let go of everything that was worked out."""
+        for goal in self._goals.values():
+            goal.type = None
+        self._goals.clear()
+        self._known.clear()
+        self.array_possible = lambda form, prune: True
+        self.object_possible = lambda form, prune: True
+
     def _check_time(self) -> None:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise self.too_much(f"more than {self._limits.seconds:g} s of work")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from martlet.grammar.json.algebra import Goal
@@ -60,6 +61,13 @@ class Level:
             self._items[after] = self.value(options, after) if options else None
         return self._items[after]
 
+    def forget(self) -> None:
+        """Let go of the states that follow."""
+        self._items.clear()
+        if isinstance(self._keys, Key):
+            self._keys.keys.forget()
+        self._keys = None
+
     def may_close(self) -> bool:
         """Whether the closing bracket may come."""
         return any(plan.may_end(*at) for (plan, *at), _ in self.points)
@@ -101,6 +109,10 @@ class Inside:
         if found is None:
             found = self._known[key] = self._machine.gap(self._machine.made(After, self._level(met, text)), False)
         return found
+
+    def forget(self) -> None:
+        """Let go of the states that follow."""
+        self._known.clear()
 
     def sealed(self, met: Survivors) -> State:
         """The same, up to the next item."""
@@ -275,10 +287,21 @@ class KeySet:
             name = None
         return plan.after(name, others, *at, ordered=self.machine.ordered)
 
+    def forget(self) -> None:
+        """Let go of the states that follow."""
+        self._after.clear()
+        self._states.clear()
+
     def after_label(self, label: int) -> State | None:
         """The state after a name that no schema knows."""
         key = self._labels[label]
         return None if key is None else self.after(key)
+
+
+@lru_cache(maxsize=4096)
+def written(name: str) -> bytes:
+    """A name as it is written, behind its opening quotation mark."""
+    return json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]
 
 
 def names_tree(machine: Machine, names: tuple[str, ...]) -> Tree:
@@ -286,7 +309,7 @@ def names_tree(machine: Machine, names: tuple[str, ...]) -> Tree:
     root: Tree = {}
     for name in names:
         node = root
-        for byte in json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]:
+        for byte in written(name):
             node = node.setdefault(byte, {})
         node[-1] = name
     return root

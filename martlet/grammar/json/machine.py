@@ -58,6 +58,15 @@ class Machine:
         made: S = found
         return made
 
+    def forget(self) -> None:
+        """Let go of all states; none of them may be used any more."""
+        made, self._made = list(self._made.values()), {}
+        for one in made:
+            forget = getattr(one, "forget", None)
+            if forget is not None:
+                forget()
+        self.algebra.forget()
+
     def gap(self, state: State, after: bool) -> State:
         """A state before which white space may stand: after a comma or colon, or at another place."""
         most = self.spacing.after if after else self.spacing.around

@@ -56,6 +56,10 @@ class ByteState(Plain):
     def _step(self, byte: int) -> State | None:
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Let go of the states that follow."""
+        self._next.clear()
+
 
 class LiteralTable:
     """Texts in order, with the goals that each meets."""
