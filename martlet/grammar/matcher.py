@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.grammar.types import Constraint, Lexeme, State, Tree
-from martlet.grammar.vocabulary import NOTHING, Exits, Vocabulary
+from martlet.grammar.vocabulary import NOTHING, Exits, Suffixes, Vocabulary
 from martlet.grammar.walk import Fill
 
 __all__ = ["Grammar", "Matcher"]
@@ -39,6 +39,7 @@ class Grammar:
         self.start, self.vocabulary, self.name = start, vocabulary, name
         self._forget = forget
         self._masks: OrderedDict[State, Fill] = OrderedDict()
+        self._twins: dict[tuple[State, int], tuple[list[int], list[tuple[Any, Tree]]]] = {}
         self._exits: dict[tuple[Exits, State], NDArray[np.int32]] = {}
         self._suffixes: dict[tuple[State, frozenset[int], frozenset[int]], NDArray[np.bool_]] = {}
 
@@ -177,32 +178,53 @@ class Grammar:
         found = self._suffixes.get(key)
         if found is None:
             suffixes = self.vocabulary.suffixes(lexeme)
-            numbers = [NOTHING]
-            ahead: list[tuple[Tree, State]] = [(suffixes.root, state)]
-            while ahead:
-                node, here = ahead.pop()
-                place = here.lexeme
-                if place is not None and here.budget is None and not here.detours():
-                    staying, leaving = suffixes.inside(*place, node)
-                    numbers += staying
-                    for label, rest in leaving:
-                        after = here.exit(label)
-                        if after is not None:
-                            numbers += [rest[-1]] if -1 in rest else []
-                            ahead.append((rest, after))
-                    continue
-                for byte in here.next_bytes() or node:
-                    child = node.get(byte) if byte >= 0 else None
-                    after = None if child is None else here.step(byte)
-                    if child is not None and after is not None:
-                        if -1 in child:
-                            numbers.append(child[-1])
-                        ahead.append((child, after))
+            numbers = [NOTHING, *self._followed(state, suffixes.root, suffixes)[0]]
             if len(self._suffixes) > MOST_MASKS:
                 self._suffixes.clear()
             found = self._suffixes[key] = np.zeros(suffixes.n, np.bool_)
             found[numbers] = True
         return found
+
+    def _followed(self, state: State, tree: Tree, suffixes: Suffixes) -> tuple[list[int], list[tuple[Any, Tree]]]:
+        """Which suffixes below a node a state allows; for those that go beyond a twin's end, where, and what is left."""
+        numbers: list[int] = []
+        beyond: list[tuple[Any, Tree]] = []
+        ahead: list[tuple[Tree, State]] = [(tree, state)]
+        while ahead:
+            node, here = ahead.pop()
+            if here.reached is not None:
+                beyond.append((here.reached, node))
+                continue
+            twin, place = here.twin(), here.lexeme
+            if twin is not None:
+                staying, left = self._followed_once(twin[0], node, suffixes)
+                numbers += staying
+                ahead += [(rest, twin[1](reached)) for reached, rest in left]
+            elif place is not None and here.budget is None and not here.detours():
+                staying, leaving = suffixes.inside(*place, node)
+                numbers += staying
+                for label, rest in leaving:
+                    after = here.exit(label)
+                    if after is not None:
+                        numbers += [rest[-1]] if -1 in rest else []
+                        ahead.append((rest, after))
+            else:
+                for byte in here.next_bytes() or node:
+                    child = node.get(byte) if byte >= 0 else None
+                    after = None if child is None else here.step(byte)
+                    if child is not None and after is not None:
+                        numbers += [child[-1]] if -1 in child else []
+                        ahead.append((child, after))
+        return numbers, beyond
+
+    def _followed_once(self, state: State, tree: Tree, suffixes: Suffixes) -> tuple[list[int], list[tuple[Any, Tree]]]:
+        """The same, kept."""
+        key = (state, id(tree))
+        if key not in self._twins:
+            if len(self._twins) > MOST_MASKS:
+                self._twins.clear()
+            self._twins[key] = self._followed(state, tree, suffixes)
+        return self._twins[key]
 
 
 class Matcher:

@@ -15,6 +15,7 @@ leave it are followed state by state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -113,6 +114,16 @@ class State(Protocol):
     def detour(self, name: Any) -> State | None:
         """The state after a detour, None if it is not allowed."""
 
+    def twin(self) -> tuple[State, Callable[[Any], State]] | None:
+        """A state from which the same texts lead to `reached` states, and what each of these stands for here.
+
+        For parts of a language that stand in many places: what tokens do inside them is then worked out once.
+        """
+
+    @property
+    def reached(self) -> Any:
+        """Of the end of a twin's text: what to ask the twin for, else None. No byte leads on from there."""
+
     def next_bytes(self) -> bytes | None:
         """The bytes for which step is not None, in order, if that is cheaper to say than to try all 256; or None."""
 
@@ -146,6 +157,15 @@ class Plain:
         return None
 
     def detour(self, name: Any) -> State | None:
+        """None."""
+        return None
+
+    def twin(self) -> tuple[State, Callable[[Any], State]] | None:
+        """None."""
+        return None
+
+    @property
+    def reached(self) -> Any:
         """None."""
         return None
 

@@ -46,6 +46,7 @@ class Machine:
         self.algebra, self.plans = algebra, Plans(algebra)
         self.spacing, self.ordered = spacing, ordered
         self._made: dict[tuple[Any, ...], Any] = {}
+        self.probe = Probe(self)
 
     def made(self, kind: Callable[..., S], *parts: Any) -> S:
         """The object of a kind with these parts."""
@@ -120,6 +121,45 @@ class Root:
         return self._finished
 
 
+class Reached(ByteState):
+    """The end of a value, wherever it stands: it met these goals."""
+
+    __slots__ = ("met",)
+
+    def __init__(self, machine: Machine, met: Survivors) -> None:
+        super().__init__(machine)
+        self.met = met
+
+    @property
+    def reached(self) -> Survivors:
+        """The goals that were met."""
+        return self.met
+
+    def _step(self, byte: int) -> State | None:
+        return None
+
+    def next_bytes(self) -> bytes:
+        """None."""
+        return b""
+
+
+class Probe:
+    """The end of a value, wherever it stands."""
+
+    keeps_text = False
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def resume(self, met: Survivors, text: bytes = b"") -> State:
+        """That it is reached."""
+        return self._machine.made(Reached, met)
+
+    def sealed(self, met: Survivors) -> State:
+        """That it is reached."""
+        return self._machine.made(Reached, met)
+
+
 class Space(ByteState):
     """White space, at most `left` characters more, before a state."""
 
@@ -161,6 +201,12 @@ class Value(ByteState):
         if isinstance(self._numbers, bool):
             self._numbers = self._number()
         return self._numbers
+
+    def twin(self) -> tuple[State, Callable[[Any], State]] | None:
+        """The same value at the end of a text."""
+        if self.end.keeps_text or isinstance(self.end, Probe) or any(kind.numbers.finite for kind in self.types()):
+            return None  # a number that is one of a list ends with the byte after it
+        return self.machine.value(self.goals, self.machine.probe), self.end.resume
 
     def types(self) -> list[Type]:
         """What the goals come to."""
