@@ -245,6 +245,17 @@ class _Then:
         state = self._first.detour(name)
         return None if state is None else _then(state, self._second, self._made)
 
+    def twin(self) -> tuple[State, Callable[[Any], State]] | None:
+        found = self._first.twin()
+        if found is None:
+            return None
+        state, resume = found
+        return state, lambda reached: _then(resume(reached), self._second, self._made)
+
+    @property
+    def reached(self) -> Any:
+        return None
+
     def next_bytes(self) -> bytes | None:
         known = self._first.next_bytes()
         if known is None or not self._first.accepts:
