@@ -10,8 +10,8 @@
  *   with codes multiplied before their scale, Σ (code·scale + offset)·x = scale · Σ code·x + offset · Σ x, a block takes half the
  *   time, and the result is nearer to the true sum. It differs from `exact` by float32's rounding only: some 1e-6 of the sum of |w·x|.
  *
- * x is copied to doubles once for all rows, with the sums of each 16. The fast formats below are those of the default model
- * and of Q4_0 files; all others are unpacked to a row first, at about half the speed.
+ * x is copied to doubles once for all rows, with the sums of each 16. The quick formats below are those of the default model
+ * and of Q4_0 files; all others are unpacked to a row first, at about a quarter of the speed.
  *
  * Rows are shared among workers; each row is summed by one of them, so their number changes no bit.
  */
