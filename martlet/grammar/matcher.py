@@ -86,6 +86,10 @@ class Grammar:
                 if mask is not None:
                     shared = mask if shared is None else shared | mask
                 continue
+            tree = state.detours()
+            if tree is not None:
+                self._listed(node, state, tree, ids, ahead)
+                continue
             children = vocabulary.children(node)
             for byte in state.next_bytes() or children:
                 child = children.get(byte)
@@ -117,6 +121,26 @@ class Grammar:
         tree = state.detours()
         found += self._detoured(node, state, leaving, tree) if tree else leaving
         return mask
+
+    def _listed(self, node: int, state: State, tree: Tree, ids: list[int], ahead: list[tuple[int, State]]) -> None:
+        """Add the tokens below a node that are inside the texts of a tree, and the places where such a text ends."""
+        vocabulary = self.vocabulary
+        inside = [(node, tree)]
+        while inside:
+            node, tree = inside.pop()
+            children = vocabulary.children(node)
+            for byte, below in tree.items():
+                child = children.get(byte)
+                if child is None:
+                    continue
+                if -1 not in below:
+                    ids += vocabulary.tokens_at(child)
+                    inside.append((child, below))
+                    continue
+                after = state.detour(below[-1])
+                if after is not None:
+                    ids += vocabulary.tokens_at(child)
+                    ahead.append((child, after))
 
     def _leaving(self, exits: Exits, lexeme: Lexeme, after: State, budget: tuple[int, int] | None) -> NDArray[np.int32]:
         """The tokens that leave a lexeme and go on as a state allows."""

@@ -108,7 +108,8 @@ class State(Protocol):
     def detours(self) -> Tree | None:
         """Texts that end the lexeme otherwise than by its label, as a tree: byte → subtree, -1 → the text's name.
 
-        The automaton ends with each of them too; its label does not count then. Mostly there are none.
+        The automaton ends with each of them too; its label does not count then. Outside of a lexeme they are all the texts
+        that can follow, and none is the beginning of another. Mostly there are none.
         """
 
     def detour(self, name: Any) -> State | None:

@@ -59,6 +59,7 @@ class Vocabulary:
         self._build([text for text, _ in present], np.array([token for _, token in present], np.int32))
         self.walker = Walker(self.byte, self.end, self.depth, self.first, self.sorted_tokens, self.n_words, kernels)
         self._children: dict[int, dict[int, int]] = {}
+        self._tokens_at: dict[int, list[int]] = {}
         self._suffixes: dict[tuple[frozenset[int], frozenset[int]], Suffixes] = {}
         self._regions: dict[tuple[Lexeme, int, int], Region] = {}
         self._cached_bytes = 0
@@ -126,7 +127,9 @@ class Vocabulary:
 
     def tokens_at(self, node: int) -> list[int]:
         """The tokens whose bytes end at a node."""
-        ids: list[int] = self.sorted_tokens[self.first[node] : self.first[node + 1]].tolist()
+        ids = self._tokens_at.get(node)
+        if ids is None:
+            ids = self._tokens_at[node] = self.sorted_tokens[self.first[node] : self.first[node + 1]].tolist()
         return ids
 
     def region(self, lexeme: Lexeme, state: int, node: int) -> Region:

@@ -338,7 +338,7 @@ class Key(ByteState):
 
     def detours(self) -> Tree | None:
         """The known names that this may become."""
-        return self.node
+        return self.node if self.keys.is_free or not self.state else None
 
     def detour(self, name: str) -> State | None:
         """The state after a known name."""
