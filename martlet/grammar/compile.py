@@ -12,7 +12,8 @@ from typing import Any
 
 from martlet.errors import RequestError
 from martlet.grammar.gbnf import gbnf_rules
-from martlet.grammar.json_schema import SchemaOptions, schema_start
+from martlet.grammar.json.prepare import warm
+from martlet.grammar.json_schema import SchemaOptions, releasing, schema_start
 from martlet.grammar.language import literals
 from martlet.grammar.lark import lark_rules
 from martlet.grammar.matcher import Grammar, Matcher
@@ -50,7 +51,10 @@ class Grammars:
                 return found
         state = compile_state(asked)
         with self._lock:
-            grammar = Grammar(state, self._vocabulary(_marks_of(asked)), name=asked.kind)
+            vocabulary = self._vocabulary(_marks_of(asked))
+            if asked.kind in ("json", "json_object"):
+                warm(vocabulary)
+            grammar = Grammar(state, vocabulary, name=asked.kind, forget=releasing(state))
             self._compiled[asked] = grammar
             if len(self._compiled) > MOST_GRAMMARS:
                 self._compiled.popitem(last=False)

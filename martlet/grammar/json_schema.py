@@ -7,6 +7,7 @@ formats of the standards, numbers are exact, `$ref` stays within the document.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,22 @@ from martlet.grammar.json.loader import Loader
 from martlet.grammar.json.machine import Machine, Root, Spacing
 from martlet.grammar.json.nodes import Problem, SchemaError
 from martlet.grammar.json.prepare import prepare, warm
+from martlet.grammar.json.scalars import ByteState
 from martlet.grammar.matcher import Grammar
 from martlet.grammar.numbers import Digits
 from martlet.grammar.types import Limits, State
 from martlet.grammar.vocabulary import Vocabulary
 
-__all__ = ["ANY_OBJECT", "SPACINGS", "Coverage", "SchemaOptions", "compile_schema", "coverage", "schema_start"]
+__all__ = [
+    "ANY_OBJECT",
+    "SPACINGS",
+    "Coverage",
+    "SchemaOptions",
+    "compile_schema",
+    "coverage",
+    "releasing",
+    "schema_start",
+]
 
 ANY_OBJECT = {"type": "object"}  # what json_object mode asks for
 SPACINGS = {
@@ -91,6 +102,11 @@ def schema_start(
 ) -> State:
     """The first state of the JSON texts that meet a schema. SchemaError names all that can't be enforced."""
     return _start(_loaded(schema, options, limits), options, limits)[0]
+
+
+def releasing(state: State) -> Callable[[], None] | None:
+    """How to let go of all states of a schema's first state at once; None for a state of another language."""
+    return state.machine.forget if isinstance(state, ByteState) else None
 
 
 def _loaded(schema: str | bytes | dict[str, Any] | bool, options: SchemaOptions, limits: Limits) -> Loader:
