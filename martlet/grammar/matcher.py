@@ -90,8 +90,10 @@ class Grammar:
             if tree is not None:
                 self._listed(node, state, tree, ids, ahead)
                 continue
-            children = vocabulary.children(node)
-            for byte in state.next_bytes() or children:
+            children, split = vocabulary.children(node), state.split()
+            if split is not None:
+                ahead.append((node, split[1]))
+            for byte in (state.next_bytes() or children) if split is None else split[0]:
                 child = children.get(byte)
                 if child is None:
                     continue

@@ -245,6 +245,9 @@ class _Then:
         state = self._first.detour(name)
         return None if state is None else _then(state, self._second, self._made)
 
+    def split(self) -> tuple[bytes, State] | None:
+        return None
+
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
         found = self._first.twin()
         if found is None:

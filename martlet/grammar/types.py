@@ -115,6 +115,12 @@ class State(Protocol):
     def detour(self, name: Any) -> State | None:
         """The state after a detour, None if it is not allowed."""
 
+    def split(self) -> tuple[bytes, State] | None:
+        """Of a state before a lexeme or something else: the bytes of that, and a state inside the lexeme, at its beginning.
+
+        No byte goes on with both. None where there is no such lexeme; then its bytes are followed one by one.
+        """
+
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
         """A state from which the same texts lead to `reached` states, and what each of these stands for here.
 
@@ -158,6 +164,10 @@ class Plain:
         return None
 
     def detour(self, name: Any) -> State | None:
+        """None."""
+        return None
+
+    def split(self) -> tuple[bytes, State] | None:
         """None."""
         return None
 

@@ -212,6 +212,13 @@ class Value(ByteState):
         """What the goals come to."""
         return [self.machine.algebra.type_of(goal) for goal in self.goals]
 
+    def split(self) -> tuple[bytes, State] | None:
+        """A number's lexeme, and the first bytes of all other values."""
+        number = self.number
+        if not isinstance(number, Lex):
+            return None
+        return bytes(byte for byte in self.next_bytes() if byte not in b"-0123456789"), number
+
     def next_bytes(self) -> bytes:
         """The first bytes of the kinds of values that there are."""
         types, found = self.types(), set[int]()
