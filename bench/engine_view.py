@@ -47,6 +47,8 @@ def main() -> int:
                 with _viewer(port) as seen:
                     found["viewed"].append(_round(port, number) | {"bytes": 0.0})
                 found["viewed"][-1]["bytes"] = float(seen[0])
+            kind = "alone" if number % 2 else "viewed"
+            print(f"  {kind:8}", json.dumps(found[kind][-1]), flush=True)
     figures: dict[str, Any] = {"rounds": found}
     for kind, rounds in found.items():
         figures[kind] = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
