@@ -39,8 +39,8 @@ OWN_WEIGHT = 3.0  # guesses after which what was seen in a request counts as muc
 MEMORY, OWN_MEMORY = 2000.0, 60.0  # guesses of a kind after which older ones count half
 GUESS_WEIGHT = 0.1  # of the newest measurement in the mean time of a guess
 FORGET = 0.99  # of that time, for each step in which it was too long
-PATIENCE = 3  # steps in a row in which asking a drafter that is not free did not pay,
-RETRY = 64  # and how many tokens later at most it is asked again
+NET_WEIGHT = 0.15  # of the newest step in the mean of what guesses of a drafter that is not free are worth
+RETRY = 64  # tokens after which it is asked again at the latest, if that was nothing
 
 
 class Trust:
@@ -77,7 +77,8 @@ class _Case:
     own: Trust
     guesses: Proposal | None = None
     n_ids: int = 0
-    n_vain: int = 0  # steps in a row in which asking did not pay
+    worth: float = 0.3  # tokens that a step with guesses gave more than it cost, of late
+    n_vain: int = 0  # how often in a row that was found too little
     retry_at: int = 0  # nothing is asked before it has so many ids
 
 
@@ -89,7 +90,7 @@ class _Step:
     decoding: list[Sequence] = field(default_factory=list)
     mixed: bool = False  # prompts are computed as well
     drafted: bool = False
-    pays: bool = False  # with what making the guesses has taken
+    net: float = 0.0  # tokens that its guesses are expected to give, less those that their time would have given
 
 
 class Speculator:
@@ -246,7 +247,7 @@ class Speculator:
 
     def _best_count(self, n: int, values: list[float]) -> int:
         """How many guesses, of the most valuable first, make the most tokens a second; 0 if none do."""
-        rows_s, gain, count = self._cost.rows_s, 0.0, 0
+        rows_s, gain, right, count = self._cost.rows_s, 0.0, 0.0, 0
         best = LEAST_GAIN * n / (rows_s(n) + self._asking_s)
         for place, value in enumerate(values, 1):
             gain += value
@@ -254,8 +255,9 @@ class Speculator:
                 continue  # the rest of a tile costs nothing
             rate = (n + gain) / (rows_s(n + place) + self._asking_s)
             if rate > best:
-                best, count = rate, place
-        self._step.pays = best > LEAST_GAIN * n / rows_s(n)
+                best, count, right = rate, place, gain
+        lost_s = rows_s(n + count) - rows_s(n) + self._asking_s
+        self._step.net = right - lost_s * n / rows_s(n)
         return count
 
     def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> Drafts:
@@ -283,16 +285,19 @@ class Speculator:
         each, known = self._asking_s / n_made, self._guess_s
         self._guess_s = each if known is None else known + GUESS_WEIGHT * (min(each, 2 * known) - known)
         found = self._paying(wanting, proposals, step) if judged else self._exact(wanting, proposals)
-        self._consider(wishes, step.pays)
+        self._consider(wishes, step.net)
         return found
 
-    def _consider(self, wishes: list[Wish], pays: bool) -> None:
-        """Ask no more for a while where the drafter's time was not worth it several times in a row."""
+    def _consider(self, wishes: list[Wish], net: float) -> None:
+        """Ask no more for a while where the drafter's time was not worth it of late."""
         for wish in wishes:
             case = self._cases[wish.seq]
-            case.n_vain = 0 if pays else case.n_vain + 1
-            if case.n_vain >= PATIENCE:
-                case.retry_at = len(wish.ids) + min(RETRY, 1 << case.n_vain)
+            case.worth += NET_WEIGHT * (net - case.worth)
+            if case.worth >= 0.0:
+                case.n_vain = 0
+            else:
+                case.retry_at = len(wish.ids) + min(RETRY, 8 << case.n_vain)
+                case.n_vain, case.worth = case.n_vain + 1, 0.0
 
     def _wants(self, case: _Case, n: int) -> Callable[[int], bool | None]:
         """Whether one more guess is worth making, by the kinds of those that were made."""
