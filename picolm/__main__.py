@@ -3,8 +3,6 @@
 import os
 import sys
 
-__all__ = ["run"]
-
 
 def run() -> None:
     """The command line; NumPy is not loaded before BLAS has been told."""

@@ -1,9 +1,8 @@
 """Byte-level BPE's two tables: the letters that stand for bytes, and how text is split into words before merging.
 
-Tokens of these vocabularies are spelled in printable letters, one a byte: printable Latin-1 stands for itself, the other 68
-bytes for U+0100 and on (space is `Ġ`). Merges never cross the words that a regular expression cuts. Those expressions speak of
-letters and numbers of all scripts; here every character is first replaced by an ASCII one of its class, so that the
-standard library's `re` can do it. Source: GPT-2's `encoder.py`, Qwen2's and SmolLM2's tokenizer.json.
+Tokens are spelled in printable letters, one a byte: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and on (space is
+`Ġ`). Merges never cross the words that a regular expression cuts. It speaks of letters and numbers of all scripts; here every
+character is first replaced by an ASCII one of its class, so that `re` can do it. Source: GPT-2's `encoder.py`, tokenizer.json of the others.
 
 Differences from the C: it has none of this, and encodes such vocabularies without their spaces. Read next: `sampler.py`.
 """
@@ -53,9 +52,4 @@ def _single_digits(text: str) -> list[str]:
     return [word for part in [*parts, text[last:]] for word in _cut(gpt2, part)]
 
 
-SPLITTERS: dict[str, Callable[[str], list[str]]] = {
-    "gpt-2": _words(_GPT2),
-    "smollm": _single_digits,
-    "qwen2": _words(_QWEN2),
-    "default": _words(_GPT2),
-}
+SPLITTERS = {"gpt-2": _words(_GPT2), "smollm": _single_digits, "qwen2": _words(_QWEN2), "default": _words(_GPT2)}

@@ -1,12 +1,11 @@
 """JSON mode: only tokens that keep the text a beginning of valid JSON, and that leave time to end it, may be drawn.
 
 A pushdown automaton reads bytes. Its state is the open brackets (a string such as "{[") and a mode: what may come next. A token is
-allowed if the automaton survives its bytes and if the shortest ending behind it (close the string, add the missing `:0`, close the
-brackets) fits the tokens that are left, one byte a token. So the text is complete JSON whenever generation stops by itself or by
-its limit. The root is an object or an array, as in the C. Grammar: RFC 8259, and RFC 3629 for the UTF-8 in strings.
+allowed if the automaton survives its bytes and the shortest ending behind it (close the string, add the missing `:0`, close the brackets)
+fits the tokens that are left, one byte a token. The root is an object or an array. Grammar: RFC 8259, and RFC 3629 for UTF-8.
 
-Differences from the C: it counts brackets in the tokens' spelling, so that `{hellodog,,}` and `{[}]` pass and `"]"` in a string
-does not, and it stops unclosed when tokens run out; nothing of its counters is left here. Read next: `kvcache.py`.
+Differences from the C: it counts brackets in the tokens' spelling, so that `{hellodog,,}` passes and `"]"` in a string does not, and stops
+unclosed when tokens run out; nothing of it is left here. Read next: `kvcache.py`.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class Grammar:
         single = {t[0] for t in self.text if len(t) == 1}
         if lacking := [chr(b) for b in b'{}[]":0n' if b not in single]:
             raise ValueError(
-                f"JSON mode: this vocabulary has no token for {lacking[0]!r} alone, so that JSON could not always be ended"
+                f"JSON mode: this vocabulary has no token for {lacking[0]!r} alone, which may be needed to end"
             )
         self._plain = np.array([bool(text) and self._is_plain(text) for text in self.text])
         self._by_first: dict[int, list[int]] = {}
@@ -171,7 +170,5 @@ class Grammar:
     def _after(self, text: bytes) -> State | None:
         state: State | None = self.state
         for byte in text:
-            if state is None:
-                return None
-            state = step(state, byte)
+            state = None if state is None else step(state, byte)
         return state

@@ -12,12 +12,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from picolm.libm import F32, U8
 
 __all__ = ["Codes", "half", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
-
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
 
 
 class Codes(NamedTuple):

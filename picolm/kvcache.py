@@ -2,11 +2,10 @@
 
     "PCK2" n_tokens n_layers kv_dim | fingerprint of the model (32 bytes) | tokens (int32) | keys | values | SHA-256 of all that
 
-Keys and values are float16 [layer, position, kv_dim], in the C's order. The longest beginning that the file and the prompt share
-is used, and always short of the prompt's last token, whose logits are needed.
+Keys and values are float16 [layer, position, kv_dim], as in the C. The longest beginning that file and prompt share is used, short of the
+prompt's last token, whose logits are needed.
 
-Differences from the C (model.c): its file has neither tokens nor model, so that it goes on from another prompt's state; it has no
-check and no atomic replacement; after a hit it feeds the last token a second time, one position late. Read next: `cli.py`.
+Differences from the C (model.c): its file has neither tokens nor model nor check; after a hit it feeds the last token again, one late.
 """
 
 from __future__ import annotations

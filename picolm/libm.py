@@ -12,9 +12,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["cosf", "expf", "powf", "sinf"]
+__all__ = ["F32", "U8", "cosf", "expf", "powf", "sinf"]
 
 F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
 
 _SHIFT = float.fromhex("0x1.8p+52")  # adding it leaves the nearest integer in a double's low bits
 _EXP = [float.fromhex(h) for h in ("0x1.c6af84b912394p-5", "0x1.ebfce50fac4f3p-3", "0x1.62e42ff0c52d6p-1")]

@@ -19,17 +19,14 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from picolm.config import Config, read_config
 from picolm.gguf import GGUF, ModelError, Weight
-from picolm.libm import cosf, powf, sinf
+from picolm.libm import F32, cosf, powf, sinf
 from picolm.quant import dequantize_row, fp32_to_fp16
 from picolm.tensor import BAND, Team, attention, gelu, matmul, rmsnorm, rope, silu
 
 __all__ = ["KVCache", "Model", "model_forward", "prefill"]
-
-F32 = NDArray[np.float32]
 
 CHUNK = 256  # tokens of a prompt that pass at once
 LOCAL_ROPE_BASE = 10000.0  # Gemma's layers with a window
@@ -39,8 +36,8 @@ class KVCache:
     """What attention remembers: keys and values [layer, position, kv heads, dim], and the tokens they belong to."""
 
     def __init__(self, config: Config) -> None:
-        shape = (config.n_layers, 0, config.n_kv_heads, config.head_dim)
-        self.keys, self.values = np.zeros(shape, np.float16), np.zeros(shape, np.float16)
+        self.keys = np.zeros((config.n_layers, 0, config.n_kv_heads, config.head_dim), np.float16)
+        self.values = self.keys
         self.tokens: list[int] = []
 
     def truncate(self, n: int) -> None:
@@ -50,9 +47,9 @@ class KVCache:
     def extend(self, tokens: list[int]) -> None:
         """Make room for these tokens; they count from now on."""
         start, need = len(self.tokens), len(self.tokens) + len(tokens)
-        if (more := max(need, start + start // 2, 64) - self.keys.shape[1]) > 0 and need > self.keys.shape[1]:
-            more_rows = [(0, 0), (0, more), (0, 0), (0, 0)]
-            self.keys, self.values = np.pad(self.keys, more_rows), np.pad(self.values, more_rows)
+        if need > self.keys.shape[1]:
+            more = [(0, 0), (0, max(need, start + start // 2, 64) - self.keys.shape[1]), (0, 0), (0, 0)]
+            self.keys, self.values = np.pad(self.keys, more), np.pad(self.values, more)
         self.tokens += tokens
 
 

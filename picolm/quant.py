@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from picolm import kquants
 from picolm.kquants import Codes, half
+from picolm.libm import F32, U8
 
 __all__ = ["BLOCKS", "Order", "dequantize_row", "dot_in_order", "fp16_to_fp32", "fp32_to_fp16", "ordered_sum", "row_bytes", "vec_dot"]  # fmt: skip
 
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
 Order = Literal["fast", "sse", "scalar"]
 
 

@@ -1,23 +1,21 @@
 """Logits to a token: temperature, softmax, the nucleus (top-p), and a draw from a generator of its own.
 
-The generator is xorshift64 (G. Marsaglia, "Xorshift RNGs", 2003: shifts 13, 7, 17): 64 bits of state, any of them but zero. The
-nucleus is the shortest run of most probable tokens whose probabilities reach top_p; on ties the lower id comes first.
+The generator is xorshift64 (G. Marsaglia, "Xorshift RNGs", 2003: shifts 13, 7, 17). The nucleus is the shortest run of most probable
+tokens whose probabilities reach top_p; on ties the lower id comes first.
 
-Differences from the C: a seed is mixed (SplitMix64) before use, because xorshift's first numbers of a small seed are all close to
-zero; a draw has 24 bits, so it is never 1.0; a temperature too small to divide by is greedy; logits that are not numbers, and
-settings outside their ranges, are errors. Read next: `grammar.py`.
+Differences from the C: seeds are mixed (SplitMix64), as xorshift's first numbers of small seeds are close to zero; a draw has 24 bits, so it
+is never 1.0; a temperature too small to divide by is greedy; logits that are not numbers are an error. Read next: `grammar.py`.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from picolm.libm import F32
 from picolm.tensor import softmax
 
 __all__ = ["Sampler", "pick", "rand_float", "splitmix64", "xorshift64"]
 
-F32 = NDArray[np.float32]
 MASK = (1 << 64) - 1
 
 

@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from picolm.gguf import Weight
-from picolm.libm import expf
+from picolm.libm import F32, expf
 from picolm.quant import Order, dot_in_order, fp16_to_fp32, ordered_sum, vec_dot
 
 __all__ = ["Team", "attention", "gelu", "matmul", "rmsnorm", "rope", "silu", "softmax"]
 
-F32 = NDArray[np.float32]
 F16 = NDArray[np.float16]
 
 BAND = 1 << 18  # weights a thread takes at a time: a megabyte as float32, which stays in its cache

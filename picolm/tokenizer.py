@@ -1,12 +1,10 @@
 """Text to token ids and back: SentencePiece's merging by score, and byte-level BPE's merging by rank (`bpe.py`).
 
-SentencePiece (`tokenizer.ggml.model` = llama): spaces become U+2581, each character is a symbol, and again and again the pair of
-neighbours whose joined text is the token with the highest score is joined, leftmost first. What is in no token at the end is
-spelled in byte tokens `<0xHH>`. Tokens that are marked as special are found in the text before anything else.
+SentencePiece: spaces become U+2581, each character is a symbol, and again and again the pair of neighbours whose joined text is the token
+with the highest score is joined, leftmost first. What is in no token at the end is spelled in byte tokens `<0xHH>`.
 
-Differences from the C: a dictionary finds tokens (there: a binary search that goes astray at bytes above 127), a heap finds the
-next pair (there: all pairs again after each merge), bytes are spelled after merging (there: before), special tokens and the keys
-add_bos_token and add_space_prefix are heeded; control tokens print nothing, and every U+2581 prints as a space. Read next: `bpe.py`.
+Differences from the C: a dictionary finds tokens (there: a search that goes astray above 127), a heap the next pair (there: all pairs again),
+bytes are spelled after merging; special tokens, add_bos_token, add_space_prefix are heeded; control tokens print nothing. Read next: `bpe.py`.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class Tokenizer:
         self.end_ids = frozenset(ends | named) - {-1}
         special = np.flatnonzero(np.isin(self.types, (UNKNOWN, CONTROL, USER))).tolist()
         names = sorted((self.vocab[i] for i in special if self.vocab[i]), key=len, reverse=True)
-        self._special = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+        self._special = re.compile("(" + "|".join(map(re.escape, names)) + ")" if names else "(?!)")
 
     def _id(self, key: str, value: Any, default: int) -> int:
         """A special token's id; 2^32 - 1 means that there is none."""
@@ -79,8 +77,7 @@ class Tokenizer:
     def encode(self, text: bytes, add_bos: bool | None = None, special: bool = True) -> list[int]:
         """Token ids. Without `special`, names of control tokens in the text are plain text; user-defined tokens never are."""
         out = [self.bos_id] if (self.add_bos if add_bos is None else add_bos) else []
-        decoded = text.decode("utf-8", "surrogateescape")
-        for piece in self._special.split(decoded) if self._special else [decoded]:
+        for piece in self._special.split(text.decode("utf-8", "surrogateescape")):
             id_ = self.ids.get(piece, -1)
             if id_ >= 0 and (self.types[id_] == USER or (special and self.types[id_] in (CONTROL, UNKNOWN))):
                 out.append(id_)
@@ -103,9 +100,6 @@ class Tokenizer:
         out: list[int] = []
         for word in self._split(text):
             letters = word.encode("utf-8", "surrogateescape").decode("latin-1").translate(LETTER_OF_BYTE)
-            if letters in self.ids:  # the whole word is a token: merging ends there too
-                out.append(self.ids[letters])
-                continue
             for symbol in self._merge(list(letters), lambda a, b: self._ranks.get(f"{a} {b}")):
                 if symbol not in self.ids:
                     raise ModelError(f"the vocabulary lacks the token {symbol!r}")

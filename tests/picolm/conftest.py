@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,3 +34,11 @@ def malformed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("picolm-malformed")
     make_malformed.main(str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def one_blas_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As the command line has it: threads of picolm's own, and BLAS with one."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    with threadpool_limits(1, "blas"):
+        yield
