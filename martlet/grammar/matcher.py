@@ -226,7 +226,7 @@ class Grammar:
                 staying, left = self._followed_once(twin[0], node, suffixes)
                 numbers += staying
                 ahead += [(rest, twin[1](reached)) for reached, rest in left]
-            elif place is not None and here.budget is None and not here.detours():
+            elif place is not None and here.budget is None and not _share_a_text(here.detours(), node):
                 staying, leaving = suffixes.inside(*place, node)
                 numbers += staying
                 for label, rest in leaving:
@@ -347,6 +347,20 @@ class Matcher:
         copy._states = list(self._states)
         copy._ended = self._ended
         return copy
+
+
+def _share_a_text(texts: Tree | None, suffixes: Tree) -> bool:
+    """Whether a text of one tree leads to a node of another."""
+    ahead = [(texts or {}, suffixes)]
+    while ahead:
+        here, there = ahead.pop()
+        for byte, below in here.items():
+            if byte < 0:
+                return True
+            child = there.get(byte)
+            if child is not None:
+                ahead.append((below, child))
+    return False
 
 
 def _next_bytes(state: State, most: int) -> bytes:
