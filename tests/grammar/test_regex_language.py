@@ -130,7 +130,7 @@ def test_dialect(pattern: str, inside: list[str], outside: list[str]) -> None:
         ("(?=^a)", "look-ahead"),
         ("a{1000}{1000}", "quantifier"),
         ("(a{1000}){1000}", "parts"),
-        ("(a|b)*a(a|b){30}", "states"),
+        ("(a|b)*a(a|b){30}", "more than"),  # states, or seconds on a slow machine
         ("(" * 500 + ")" * 500, "groups"),
     ],
 )
