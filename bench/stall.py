@@ -7,6 +7,7 @@ and the longest steps: how many of the prompt's rows they had and where, and the
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 
@@ -70,7 +71,7 @@ def report(records: list[StepRecord], number: int) -> None:
     """A step that gives every stream a token ends a gap, which began with the end of the step before."""
     first = next(i for i, record in enumerate(records) if any(span.request_id == "long" for span in record.spans))
     ends = [record.end_s for record in records]
-    gaps = [end - before for before, end in zip(ends, ends[1:], strict=False)]  # gaps[i] ends with step i + 1
+    gaps = [end - before for before, end in itertools.pairwise(ends)]  # gaps[i] ends with step i + 1
     steady, during = statistics.median(gaps[first - 51 : first - 1]), gaps[first - 1 :]
     ordered = sorted(during)
     p99 = ordered[int(0.99 * len(ordered))]
