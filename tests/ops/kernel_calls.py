@@ -129,8 +129,8 @@ class Cache:
     def __init__(self, n_pages: int, heads: int, size: int, kind: str) -> None:
         self.heads, self.size, self.kind = heads, size, kind
         dtype, padded = (np.float16 if kind == "f16" else np.float32), -(-size // 16) * 16
-        self.keys = np.full((n_pages, heads, size, PAGE), 60000.0, dtype)
-        self.values = np.full((n_pages, heads, PAGE, padded), -60000.0, dtype)
+        self.keys = np.full((heads, n_pages, size, PAGE), 60000.0, dtype)
+        self.values = np.full((heads, n_pages, PAGE, padded), -60000.0, dtype)
 
     @property
     def addresses(self) -> list[int]:
@@ -146,8 +146,8 @@ class Cache:
         """Put sequence b's keys and values, [positions, heads, size], in their places (the drawing in attention.py)."""
         for position in range(k.shape[0]):
             page, place = table[b, position // PAGE], position % PAGE
-            self.keys[page, :, :, place] = k[position]
-            self.values[page, :, place, : self.size] = v[position]
+            self.keys[:, page, :, place] = k[position]
+            self.values[:, page, place, : self.size] = v[position]
 
 
 def scratch(threads: int) -> F32:

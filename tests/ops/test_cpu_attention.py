@@ -59,7 +59,7 @@ class Case:
         shape = (self.kv_heads, self.heads // self.kv_heads, self.size)
         own, states = scratch(threads), states_for(self.n_states, self.size)
         options = (float_bits(self.scale), float_bits(self.softcap), self.window)
-        memory = (own.ctypes.data, states.ctypes.data, self.n_states)
+        memory = (own.ctypes.data, states.ctypes.data, self.n_states, 0, self.cache.keys.shape[1])
         cache = (*self.cache.addresses, *self.cache.page_bytes)
         name = f"attention_{self.kind}_{min(self.heads // self.kv_heads, 8)}"
         kernels(name, step, q, out, *cache, *shape, *options, *memory, threads=threads)
@@ -141,8 +141,8 @@ def test_attention_does_not_depend_on_what_a_page_held_before(kernels: Kernels, 
     before = case.run(kernels, case.spans)
     for b, n in enumerate(case.lengths):
         page, place = case.table[b, n // PAGE], n % PAGE
-        case.cache.keys[page, ..., place:] = -65504.0
-        case.cache.values[page, :, place:] = 65504.0
+        case.cache.keys[:, page, :, place:] = -65504.0
+        case.cache.values[:, page, place:] = 65504.0
     case.cache.values[..., case.size :] = 1.0
     for got, want in zip(case.run(kernels, case.spans), before, strict=True):
         assert np.array_equal(bits(got), bits(want))
@@ -179,10 +179,10 @@ def test_kv_write(kernels: Kernels, kind: str, heads: int, size: int) -> None:
     k, v = columns(6, width, width + 3, 1), columns(6, width, width + 4, 2)
     rng = np.random.default_rng(11)
     k[:], v[:] = rng.normal(0, 5, k.shape), rng.normal(0, 5, v.shape)
-    kernels(f"kv_write_{kind}", Step(6, slots=slots), k, v, *got.addresses, heads, size, threads=2)
+    kernels(f"kv_write_{kind}", Step(6, slots=slots), k, v, *got.addresses, heads, size, 0, 4, threads=2)
     for t, slot in enumerate(slots):
-        want.keys[slot // PAGE, :, :, slot % PAGE] = k[t].reshape(heads, size)
-        want.values[slot // PAGE, :, slot % PAGE, :size] = v[t].reshape(heads, size)
+        want.keys[:, slot // PAGE, :, slot % PAGE] = k[t].reshape(heads, size)
+        want.values[:, slot // PAGE, slot % PAGE, :size] = v[t].reshape(heads, size)
     assert np.array_equal(got.keys, want.keys)
     assert np.array_equal(got.values, want.values)
 
@@ -191,7 +191,7 @@ def test_kv_write(kernels: Kernels, kind: str, heads: int, size: int) -> None:
 def test_kv_write_keeps_pages_finite(best_kernels: Kernels, kind: str, most: float) -> None:
     cache = Cache(1, 1, 8, kind)
     x = np.array([[np.inf, -np.inf, np.nan, 1e38, 65504.0, -70000.0, 0.0, 65520.0]], np.float32)
-    best_kernels(f"kv_write_{kind}", Step(1, slots=[0]), x, x, *cache.addresses, 1, 8)
+    best_kernels(f"kv_write_{kind}", Step(1, slots=[0]), x, x, *cache.addresses, 1, 8, 0, 1)
     stored = cache.keys[0, 0, :, 0]
     assert np.isfinite(stored).all()
     assert stored[[0, 1]].tolist() == [most, -most]

@@ -138,7 +138,7 @@ def test_q8_pages_hold_the_defined_codes(kernel_folder: Path) -> None:
     layer.run([[(0, 0, 40)], [(1, 0, 1)], [(2, 0, 1)]])
     k, v = heads_of(layer, spec, PAGE)
     size = 80 * 32 + 3 * 32 * 2  # three blocks, the last of 16 channels
-    keys, values = layer.cache.keys[: 2 * size].reshape(2, -1), layer.cache.values[: 2 * size].reshape(2, -1)
+    keys, values = (x.reshape(2, -1)[:, :size] for x in (layer.cache.keys, layer.cache.values))  # page 0 of each head
     for g in range(2):
         for got, x, transposed in ((keys[g], k[:, g], True), (values[g], v[:, g], False)):
             codes, scales = q8_codes(x)
@@ -154,14 +154,14 @@ def test_q4_pages_hold_the_defined_codes(kernel_folder: Path) -> None:
     layer.run([[(0, 0, 5)], [(1, 0, 1), (0, 5, 1)], [(2, 0, 1), (0, 6, 34)]])
     k, v = (x.astype(np.float16).astype(np.float32) for x in heads_of(layer, spec, PAGE))
     codes, scales, low = q4_codes(k, 0)  # [32, G, 80], [1, G, 80]
-    key_page = layer.cache.keys[: 2 * 80 * 20].reshape(2, -1)
+    key_page = layer.cache.keys.reshape(2, -1)[:, : 80 * 20]
     for g in range(2):
         packed = codes[:16, g].T | codes[16:, g].T << 4
         assert np.array_equal(key_page[g, : 80 * 16].reshape(80, 16), packed)
         assert np.array_equal(key_page[g, 80 * 16 :].view(np.float16), np.concatenate([scales[0, g], low[0, g]]))
     filled = np.pad(v, [(0, 0), (0, 0), (0, 16)]).reshape(PAGE, 2, 3, 32)
     codes, scales, low = q4_codes(filled, 3)
-    value_page = layer.cache.values[: 2 * 3 * 32 * 20].reshape(2, -1)
+    value_page = layer.cache.values.reshape(2, -1)[:, : 3 * 32 * 20]
     for g in range(2):
         packed = (codes[:, g, :, :16] | codes[:, g, :, 16:] << 4).transpose(1, 0, 2)
         assert np.array_equal(value_page[g, : 3 * 512].reshape(3, 32, 16), packed)

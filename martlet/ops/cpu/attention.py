@@ -66,7 +66,7 @@ SEGMENT = SEGMENT_PAGES * PAGE
 Q, Q_STRIDE, OUT, OUT_STRIDE, KEYS, VALUES, KEY_BYTES, VALUE_BYTES = range(ARGS, ARGS + 8)  # bytes: a page's, of a head
 N_KV_HEADS, HEADS_PER_KV, HEAD_DIM, SCALE, SOFTCAP, WINDOW = range(ARGS + 8, ARGS + 14)  # SOFTCAP and WINDOW 0: none
 SCRATCH, PARTIALS, N_PARTIALS = range(ARGS + 14, ARGS + 17)  # N_PARTIALS: states that a step's shared tiles may use
-RECENT = ARGS + 17  # of q4, as `recent_place` takes it
+RECENT, N_PAGES = ARGS + 17, ARGS + 18  # the first is of q4, as `recent_place` takes it
 
 
 PAGE_FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # how pages give scores, and sums of values
@@ -164,7 +164,7 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
 
         @helper
         def see_at_once(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high):  # type: ignore[no-untyped-def]
-            here, beyond = place(record, pages[page] * record[N_KV_HEADS] + unit.g), place(record, ahead)
+            here, beyond = place(record, unit.g * record[N_PAGES] + pages[page]), place(record, ahead)
             all_rows(record, scratch, state, positions, first_row, unit, page, here, beyond, low, high)
 
         return see_at_once
@@ -174,7 +174,7 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
     def see(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high):  # type: ignore[no-untyped-def]
         group = page * PAGE // RECENT_TOKENS
         if group < high // RECENT_TOKENS:
-            here, beyond = place(record, pages[page] * record[N_KV_HEADS] + unit.g), place(record, ahead)
+            here, beyond = place(record, unit.g * record[N_PAGES] + pages[page]), place(record, ahead)
             earlier_rows(record, scratch, state, positions, first_row, unit, page, here, beyond, low, high)
         if group >= positions[first_row + unit.pair // record[HEADS_PER_KV]] // RECENT_TOKENS:
             here = float_place(record[RECENT], recent[page], unit.g, record[N_KV_HEADS], record[HEAD_DIM])
@@ -195,7 +195,7 @@ def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
     @njit(**OPTIONS)
     def attend(record, scratch, positions, pages, recent, first_row, unit, ahead):  # type: ignore[no-untyped-def]
         begin(record, scratch, first_row, unit)
-        heads, size, n_kv_heads = record[HEADS_PER_KV], record[HEAD_DIM], record[N_KV_HEADS]
+        heads, size, n_pages = record[HEADS_PER_KV], record[HEAD_DIM], record[N_PAGES]
         high = positions[first_row + (unit.pair + unit.n - 1) // heads]
         low = first_of(record[WINDOW], positions[first_row + unit.pair // heads])
         first, last = low // SEGMENT, high // SEGMENT
@@ -213,7 +213,7 @@ def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
             stop_page = min(high // PAGE, segment * SEGMENT_PAGES + SEGMENT_PAGES - 1) + 1
             for page in range(max(low // PAGE, segment * SEGMENT_PAGES), stop_page):
                 follows = page + 1 < stop_page or (not shared and segment < last)
-                beyond = pages[page + 1] * n_kv_heads + unit.g if follows else ahead
+                beyond = unit.g * n_pages + pages[page + 1] if follows else ahead
                 see_page(record, scratch, state, positions, pages, recent, first_row, unit, page, beyond, low, high)
             if not shared and first < last:
                 merge(whole, state, size)
@@ -285,7 +285,7 @@ def attention_kernel(v: Verbs, dtype: str, heads: int) -> Callable[..., None]:
         ]
         page = max(first_of(record[WINDOW], position) // PAGE, unit.segment * SEGMENT_PAGES)
         pages = v.i32p(step[STEP_PAGE_TABLE] + unit.b * step[STEP_PAGE_STRIDE] * 4)
-        return pages[page] * record[N_KV_HEADS] + unit.g
+        return unit.g * record[N_PAGES] + pages[page]
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         starts, positions = v.i32p(step[STEP_SPAN_STARTS]), v.i32p(step[STEP_POSITIONS])

@@ -266,7 +266,7 @@ class CpuBackend:
     def kv_write(self, k: CpuArray, v: CpuArray, cache: CpuCache) -> None:
         """Write row t of k and v to the step's slot t; of a q4 cache, then compress the pages that are full."""
         recorder, shape = self._recording, [cache.n_kv_heads, cache.head_dim]
-        args = [k.address, k.stride, v.address, v.stride, *cache.addresses, *shape, cache.recent_address]
+        args = [k.address, k.stride, v.address, v.stride, *cache.addresses, *shape, cache.recent_address, cache.n_pages]
         recorder.keep(cache)
         writes = cache.recent_regions or [cache.region]
         recorder.emit(f"kv_write_{cache.dtype}", k.rows, args, [k.region, v.region], writes)
@@ -281,7 +281,7 @@ class CpuBackend:
         options = [float_bits(spec.scale), float_bits(spec.softcap or 0.0), spec.window or 0]
         args = [q.address, q.stride, out.address, out.stride, *cache.addresses, *cache.page_bytes, *shape, *options]
         args += [self._scratch.ctypes.data, *self._recording.attention_states(spec.n_kv_heads, spec.head_dim)]
-        args.append(cache.recent_address)
+        args += [cache.recent_address, cache.n_pages]
         heads = min(spec.n_heads // spec.n_kv_heads, ROWS_PER_TILE)
         kernel, reads = f"attention_{cache.dtype}_{heads}", [q.region, cache.region, *cache.recent_regions]
         whole = spec.head_dim % BLOCK == 0

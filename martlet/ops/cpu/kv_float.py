@@ -3,9 +3,11 @@
 A page holds 32 positions of one layer, for each KV head its keys transposed, so that a register holds the same
 dimension of many positions and a score needs no horizontal sum, and its values in rows:
 
-    keys    [page][KV head][D][32]          values  [page][KV head][32][D, filled to 16]
+    keys    [KV head][page][D][32]          values  [KV head][page][32][D, filled to 16]
 
-Each function also fetches the same place of the page that comes next: pages lie anywhere, so the processor's own
+so that pages with numbers in a row are one stream of memory, which the processor fetches by itself.
+
+Each function also fetches the same place of the page that comes next: pages may lie anywhere, so the processor's own
 prefetchers lose them at every end. It goes to the second-level cache, which can wait for many more lines at a time than
 the first can.
 """
@@ -35,6 +37,7 @@ from martlet.ops.cpu.simd import Verbs
 __all__ = ["float_scores", "float_sums", "kv_write_kernel"]
 
 K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM = range(ARGS, ARGS + 8)
+N_PAGES = ARGS + 9
 
 
 def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
@@ -58,8 +61,8 @@ def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
             page, place = slots[t] // PAGE, slots[t] % PAGE
             k, x = v.f32p(record[K] + t * record[K_STRIDE] * 4), v.f32p(record[V] + t * record[V_STRIDE] * 4)
             for head in range(heads):
-                key_start = (page * heads + head) * size * PAGE + place
-                value_start = ((page * heads + head) * PAGE + place) * padded
+                number = head * record[N_PAGES] + page
+                key_start, value_start = number * size * PAGE + place, (number * PAGE + place) * padded
                 for d in range(size):
                     put(keys, key_start + d * PAGE, v.bound(k[head * size + d], most))
                     put(values, value_start + d, v.bound(x[head * size + d], most))

@@ -1,13 +1,13 @@
 """KV pages of 4-bit codes: packing them, scores against their keys, sums of their values (`ops/kv_codes.py` defines them).
 
-    keys    [page][KV head]{codes [D][16], scales float16 [D], minima float16 [D]}
-    values  [page][KV head]{codes [block][32][16], for each block of 32 channels scales float16 [32], minima float16 [32]}
+    keys    [KV head][page]{codes [D][16], scales float16 [D], minima float16 [D]}
+    values  [KV head][page]{codes [block][32][16], for each block of 32 channels scales float16 [32], minima float16 [32]}
 
 A byte holds item i of its 32 in its low half and item i + 16 in its high half: positions of a key's channel, channels
 of a value's block. With x = s c + m a score is Σ (q s) c + Σ q m, and a sum Σ (p s) c + Σ p m: the scales go into q
 and p once a page, so that the inner loops multiply codes.
 
-A row first goes to a float16 page (`runtime/recent.py`), laid out as in `kv_float.py`; these lie in two places, those
+A row first goes to a float16 page (`runtime/recent.py`), laid out as in `kv_float.py` but [page][KV head]; these lie in two places, those
 kept in the layer's own, those that pass in one that layers share.
 """
 
@@ -47,7 +47,7 @@ from martlet.ops.cpu.simd import Verbs
 __all__ = ["kv_write_q4_kernel", "pack_q4_kernel", "q4_scores", "q4_sums", "recent_place"]
 
 K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM = range(ARGS, ARGS + 8)
-RECENT = ARGS + 8  # as `recent_place` takes it
+RECENT, N_PAGES = ARGS + 8, ARGS + 9  # the first as `recent_place` takes it
 MOST = 65504.0  # of float16
 HALF = KV_BLOCK // 2
 
@@ -125,8 +125,9 @@ def pack_q4_kernel(v: Verbs) -> Callable[..., None]:
         size, heads = record[KV_DIM], record[KV_HEADS]
         blocks, padded = (size + KV_BLOCK - 1) // KV_BLOCK, (size + 15) // 16 * 16
         from_keys, from_values = where(record[RECENT], recent, head, heads, size)
-        keys = record[TO_KEYS] + (page * heads + head) * size * (HALF + 4)
-        values = record[TO_VALUES] + (page * heads + head) * blocks * PAGE * (HALF + 4)
+        number = head * record[N_PAGES] + page
+        keys = record[TO_KEYS] + number * size * (HALF + 4)
+        values = record[TO_VALUES] + number * blocks * PAGE * (HALF + 4)
         codes, scales, minima = v.i8p(keys), v.i8p(keys + size * HALF), v.i8p(keys + size * (HALF + 2))
         for d in range(size):
             encode(from_keys, d * PAGE, PAGE, codes, d * HALF, scales, minima, d)

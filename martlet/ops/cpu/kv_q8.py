@@ -2,8 +2,8 @@
 
 As in `kv_float.py`, with a float16 scale for each position and 32 channels behind the codes:
 
-    keys    [page][KV head]{codes [D][32], scales [block][32]}
-    values  [page][KV head]{codes [32][D, filled to 16], scales [block][32]}
+    keys    [KV head][page]{codes [D][32], scales [block][32]}
+    values  [KV head][page]{codes [32][D, filled to 16], scales [block][32]}
 
 A key's scale multiplies what its block adds to the score, a value's scale p: so the inner loops are those of floats.
 """
@@ -36,6 +36,7 @@ from martlet.ops.cpu.simd import Verbs
 __all__ = ["kv_write_q8_kernel", "q8_scores", "q8_sums"]
 
 K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM = range(ARGS, ARGS + 8)
+N_PAGES = ARGS + 9
 MOST = 65504.0  # what lies beyond float16 saturates
 
 
@@ -69,8 +70,9 @@ def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
                 break
             page, place = slots[t] // PAGE, slots[t] % PAGE
             for head in range(heads):
-                keys = record[TO_KEYS] + (page * heads + head) * (size * PAGE + scale_bytes)
-                values = record[TO_VALUES] + (page * heads + head) * (padded * PAGE + scale_bytes)
+                number = head * record[N_PAGES] + page
+                keys = record[TO_KEYS] + number * (size * PAGE + scale_bytes)
+                values = record[TO_VALUES] + number * (padded * PAGE + scale_bytes)
                 k = v.f32p(record[K] + (t * record[K_STRIDE] + head * size) * 4)
                 x = v.f32p(record[V] + (t * record[V_STRIDE] + head * size) * 4)
                 to_keys, to_row = v.i8p(keys), v.i8p(values + place * padded)

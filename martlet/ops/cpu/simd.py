@@ -267,29 +267,18 @@ class Verbs(ModuleType):
 
         def tile_scale(b: Any, t: Any, tile: Any, p: Any, i: Any) -> Any:
             """tile[m] * p[i + m]"""
-
-            def row(m: int) -> Any:
-                factor = splat(b, load(b, p, b.add(i, constant(I64, m)), F32), n)
-                return b.fmul(b.extract_value(tile, m), factor)
-
-            return each_row(b, t[0], row)
+            where = [b.add(i, constant(I64, m)) for m in range(t[0].rows)]
+            return each_row(b, t[0], lambda m: b.fmul(b.extract_value(tile, m), splat(b, load(b, p, where[m], F32), n)))
 
         def tile_add(b: Any, t: Any, x: Any, y: Any) -> Any:
             """x[m] + y[m]; y may be one vector, the same for all rows"""
-
-            def row(m: int) -> Any:
-                other = b.extract_value(y, m) if isinstance(t[1], Tile) else y
-                return b.fadd(b.extract_value(x, m), other)
-
-            return each_row(b, t[0], row)
+            other = (lambda m: b.extract_value(y, m)) if isinstance(t[1], Tile) else (lambda m: y)
+            return each_row(b, t[0], lambda m: b.fadd(b.extract_value(x, m), other(m)))
 
         def tile_fma_each(b: Any, t: Any, acc: Any, tile: Any, x: Any) -> Any:
             """acc[m] += tile[m] * x, a vector for all rows"""
-
-            def row(m: int) -> Any:
-                return call(b, f"llvm.fma.v{n}f32", f32.ir, b.extract_value(tile, m), x, b.extract_value(acc, m))
-
-            return each_row(b, t[0], row)
+            get = b.extract_value
+            return each_row(b, t[0], lambda m: call(b, f"llvm.fma.v{n}f32", f32.ir, get(tile, m), x, get(acc, m)))
 
         def tile_store(b: Any, t: Any, tile: Any, p: Any, i: Any, stride: Any) -> None:
             """p[i + m * stride : ] = tile[m]"""

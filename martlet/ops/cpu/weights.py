@@ -120,8 +120,9 @@ class CpuCache:
 
     @property
     def parts(self) -> tuple[NDArray[np.uint8], ...]:
-        """The bytes of each array, by page."""
-        return by_page(self.keys, self.n_pages), by_page(self.values, self.n_pages)
+        """The bytes of each head's keys and values, by page."""
+        heads = (array.reshape(self.n_kv_heads, -1) for array in (self.keys, self.values))
+        return tuple(by_page(head, self.n_pages) for array in heads for head in array)
 
     @property
     def region(self) -> Region:
