@@ -14,7 +14,7 @@ run: $(VENV)/installed
 	$(BIN)/martlet run $(MODEL) "$(PROMPT)" --temperature 0
 
 test: $(VENV)/installed-dev models lint
-	MARTLET_REQUIRE_MODEL=1 $(BIN)/python -m pytest -m "not large"
+	MARTLET_REQUIRE_MODEL=1 $(BIN)/python -m pytest -m "not large" -n auto --dist loadfile
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

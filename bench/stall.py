@@ -7,6 +7,7 @@ and the longest steps: how many of the prompt's rows they had and where, and the
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import random
 import statistics
@@ -44,6 +45,7 @@ def main() -> None:
     with LLM(args.model, max_context=2 * args.prompt, max_seqs=args.streams + 1, **options) as llm:
         steps = Steps()
         llm.engine.watch(steps)
+        gc.freeze()  # as the server does
         for number in range(args.rounds):
             steps.records.clear()
             one_round(llm.engine, args.streams, args.prompt, random.Random(number))

@@ -95,6 +95,7 @@ class Registry:
         """Start the engines that are here; call it from the event loop that will be served."""
         for service in self.services:
             service.bridge.start()
+        gc.freeze()  # going through all that a model is made of would hold up a step for 20 ms, now and then
 
     def find(self, name: str | None) -> tuple[Entry, str]:
         """The model of a name, and the adapter's name if it is one's; ApiError 404 if there is none."""
@@ -146,6 +147,7 @@ class Registry:
         service = Service(built, replace(self.settings, model_name=entry.name))
         service.bridge.start()
         entry.service, entry.used_s = service, time.monotonic()
+        gc.freeze()
         logger.info("model %s loaded in %.1f s", entry.name, time.perf_counter() - start)
 
     def _is_full(self) -> bool:
@@ -163,7 +165,9 @@ class Registry:
         logger.info("model %s is closed to make room", entry.name)
         await asyncio.to_thread(service.close)
         del service
+        gc.unfreeze()
         gc.collect()  # its weights lie in cycles
+        gc.freeze()
         return True
 
     async def add_adapter(self, request: Request, name: str, path: str, model: str | None, replaces: bool) -> None:

@@ -1,4 +1,4 @@
-"""Compiled kernels, shared by all tests of a session."""
+"""Compiled kernels, kept where the engine keeps its own: they are keyed by their source, and compiling all takes minutes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from kernel_calls import Kernels
 
+from martlet.config import cache_dir
 from martlet.ops.cpu.isa import ISAS, best_isa, host_features
 
 HOST = {name for name, on in host_features().items() if on}
@@ -14,9 +15,9 @@ NAMES = [isa.name for isa in ISAS if isa.needs <= HOST]
 
 
 @pytest.fixture(scope="session")
-def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where this session's object code lies."""
-    return tmp_path_factory.mktemp("kernels")
+def kernel_folder() -> Path:
+    """Where the object code lies."""
+    return cache_dir() / "kernels"
 
 
 @pytest.fixture(scope="session", params=NAMES)
