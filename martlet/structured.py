@@ -57,6 +57,7 @@ class Structured:
     # of JSON: no white space; a space after comma and colon, as Python writes it; or any, bounded
     whitespace: Literal["compact", "single", "any"] = "compact"
     ordered: bool = True  # of JSON: properties come in the schema's order
+    string_limit: int = 1 << 16  # of JSON: bytes of a string that the schema does not bound; 0: none
     # Where reasoning comes first: the answer is free until this text, and then held.
     after: str | None = None
     after_begin: str | None = None  # the text that begins the reasoning, if it need not be there
@@ -78,6 +79,8 @@ class Structured:
             self._set("tags", _tags(self.tags))
         if self.whitespace not in ("compact", "single", "any"):
             raise _refuse("whitespace", self.whitespace, "'compact', 'single' or 'any'")
+        if isinstance(self.string_limit, bool) or not isinstance(self.string_limit, int) or self.string_limit < 0:
+            raise _refuse("string_limit", self.string_limit, "a number of bytes, 0 for none")
         if self.after == "" or self.after_begin == "" or (self.after_begin and not self.after):
             raise _refuse("after", self.after, "the text that ends the reasoning, or none")
         self._check_kind()

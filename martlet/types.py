@@ -20,6 +20,7 @@ from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
 
 __all__ = [
+    "GRAMMAR_LIMIT",
     "CacheUse",
     "Copy",
     "Event",
@@ -44,6 +45,8 @@ __all__ = [
 SeqId = NewType("SeqId", int)
 PageId = NewType("PageId", int)
 SlotId = NewType("SlotId", int)  # a place for one page in the second tier
+
+GRAMMAR_LIMIT = "grammar_limit"  # the stop reason of an answer in which a string was ended because it was too long
 
 
 class FinishReason(StrEnum):
@@ -283,6 +286,7 @@ class Sampled:
     error: str | None = None
     more: tuple[tuple[int, TokenLogprobs | None], ...] = ()
     forced: tuple[int, ...] = ()  # ids that will come next, most likely: a grammar allows no other text
+    limit: str | None = None  # GRAMMAR_LIMIT once a string was ended because it was too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,5 +311,5 @@ class Event:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it, or another reason
     error: str | None = None

@@ -36,6 +36,7 @@ class BeamSearchParams:
     max_tokens: int
     ignore_eos: bool = False  # an end token is a token like any other
     temperature: float = 0.0  # only 0: there is nothing to draw
+    structured: None = None  # no form: a beam is held to nothing
     length_penalty: float = 1.0  # above 1 favours long answers, below it short ones; 0: the plain log-probability
 
     def __post_init__(self) -> None:
@@ -45,6 +46,11 @@ class BeamSearchParams:
                 raise RequestError(f"{name} is {value!r}; expected a whole number from 1 to {most:,}.", param=name)
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos is {self.ignore_eos!r}; expected True or False.", param="ignore_eos")
+        if self.structured is not None:
+            raise RequestError(
+                "structured: beam search holds answers to no form; use generate, with n for several answers.",
+                param="structured",
+            )
         if self.temperature != 0:
             raise RequestError(
                 f"temperature is {self.temperature!r}; beam search draws nothing, so only 0 has a meaning.",

@@ -20,7 +20,7 @@ from martlet.errors import MartletError
 from martlet.metrics import RequestMetrics
 from martlet.tokenizer.detok import Delta, Detokenizer, StopChecker, TextStream
 from martlet.tokenizer.tokenizer import Tokenizer
-from martlet.types import Event, FinishReason, Request, TokenLogprobs
+from martlet.types import GRAMMAR_LIMIT, Event, FinishReason, Request, TokenLogprobs
 
 __all__ = ["CompletionOutput", "EmbeddingOutput", "Logprob", "Logprobs", "OutputBuilder", "Piece", "RequestOutput"]
 
@@ -196,7 +196,9 @@ class OutputBuilder:
             if event.finish is None:
                 self._stop(event.request_id, event.index, stop)
         elif event.finish is not None:
-            completion.finish_reason, completion.stop_reason = event.finish.value, event.stop_reason
+            cut = event.stop_reason == GRAMMAR_LIMIT  # it may be complete in form, but a string in it is not
+            finish = FinishReason.LENGTH if cut else event.finish
+            completion.finish_reason, completion.stop_reason = finish.value, event.stop_reason
         self.output.error = self.output.error or event.error
         self.output.finished = all(entry.finish_reason is not None for entry in self.output.outputs)
         if self.output.finished and self.output.metrics is not None:

@@ -54,7 +54,9 @@ class Grammars:
             vocabulary = self._vocabulary(_marks_of(asked))
             if asked.kind in ("json", "json_object"):
                 warm(vocabulary)
-            grammar = Grammar(state, vocabulary, name=asked.kind, forget=releasing(state))
+            grammar = Grammar(
+                state, vocabulary, name=asked.kind, string_limit=asked.string_limit, forget=releasing(state)
+            )
             self._compiled[asked] = grammar
             if len(self._compiled) > MOST_GRAMMARS:
                 self._compiled.popitem(last=False)

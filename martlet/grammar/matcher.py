@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from martlet.grammar.limit import tokens_out, written
 from martlet.grammar.types import Constraint, Lexeme, State, Tree
-from martlet.grammar.vocabulary import NOTHING, Exits, Suffixes, Vocabulary
+from martlet.grammar.vocabulary import NOTHING, Exits, Suffixes, Vocabulary, share_a_text
 from martlet.grammar.walk import Fill
 
 __all__ = ["Grammar", "Matcher"]
@@ -34,9 +35,11 @@ class Grammar:
         vocabulary: Vocabulary,
         *,
         name: str = "grammar",
+        string_limit: int = 0,
         forget: Callable[[], None] | None = None,
     ) -> None:
         self.start, self.vocabulary, self.name = start, vocabulary, name
+        self.string_limit = string_limit  # bytes; 0: none
         self._forget = forget
         self._masks: OrderedDict[State, Fill] = OrderedDict()
         self._twins: dict[tuple[State, int], tuple[list[int], list[tuple[Any, Tree]]]] = {}
@@ -226,7 +229,7 @@ class Grammar:
                 staying, left = self._followed_once(twin[0], node, suffixes)
                 numbers += staying
                 ahead += [(rest, twin[1](reached)) for reached, rest in left]
-            elif place is not None and here.budget is None and not _share_a_text(here.detours(), node):
+            elif place is not None and here.budget is None and not share_a_text(here.detours(), node):
                 staying, leaving = suffixes.inside(*place, node)
                 numbers += staying
                 for label, rest in leaving:
@@ -256,18 +259,21 @@ class Grammar:
 class Matcher:
     """One sequence's place in a grammar's text."""
 
-    __slots__ = ("_ended", "_states", "grammar")
+    __slots__ = ("_counts", "_ended", "_limited", "_states", "grammar")
 
     def __init__(self, grammar: Grammar, state: State) -> None:
         self.grammar = grammar
         self._states = [state]  # after each token taken
+        self._counts = [0]  # bytes of the endless string that each of them is inside
+        self._limited = 0  # the first of them at the limit
         self._ended = False
 
     def mask(self, out: U32) -> None:
         """Write the allowed tokens as bits (see `Constraint.mask`)."""
-        if self._ended:
+        only = self.grammar.vocabulary.eos_ids if self._ended else self._ways_out()
+        if self._ended or only:
             out.fill(0)
-            for token in self.grammar.vocabulary.eos_ids:
+            for token in only:
                 out[token >> 5] |= np.uint32(1 << (token & 31))
             return
         vocabulary = self.grammar.vocabulary
@@ -279,11 +285,19 @@ class Matcher:
         """Whether the mask is one that was kept."""
         return self._ended or self._states[-1] in self.grammar._masks
 
+    def _ways_out(self) -> list[int]:
+        """At the limit the only tokens that are allowed; otherwise, and where there are none, nothing."""
+        limit = self.grammar.string_limit
+        return tokens_out(self._states[-1], self.grammar.vocabulary) if 0 < limit <= self._counts[-1] else []
+
     def _after(self, token_id: int) -> State | None:
         tokens = self.grammar.vocabulary.tokens
         text = tokens[token_id] if 0 <= token_id < len(tokens) else None
         state = self._states[-1]
         if not text or self._ended:
+            return None
+        only = self._ways_out()
+        if only and token_id not in only:
             return None
         for byte in text:
             after = state.step(byte)
@@ -304,12 +318,19 @@ class Matcher:
             if not self.may_end():
                 return False
             self._states.append(self._states[-1])
+            self._counts.append(0)
             self._ended = True
             return True
         state = self._after(token_id)
         if state is None:
             return False
+        limit, count = self.grammar.string_limit, 0
+        if limit and state.lexeme is not None:
+            count = written(self._states[-1], self.grammar.vocabulary.tokens[token_id] or b"", self._counts[-1])
+            if count >= limit and not self._limited:
+                self._limited = len(self._states)
         self._states.append(state)
+        self._counts.append(count)
         return True
 
     def rollback(self, n_tokens: int) -> None:
@@ -317,7 +338,9 @@ class Matcher:
         if not 0 <= n_tokens < len(self._states):
             raise ValueError(f"{n_tokens} tokens to take back of {len(self._states) - 1}.")
         if n_tokens:
-            del self._states[-n_tokens:]
+            del self._states[-n_tokens:], self._counts[-n_tokens:]
+            if self._limited >= len(self._states):
+                self._limited = 0
             self._ended = False
 
     def may_end(self) -> bool:
@@ -327,6 +350,10 @@ class Matcher:
     def is_done(self) -> bool:
         """Whether only the end can follow."""
         return self._ended or (self._states[-1].accepts and not _next_bytes(self._states[-1], 1))
+
+    def is_limited(self) -> bool:
+        """Whether a string came to the limit."""
+        return self._limited > 0
 
     def forced(self) -> bytes:
         """The text that must follow, whatever is chosen."""
@@ -345,22 +372,9 @@ class Matcher:
         """Another one in the same place."""
         copy = Matcher(self.grammar, self._states[-1])
         copy._states = list(self._states)
-        copy._ended = self._ended
+        copy._counts = list(self._counts)
+        copy._ended, copy._limited = self._ended, self._limited
         return copy
-
-
-def _share_a_text(texts: Tree | None, suffixes: Tree) -> bool:
-    """Whether a text of one tree leads to a node of another."""
-    ahead = [(texts or {}, suffixes)]
-    while ahead:
-        here, there = ahead.pop()
-        for byte, below in here.items():
-            if byte < 0:
-                return True
-            child = there.get(byte)
-            if child is not None:
-                ahead.append((below, child))
-    return False
 
 
 def _next_bytes(state: State, most: int) -> bytes:

@@ -22,9 +22,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEAD", "Constraint", "Dfa", "Lexeme", "Limits", "Plain", "State", "Tree", "n_mask_words"]
+__all__ = ["DEAD", "MANY", "Constraint", "Dfa", "Lexeme", "Limits", "Plain", "State", "Tree", "n_mask_words"]
 
 Tree = dict[int, Any]
+MANY = 1 << 30  # characters: no bound
 DEAD = 0  # the state of every Dfa that nothing leaves
 
 
@@ -75,6 +76,7 @@ class Lexeme:
     follow: frozenset[int]
     counted: int = DEAD
     blank: frozenset[int] = frozenset()
+    endless: bool = False  # a JSON string, which goes on as long as its budget allows
 
 
 class State(Protocol):
@@ -214,6 +216,9 @@ class Constraint(Protocol):
 
     def forced(self) -> bytes:
         """The longest text that must follow whatever is chosen; b"" if there is a choice. The state stays as it is."""
+
+    def is_limited(self) -> bool:
+        """Whether a string was ended because it was too long."""
 
     def clone(self) -> Constraint:
         """Another one in the same state; what is computed once stays shared."""

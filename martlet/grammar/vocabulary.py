@@ -20,7 +20,7 @@ from martlet.grammar.types import Lexeme, Tree, n_mask_words
 from martlet.grammar.walk import Walker
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["NOTHING", "Exits", "Region", "Suffixes", "Vocabulary"]
+__all__ = ["NOTHING", "Exits", "Region", "Suffixes", "Vocabulary", "share_a_text"]
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
@@ -278,3 +278,17 @@ class Region:
                 self._vocabulary.walker.fill(mask, self._vocabulary.walker.prepared(None, ids))
             found = self._masks[most] = (ids, mask)
         return found
+
+
+def share_a_text(texts: Tree | None, suffixes: Tree) -> bool:
+    """Whether a text of one tree leads to a node of another."""
+    ahead = [(texts or {}, suffixes)]
+    while ahead:
+        here, there = ahead.pop()
+        for byte, below in here.items():
+            if byte < 0:
+                return True
+            child = there.get(byte)
+            if child is not None:
+                ahead.append((below, child))
+    return False

@@ -25,7 +25,7 @@ from martlet.runtime.page_moves import PageMoves
 from martlet.runtime.recent import RecentGroups
 from martlet.runtime.tier_file import TierFile
 from martlet.sample.sampler import Sampler, SequenceSampler, token_logprobs
-from martlet.types import PageId, Sampled, SeqId, Sequence, Span, StepPlan, StepResult, TokenLogprobs
+from martlet.types import GRAMMAR_LIMIT, PageId, Sampled, SeqId, Sequence, Span, StepPlan, StepResult, TokenLogprobs
 
 __all__ = ["Runner"]
 
@@ -201,8 +201,10 @@ class Runner:
             return Sampled(span.seq, None, error=str(error))
         running.rows.ids.append(token_id)
         more = self._verify(running, span.draft, logits) if span.draft else ()
-        forced = running.sampler.forced_ids() if running.sampler.constraint is not None else ()
-        return Sampled(span.seq, token_id, logprobs, scored, more=more, forced=forced)
+        constraint = running.sampler.constraint
+        forced = running.sampler.forced_ids() if constraint is not None else ()
+        limit = GRAMMAR_LIMIT if constraint is not None and constraint.is_limited() else None
+        return Sampled(span.seq, token_id, logprobs, scored, more=more, forced=forced, limit=limit)
 
     def _verify(
         self, running: _Running, draft: tuple[int, ...], logits: F32

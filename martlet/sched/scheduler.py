@@ -350,8 +350,8 @@ class Scheduler:
         else:
             seq.ids.append(sampled.token_id)
             finish = self._finish_reason(seq, sampled.token_id)
-        stop_reason = None
-        if finish is FinishReason.STOP and sampled.token_id not in self._eos_ids:
+        stop_reason: int | str | None = sampled.limit if finish is not None else None
+        if stop_reason is None and finish is FinishReason.STOP and sampled.token_id not in self._eos_ids:
             stop_reason = sampled.token_id
         if finish is not None:
             self._release(seq)
@@ -371,7 +371,7 @@ class Scheduler:
             if seq.seq_id not in self._live:
                 return
             seq.n_cached += 1
-            yield self._accept(seq, Sampled(seq.seq_id, token_id, logprobs))
+            yield self._accept(seq, Sampled(seq.seq_id, token_id, logprobs, limit=sampled.limit))
 
     def _finish_reason(self, seq: Sequence, token_id: int) -> FinishReason | None:
         params = seq.request.params

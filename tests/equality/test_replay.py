@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,34 @@ def check(model: Path, folder: Path, capsys: pytest.CaptureFixture[str], *sizes:
 
 def test_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(write_tiny_model(tmp_path / "tiny.gguf"), tmp_path, capsys, 8, PAGE_BYTES_TINY, 192)
+
+
+def test_held_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names are forced, several tokens in a step; strings end at a limit; two answers are free or of another form."""
+    model, capsule = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "held.capsule"
+    pair = {"direction": {"enum": ["north", "south"]}, "what": {"type": "string", "minLength": 8}}
+    schema = {"type": "object", "properties": pair, "required": list(pair), "additionalProperties": False}
+    held: dict[str, Any] = {"temperature": 1.0, "max_tokens": 90}
+    params = [
+        SamplingParams(**held, seed=4, n=2, structured={"json": schema, "string_limit": 5}),
+        SamplingParams(temperature=0.9, max_tokens=60, ignore_eos=True),
+        SamplingParams(**held, structured={"regex": "[ab]{20}-[0-9]{20}"}),
+    ]
+    with LLM(
+        str(model), capsule=str(capsule), max_context=192, kv_memory=8 * PAGE_BYTES_TINY, max_step_tokens=48
+    ) as llm:
+        outputs = llm.generate([PREFIX + end for end in "abc"], params)
+        assert llm.engine.totals.n_preempted > 0, "the pages were enough for all: the test shows nothing"
+    for answer in outputs[0].outputs:
+        found = json.loads(answer.text)
+        assert len(found["what"]) == 8
+        assert (answer.finish_reason, answer.stop_reason) == ("length", "grammar_limit")
+    assert re.fullmatch("[ab]{20}-[0-9]{20}", outputs[2].outputs[0].text)
+    assert (outputs[2].outputs[0].finish_reason, outputs[2].outputs[0].stop_reason) == ("stop", None)
+    recorded = json.loads(capsule.read_text())["requests"]
+    assert [entry["outputs"] for entry in recorded] == [[list(a.token_ids) for a in o.outputs] for o in outputs]
+    assert main(["replay", str(capsule), "-q"]) == 0
+    assert "all as recorded" in capsys.readouterr().out
 
 
 @pytest.mark.model

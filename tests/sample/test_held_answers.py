@@ -259,3 +259,79 @@ def test_after_the_reasoning() -> None:
     assert texts_of(perhaps, "no")
     assert texts_of(perhaps, "<think>é</think>no")
     assert not texts_of(perhaps, "<think>no")
+
+
+FREE = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}, "b": {"type": "string", "minLength": 30}, "c": {"type": "string", "maxLength": 50}},
+    "required": ["a", "b", "c"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wanted", ["\n\n", "tx", "\\", "é"])
+def test_a_string_without_bound_comes_to_an_end(wanted: str) -> None:
+    """A model that never ends a string: at 20 bytes it must, later only where the schema says so."""
+    seq = start({"json": FREE, "string_limit": 20})
+    likes = {"tx": 5.0, "\\": 9.0, "n": 9.5} if wanted == "\\" else {"tx": 8.0, wanted: 9.0} if wanted.isascii() else {}
+    row = np.zeros(EOS + 1, np.float32)
+    for text, value in likes.items():
+        row[TEXTS.index(text.encode())] = value
+    if not likes:
+        row[list("é".encode())] = 9.0
+    data, limited = b"", []
+    for _ in range(300):
+        token, _ = seq.sample(row)
+        if token == EOS:
+            break
+        data += TEXTS[token]
+        assert seq.constraint is not None
+        limited.append(seq.constraint.is_limited())
+    found = json.loads(data)
+    assert 20 <= len(json.dumps(found["a"], ensure_ascii=False).encode()) - 2 <= 22
+    assert 30 <= len(found["b"]) <= 31
+    assert len(found["c"]) == 50  # its own bound, and no other
+    assert limited == sorted(limited)
+    assert (limited[0], limited[-1]) == (False, True)
+    seq.truncate(3)
+    assert seq.constraint is not None
+    assert not seq.constraint.is_limited()
+
+
+def test_a_string_at_the_limit_may_only_end() -> None:
+    """The mask is what `advance` takes; a copy and the way back know the limit; the pattern says how it may end."""
+    grammars = Grammars(toy())
+    pattern = {"type": "string", "pattern": "^(ab)+$"}
+    matcher = grammars.matcher(Structured(json=pattern, string_limit=3))
+    words = np.zeros(16, np.uint32)
+
+    def allowed() -> set[bytes]:
+        words.fill(0)
+        matcher.mask(words)
+        return {TEXTS[t] for t in range(EOS) if words[t >> 5] >> (t & 31) & 1}
+
+    assert all(matcher.advance(byte) for byte in b'"ab')
+    assert allowed() == {b"a", b'"'}
+    assert matcher.advance(ord("a"))
+    assert matcher.is_limited()
+    assert allowed() == {b"b"}
+    assert matcher.advance(ord("b"))
+    assert allowed() == {b'"'}
+    copy = matcher.clone()
+    for one in (matcher, copy):
+        assert not one.allows(ord("a"))
+        assert not one.advance(ord("a"))
+        assert one.advance(ord('"'))
+        assert one.is_done()
+        assert one.is_limited()
+    matcher.rollback(3)
+    assert not matcher.is_limited()
+    assert allowed() == {b"a", b'"'}
+    without = grammars.matcher(Structured(json=pattern, string_limit=0))
+    assert all(without.advance(byte) for byte in b'"' + b"ab" * 100)
+
+
+def test_the_limit_is_a_number() -> None:
+    for wrong in (-1, 1.5, True, "9"):
+        with pytest.raises(RequestError, match="string_limit"):
+            Structured(json={}, string_limit=wrong)

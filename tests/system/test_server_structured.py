@@ -100,6 +100,30 @@ def test_strict_allows_no_other_properties(client: httpx.Client) -> None:
     assert set(json.loads(content(client, response_format=form))) == {"a"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_string_without_bound(client: httpx.Client, stream: bool) -> None:
+    """The answer is JSON; that a string in it was ended is said as OpenAI says that an answer was cut."""
+    fields = {"structured": {"json": {"type": "string", "minLength": 12}, "string_limit": 8}}
+    body = {"messages": [{"role": "user", "content": "A colour?"}], "max_tokens": 80, "seed": 1, **fields}
+    response = client.post("/v1/chat/completions", json={**body, "stream": stream})
+    if stream:
+        lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+        choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+        text, last = "".join(choice["delta"].get("content") or "" for choice in choices), choices[-1]
+    else:
+        [last] = response.json()["choices"]
+        text = last["message"]["content"]
+    assert len(json.loads(text)) >= 12
+    assert (last["finish_reason"], last["stop_reason"]) == ("length", "grammar_limit")
+
+
+def test_beams_are_held_to_nothing(client: httpx.Client) -> None:
+    body = {"prompt": "x", "use_beam_search": True, "n": 2, "guided_regex": "(yes|no)!"}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "use_beam_search"
+
+
 def test_patterns_choices_and_grammars(client: httpx.Client) -> None:
     assert re.fullmatch(r"[A-Z]{3}-\d{4}", content(client, guided_regex=r"[A-Z]{3}-\d{4}"))
     assert content(client, guided_choice=["ja", "nein"]) in ("ja", "nein")

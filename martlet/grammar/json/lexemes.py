@@ -144,5 +144,5 @@ def _closed(
     table[accepting, QUOTE] = n - 1 + dfa.accept[accepting]
     accept = np.zeros(n + labels, np.int32)
     accept[n:] = np.arange(1, labels + 1)
-    lexeme = Lexeme(Dfa(table, accept, dfa.start), follow, dfa.start if counted else 0, BLANK)
+    lexeme = Lexeme(Dfa(table, accept, dfa.start), follow, dfa.start if counted else 0, BLANK, endless=True)
     return JsonLexeme(lexeme, frozenset(range(n, n + labels)), universal)

@@ -17,9 +17,9 @@ from martlet.grammar.json.algebra import Algebra, Goal, Type
 from martlet.grammar.json.forms import ArrayForm, ObjectForm
 from martlet.grammar.json.lexemes import JsonLexeme, free_string, number_lexeme, string_lexeme
 from martlet.grammar.json.plans import Plans
-from martlet.grammar.json.scalars import MANY, ByteState, End, Lex, LexemeUse, Literals, Survivors
+from martlet.grammar.json.scalars import ByteState, End, Lex, LexemeUse, Literals, Survivors
 from martlet.grammar.json.sets import Texts
-from martlet.grammar.types import State
+from martlet.grammar.types import MANY, State
 
 __all__ = ["Machine", "Root", "Space", "Spacing", "Value"]
 

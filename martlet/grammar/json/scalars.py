@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from martlet.grammar.json.lexemes import JsonLexeme, free_string
-from martlet.grammar.types import Lexeme, Plain, State
+from martlet.grammar.types import MANY, Lexeme, Plain, State
 
 if TYPE_CHECKING:
     from martlet.grammar.json.machine import Machine
 
-__all__ = ["MANY", "ByteState", "End", "Lex", "LexemeUse", "Literals", "Survivors"]
+__all__ = ["ByteState", "End", "Lex", "LexemeUse", "Literals", "Survivors"]
 
 Survivors = frozenset[int]
-MANY = 1 << 30  # characters: no bound
 
 
 class End(Protocol):
