@@ -4,8 +4,8 @@
 
 PICOLM is the C program built natively (`make native` in github.com/RightNow-AI/picolm at cf3f2df). Runs alternate: ours with
 weights held as float32, the C, ours streaming. Rates are each program's own, from the same lines on stderr; the C makes N + 1
-tokens and counts them. The C knows no byte-level vocabularies, so its prompt is as many tokens as `--prompt` words of its own;
-only rates are compared. With `--large`, that file is decoded in streaming mode while /proc is read 50 times a second: RssAnon is
+tokens and counts them. The C knows no byte-level vocabularies, so it cuts a text into other tokens; a prompt is filled up with
+digits, each a token of its own, until the program at hand makes exactly 256 tokens of it; only rates are compared. With `--large`, that file is decoded in streaming mode while /proc is read 50 times a second: RssAnon is
 what the kernel cannot drop, interpreter and all; the same run is repeated with RLIMIT_DATA at 256 MB, which fails where more
 is asked for.
 """
@@ -24,7 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-WORDS = "the people of that place were about to see how many things they could have for all other days "
+PROMPT = "The capital of France is"
+PREFILL = 256  # tokens
 LIMIT = 256 << 20
 
 
@@ -68,11 +69,13 @@ def main() -> None:
 
 
 def rates(command: list[str], steps: int) -> dict[str, float]:
-    """Tokens a second: of a prompt of about 256 tokens, and of decoding behind a short one."""
-    prompt = (WORDS * 20).split()
-    long = run([*command, "-p", " ".join(prompt[:250]), "-n", "1"])
+    """Tokens a second: of a prompt of exactly 256 tokens, and of decoding behind a short one."""
+    short = run([*command, "-p", PROMPT, "-n", str(steps)])
+    digits = PREFILL - int(re.findall(r"Prompt: (\d+) tokens", short)[0])
+    long = run([*command, "-p", PROMPT + "1" * digits, "-n", "1"])
     n, prefill = re.findall(r"Prefill: (\d+) tokens in [\d.]+s \(([\d.]+)", long)[0]
-    short = run([*command, "-p", "The capital of France is", "-n", str(steps)])
+    if int(n) != PREFILL:
+        sys.exit(f"{command[0]}: a prompt of {n} tokens instead of {PREFILL}; this vocabulary joins digits")
     made, decode = re.findall(r"Generation: (\d+) tokens in [\d.]+s \(([\d.]+)", short)[0]
     return {"prompt": int(n), "prefill": float(prefill), "made": int(made), "decode": float(decode)}
 

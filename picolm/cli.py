@@ -102,13 +102,9 @@ def main(args: list[str] | None = None, out: BinaryIO | None = None) -> int:
         return 0
     try:
         options = parse(args)
-        text = (
-            os.fsencode(options["-p"])
-            if options["-p"] is not None
-            else b""
-            if sys.stdin.isatty()
-            else sys.stdin.buffer.read()
-        )
+        text = os.fsencode(options["-p"] or "")
+        if options["-p"] is None and not sys.stdin.isatty():
+            text = sys.stdin.buffer.read()
         if not text:
             raise UsageError("No prompt provided. Use -p or pipe via stdin.")
         _run(options, text, out or sys.stdout.buffer)

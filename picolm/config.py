@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from picolm.gguf import ModelError
+from picolm.gguf import check
 
 __all__ = ["MAX_CONTEXT", "Config", "read_config"]
 
@@ -57,65 +57,50 @@ class Config:
 
 def read_config(meta: dict[str, Any], vocab_rows: int, context: int) -> Config:
     """The sizes, checked. `context` lowers the file's context; 0 keeps it."""
-    arch = meta.get("general.architecture")
-    if arch not in ("llama", "qwen2", "gemma3"):
-        raise ModelError(f"general.architecture is {arch!r}: llama, qwen2 and gemma3 are read")
-    keys = _Keys(meta, arch)
+    arch: Any = meta.get("general.architecture")
+    check(arch in ("llama", "qwen2", "gemma3"), f"general.architecture is {arch!r}: llama, qwen2 and gemma3 are read")
+    keys = _Keys(meta)
     n_embd, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
     kv_heads = keys.whole("attention.head_count_kv", heads)
-    if n_embd % heads and "attention.key_length" not in keys:
-        raise ModelError(f"embedding_length {n_embd} is no multiple of head_count {heads}")
+    fits = f"{arch}.attention.key_length" in keys or n_embd % heads == 0
+    check(fits, f"embedding_length {n_embd} is no multiple of head_count {heads}")
     head_dim = keys.whole("attention.key_length", n_embd // heads)
-    if keys.whole("attention.value_length", head_dim) != head_dim:
-        raise ModelError("keys and values of different lengths")
-    if kv_heads > heads or heads % kv_heads:
-        raise ModelError(f"head_count {heads} is no multiple of head_count_kv {kv_heads}")
+    check(keys.whole("attention.value_length", head_dim) == head_dim, "keys and values of different lengths")
+    check(heads % kv_heads == 0, f"head_count {heads} is no multiple of head_count_kv {kv_heads}")
     rope_dim = keys.whole("rope.dimension_count", head_dim)
-    if rope_dim > head_dim or rope_dim % 2:
-        raise ModelError(f"rope.dimension_count {rope_dim}: an even number up to the head's {head_dim} is needed")
+    fits = rope_dim <= head_dim and rope_dim % 2 == 0
+    check(fits, f"rope.dimension_count {rope_dim}: an even number up to the head's {head_dim} is needed")
+    scaling = keys.get(f"{arch}.rope.scaling.type", "none")
+    check(scaling in ("none", "linear"), f"rope.scaling.type is {scaling!r}: none and linear are read")
     trained = keys.whole("context_length", 2048)
-    if not 0 <= context <= trained:
-        raise ModelError(f"a context of {context}: between 1 and the model's {trained} is needed")
-    if (vocab := keys.whole("vocab_size", vocab_rows)) != vocab_rows:
-        raise ModelError(f"vocab_size is {vocab}, but token_embd.weight has {vocab_rows} rows")
+    check(0 <= context <= trained, f"a context of {context}: between 1 and the model's {trained} is needed")
+    vocab = keys.whole("vocab_size", vocab_rows)
+    check(vocab == vocab_rows, f"vocab_size is {vocab}, but token_embd.weight has {vocab_rows} rows")
     return Config(
         arch=arch, n_embd=n_embd, n_ffn=keys.whole("feed_forward_length"), n_heads=heads, n_kv_heads=kv_heads,
         n_layers=keys.whole("block_count"), vocab_size=vocab_rows, max_seq_len=min(context or trained, MAX_CONTEXT),
         head_dim=head_dim, rope_base=keys.real("rope.freq_base", 1e6 if arch == "gemma3" else 1e4), rope_dim=rope_dim,
-        rope_scale=keys.scaling(), eps=keys.real("attention.layer_norm_rms_epsilon", 1e-5),
-        window=keys.whole("attention.sliding_window", 0, least=0),
+        rope_scale=keys.real("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0,
+        eps=keys.real("attention.layer_norm_rms_epsilon", 1e-5), window=keys.whole("attention.sliding_window", 0, least=0),
     )  # fmt: skip
 
 
-class _Keys:
-    """A family's keys, with checks."""
-
-    def __init__(self, meta: dict[str, Any], arch: str) -> None:
-        self._values = {k.removeprefix(arch + "."): v for k, v in meta.items() if k.startswith(arch + ".")}
-        self._arch = arch
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
+class _Keys(dict[str, Any]):
+    """Metadata, and the family's keys with checks."""
 
     def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
-        value = self._values.get(key, default)
+        name = f"{self['general.architecture']}.{key}"
+        value: Any = self.get(name, default)
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()
-        if value is None:
-            raise ModelError(f"key {self._arch}.{key} is missing")
-        if not isinstance(value, int) or value < least or value == 0xFFFFFFFF:
-            raise ModelError(f"key {self._arch}.{key} is {value}: a whole number of at least {least} is needed")
-        return value
+        check(value is not None, f"key {name} is missing")
+        fine = isinstance(value, int) and value >= least and value != 0xFFFFFFFF
+        check(fine, f"key {name} is {value}: a whole number of at least {least} is needed")
+        return int(value)
 
     def real(self, key: str, default: float) -> float:
-        value = self._values.get(key, default)
-        if not isinstance(value, float) or not 0 < value < np.inf:
-            raise ModelError(f"key {self._arch}.{key} is {value}: a positive number is needed")
-        return value
-
-    def scaling(self) -> float:
-        """What positions are divided by."""
-        kind = self._values.get("rope.scaling.type", "none")
-        if kind not in ("none", "linear"):
-            raise ModelError(f"rope.scaling.type is {kind!r}: none and linear are read")
-        return self.real("rope.scaling.factor", 1.0) if kind == "linear" else 1.0
+        name = f"{self['general.architecture']}.{key}"
+        value = self.get(name, default)
+        fine = isinstance(value, float) and 0 < value < np.inf
+        check(fine, f"key {name} is {value}: a positive number is needed")
+        return float(value)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from picolm.quant import BLOCKS, dequantize_row, row_bytes
 
-__all__ = ["GGUF", "ModelError", "Weight"]
+__all__ = ["GGUF", "ModelError", "Weight", "check"]
 
 _SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "u1", 10: "u8", 11: "i8", 12: "f8"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -28,6 +28,12 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 class ModelError(ValueError):
     """A file that is no model which this program can run; says what is wrong with it."""
+
+
+def check(fine: bool, otherwise: str) -> None:
+    """Go on if the file is as it has to be."""
+    if not fine:
+        raise ModelError(otherwise)
 
 
 @dataclass
@@ -61,39 +67,33 @@ class GGUF:
         except (OSError, ValueError) as error:
             raise ModelError(f"cannot read {path}: {error}") from None
         self.bytes = np.frombuffer(self.map, np.uint8)
-        self._at = 0
-        if self._take(4) != b"GGUF":
-            raise ModelError(f"{path} is not a GGUF file: it does not start with 'GGUF'")
+        self._at, self.used = 0, set[str]()
+        check(self._take(4) == b"GGUF", f"{path} is not a GGUF file: it does not start with 'GGUF'")
         version = self._number("u4")
-        if version not in (2, 3):
-            raise ModelError(f"GGUF version {version}: only 2 and 3 (little-endian) are read")
+        check(version in (2, 3), f"GGUF version {version}: only 2 and 3 (little-endian) are read")
         n_tensors, n_keys = self._number("u8"), self._number("u8")
         self.meta: dict[str, Any] = {}
         for _ in range(n_keys):
             key = self._key()
-            if key in self.meta:
-                raise ModelError(f"key {key} is there twice")
+            check(key not in self.meta, f"key {key} is there twice")
             self.meta[key] = self._value(key, self._number("u4"))
         self._directory(n_tensors)
 
     def weight(self, name: str, rows: int, cols: int) -> Weight:
         """A tensor that must be there, with this shape; a vector is a matrix of one row."""
-        if name not in self.tensors:
-            raise ModelError(f"tensor {name} is missing")
+        check(name in self.tensors, f"tensor {name} is missing")
+        self.used.add(name)
         dims, type_, start = self.tensors[name]
         shape = (1, dims[0]) if len(dims) == 1 else (int(np.prod(dims[1:], dtype=object)), dims[0])
-        if shape != (rows, cols):
-            raise ModelError(f"tensor {name} is {shape[0]} by {shape[1]}, not {rows} by {cols}")
-        if type_ not in BLOCKS:
-            raise ModelError(f"tensor {name} has type {type_}; read are {', '.join(b.name for b in BLOCKS.values())}")
-        try:
-            size = row_bytes(type_, cols)
-        except ValueError as error:
-            raise ModelError(f"tensor {name}: {error}") from None
-        if start % self.alignment or start + rows * size > len(self.bytes) - self.data_start:
-            raise ModelError(f"tensor {name} of {rows * size} bytes at {start}: unaligned, or past the file's end")
-        begin = self.data_start + start
-        return Weight(name, type_, rows, cols, self.bytes[begin : begin + rows * size].reshape(rows, size))
+        check(shape == (rows, cols), f"tensor {name} is {shape[0]} by {shape[1]}, not {rows} by {cols}")
+        check(type_ in BLOCKS, f"tensor {name} has type {type_}, not {', '.join(b.name for b in BLOCKS.values())}")
+        block = BLOCKS[type_]
+        check(cols % block.weights == 0, f"tensor {name}: {cols} is no multiple of {block.name}'s {block.weights}")
+        size = row_bytes(type_, cols)
+        begin, end = self.data_start + start, self.data_start + start + rows * size
+        inside = start % self.alignment == 0 and end <= len(self.bytes)
+        check(inside, f"tensor {name} of {rows * size} bytes at {start}: unaligned, or past the file's end")
+        return Weight(name, type_, rows, cols, self.bytes[begin:end].reshape(rows, size))
 
     def forget(self, weight: Weight) -> None:
         """Let the kernel drop these pages now; they come back from the file when read again."""
@@ -106,32 +106,26 @@ class GGUF:
         self.tensors: dict[str, tuple[list[int], int, int]] = {}
         for _ in range(n_tensors):
             name, n_dims = self._key(), self._number("u4")
-            if not 1 <= n_dims <= 4:
-                raise ModelError(f"tensor {name} has {n_dims} dimensions, not 1 to 4")
+            check(1 <= n_dims <= 4, f"tensor {name} has {n_dims} dimensions, not 1 to 4")
+            check(name not in self.tensors, f"tensor {name} is there twice")
             dims = [self._number("u8") for _ in range(n_dims)]
-            if name in self.tensors:
-                raise ModelError(f"tensor {name} is there twice")
             self.tensors[name] = (dims, self._number("u4"), self._number("u8"))
-        self.alignment = self.meta.get("general.alignment", 32)
-        if not isinstance(self.alignment, int) or self.alignment <= 0 or self.alignment % 8:
-            raise ModelError(f"general.alignment is {self.alignment}, not a multiple of 8")
-        self.data_start = -(-self._at // self.alignment) * self.alignment
+        n = self.alignment = self.meta.get("general.alignment", 32)
+        check(isinstance(n, int) and n > 0 and n % 8 == 0, f"general.alignment is {n}, not a multiple of 8")
+        self.data_start = -(-self._at // n) * n
 
     def _take(self, n: int) -> bytes:
-        if n > len(self.map) - self._at:
-            raise ModelError(
-                f"the file is cut, or damaged: {n} bytes at {self._at} lie past its end at {len(self.map)}"
-            )
+        at, end = self._at, len(self.map)
+        check(n <= end - at, f"the file is cut, or damaged: {n} bytes at {at} lie past its end at {end}")
         self._at += n
-        return self.map[self._at - n : self._at]
+        return self.map[at : at + n]
 
     def _number(self, dtype: str) -> Any:
         return np.frombuffer(self._take(int(dtype[1])), "<" + dtype)[0].item()
 
     def _key(self) -> str:
         size = self._number("u8")
-        if size > 65535:
-            raise ModelError(f"a name of {size} bytes at {self._at}: at most 65535")
+        check(size <= 65535, f"a name of {size} bytes at {self._at}: at most 65535")
         return self._take(size).decode("utf-8", "replace")
 
     def _value(self, key: str, type_: int) -> Any:
@@ -140,13 +134,11 @@ class GGUF:
             return bool(number) if type_ == _BOOL else number
         if type_ == _STRING:
             return self._take(self._number("u8")).decode("utf-8", "surrogateescape")
-        if type_ != _ARRAY:
-            raise ModelError(f"key {key} has value type {type_}, which GGUF does not know")
+        check(type_ == _ARRAY, f"key {key} has value type {type_}, which GGUF does not know")
         inner, n = self._number("u4"), self._number("u8")
         if inner in _SCALARS:
             return np.frombuffer(self._take(n * int(_SCALARS[inner][1])), "<" + _SCALARS[inner])
-        if inner != _STRING:
-            raise ModelError(f"key {key} is an array of type {inner}: only numbers and strings are read in arrays")
+        check(inner == _STRING, f"key {key} is an array of type {inner}: only numbers and strings are read in arrays")
         return self._strings(n)
 
     def _strings(self, n: int) -> list[str]:

@@ -4,8 +4,7 @@ A pushdown automaton reads bytes. Its state is the open brackets (a string such 
 allowed if the automaton survives its bytes and the shortest ending behind it (close the string, add the missing `:0`, close the brackets)
 fits the tokens that are left, one byte a token. The root is an object or an array. Grammar: RFC 8259, and RFC 3629 for UTF-8.
 
-Differences from the C: it counts brackets in the tokens' spelling, so that `{hellodog,,}` passes and `"]"` in a string does not, and stops
-unclosed when tokens run out; nothing of it is left here. Read next: `kvcache.py`.
+Differences from the C: it counts brackets in the tokens' spelling: `{hellodog,,}` passes, `"]"` does not. Read next: `kvcache.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ _SPACE, _HEX = b" \t\n\r", b"0123456789abcdefABCDEF"
 _WORDS = {ord("t"): "rue", ord("f"): "alse", ord("n"): "ull"}
 # Bytes that missing bytes of a string may be ended with, by mode: how many, and a byte that is right there.
 _PENDING = {"esc": 1, "u4": 4, "u3": 3, "u2": 2, "u1": 1, "c1": 1, "c2": 2, "c3": 3, "e0": 2, "ed": 2, "f0": 3, "f4": 3}
+_STARTS = {b: f"c{1 + (b >= 0xE0) + (b >= 0xF0)}" for b in range(0xC2, 0xF4)}  # how a string goes on behind a byte
+_STARTS |= {ord("\\"): "esc", 0xE0: "e0", 0xED: "ed", 0xF0: "f0", 0xF4: "f4"}
 _SECOND = {"e0": (0xA0, 0xBF, "c1"), "ed": (0x80, 0x9F, "c1"), "f0": (0x90, 0xBF, "c2"), "f4": (0x80, 0x8F, "c2")}
 _NUMBERS = {  # mode: what each kind of byte leads to; a mode with "end" may stop there
     "minus": {"0": "zero", "1": "int"},
@@ -39,8 +40,7 @@ _NUMBERS = {  # mode: what each kind of byte leads to; a mode with "end" may sto
 
 
 def step(state: State, byte: int) -> State | None:
-    """The state after one more byte, or None where no JSON goes on like this. A string's mode is where it stands and its part,
-    such as `key/text` or `value/u2`."""
+    """The state after one more byte; None where no JSON goes on so. A string's mode is its place and part, such as `key/u2`."""
     stack, mode = state
     if "/" in mode:
         return _in_string(stack, mode, byte)
@@ -83,10 +83,7 @@ def _in_string(stack: str, mode: str, byte: int) -> State | None:
     if part == "text":
         if byte == ord('"'):
             return stack, "colon" if place == "key" else "after"
-        special = {ord("\\"): "esc", 0xE0: "e0", 0xED: "ed", 0xF0: "f0", 0xF4: "f4"}.get(byte)
-        part = special or (
-            "c1" if 0xC2 <= byte < 0xE0 else "c2" if 0xE0 <= byte < 0xF0 else "c3" if 0xF0 <= byte < 0xF4 else "text"
-        )
+        part = _STARTS.get(byte, "text")
         return None if part == "text" and (byte < 0x20 or byte >= 0x80) else (stack, f"{place}/{part}")
     if part == "esc":
         return (stack, f"{place}/{'u4' if byte == ord('u') else 'text'}") if byte in b'"\\/bfnrtu' else None
@@ -115,23 +112,15 @@ class Grammar:
         self.text = [b"" if i in tokenizer.end_ids else tokenizer.token_bytes(i) for i in range(len(tokenizer.vocab))]
         single = {t[0] for t in self.text if len(t) == 1}
         if lacking := [chr(b) for b in b'{}[]":0n' if b not in single]:
-            raise ValueError(
-                f"JSON mode: this vocabulary has no token for {lacking[0]!r} alone, which may be needed to end"
-            )
-        self._plain = np.array([bool(text) and self._is_plain(text) for text in self.text])
+            raise ValueError(f"JSON mode: this vocabulary has no token for {lacking[0]!r} alone, which an end may need")
+        # Tokens that a string may hold as they are, and that leave it as open as it was.
+        shown = [text.decode("utf-8", "replace") for text in self.text]
+        self._plain = np.array([bool(s) and s.isprintable() and not {'"', "\\", "\ufffd"} & set(s) for s in shown])
         self._by_first: dict[int, list[int]] = {}
         for i, text in enumerate(self.text):
             if text:
                 self._by_first.setdefault(text[0], []).append(i)
         self._known: dict[State, NDArray[np.int16]] = {}
-
-    @staticmethod
-    def _is_plain(text: bytes) -> bool:
-        """Whether a string may hold it as it is, and is as open after it as before."""
-        try:
-            return text.decode().isprintable() and b'"' not in text and b"\\" not in text
-        except UnicodeDecodeError:
-            return False
 
     def costs(self) -> NDArray[np.int16]:
         """For each token, the bytes that would still be needed behind it; NEVER where it is not allowed."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from picolm.libm import F32, U8
 
-__all__ = ["Codes", "half", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
+__all__ = ["Codes", "half", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "unpack"]
 
 
 class Codes(NamedTuple):
@@ -31,57 +31,43 @@ def half(b: U8, at: int) -> F32:
     return np.ascontiguousarray(b[..., at : at + 2]).view("<f2").astype(np.float32)
 
 
+def unpack(b: U8, bits: int, run: int) -> U8:
+    """Codes of 1, 2 or 4 bits: each `run` bytes hold several runs of that many codes, the first run in their lowest bits."""
+    bytes_ = b.reshape(*b.shape[:-1], -1, 1, run)
+    runs = [bytes_ >> shift & (2**bits - 1) for shift in range(0, 8, bits)]
+    return np.concatenate(runs, axis=-2).reshape(*b.shape[:-1], -1)
+
+
 def q2_k(b: U8) -> Codes:
     """84 bytes: 16 bytes of scale and minimum nibbles, 64 bytes of codes, scale, scale of the minima."""
     scale = half(b, 80) * (b[..., :16] & 15).astype(np.float32)
     minimum = half(b, 82) * (b[..., :16] >> 4).astype(np.float32)
-    return Codes(_planes(b[..., 16:80]).astype(np.float32), scale, -minimum)
+    return Codes(unpack(b[..., 16:80], 2, 32).astype(np.float32), scale, -minimum)
 
 
 def q3_k(b: U8) -> Codes:
-    """110 bytes: 32 bytes of third bits, 64 bytes of codes, 12 bytes of scales, scale. Bit j of a third-bits byte is run j's."""
-    third = (b[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    codes = _planes(b[..., 32:96]) | third.reshape(*b.shape[:-1], 256) << 2
-    low = np.concatenate([b[..., 96:104] & 15, b[..., 96:104] >> 4], axis=-1)
-    high = (b[..., None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & 3
-    scales = low | high.reshape(*b.shape[:-1], 16) << 4
+    """110 bytes: 32 bytes of third bits, 64 bytes of codes, 12 bytes of scales (low nibbles, upper bit pairs), scale."""
+    codes = unpack(b[..., 32:96], 2, 32) | unpack(b[..., :32], 1, 32) << 2
+    scales = unpack(b[..., 96:104], 4, 8) | unpack(b[..., 104:108], 2, 4) << 4
     return Codes(codes.astype(np.float32) - 4.0, half(b, 108) * (scales.astype(np.float32) - 32.0))
 
 
 def q4_k(b: U8) -> Codes:
     """144 bytes: scale, scale of the minima, 12 bytes of 6-bit scales and minima, 128 bytes of nibbles (32 low, 32 high)."""
-    scale, offset = _scales_and_offsets(b)
-    return Codes(_nibble_runs(b[..., 16:144]).astype(np.float32), scale, offset)
+    return Codes(unpack(b[..., 16:144], 4, 32).astype(np.float32), *_scales_and_offsets(b))
 
 
 def q5_k(b: U8) -> Codes:
     """176 bytes: as Q4_K, with 32 bytes of fifth bits before the nibbles; bit j of a byte belongs to run j."""
-    scale, offset = _scales_and_offsets(b)
-    fifth = (b[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    codes = _nibble_runs(b[..., 48:176]) | fifth.reshape(*b.shape[:-1], 256) << 4
-    return Codes(codes.astype(np.float32), scale, offset)
+    codes = unpack(b[..., 48:176], 4, 32) | unpack(b[..., 16:48], 1, 32) << 4
+    return Codes(codes.astype(np.float32), *_scales_and_offsets(b))
 
 
 def q6_k(b: U8) -> Codes:
     """210 bytes: 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, scale. Around 32."""
-    low = b[..., :128].reshape(*b.shape[:-1], 2, 1, 64)
-    nibbles = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*b.shape[:-1], 256)
-    codes = nibbles | _planes(b[..., 128:192]) << 4
-    scales = np.ascontiguousarray(b[..., 192:208]).view(np.int8).astype(np.float32)
+    codes = unpack(b[..., :128], 4, 64) | unpack(b[..., 128:192], 2, 32) << 4
+    scales = b[..., 192:208].view(np.int8).astype(np.float32)
     return Codes(codes.astype(np.float32) - 32.0, half(b, 208) * scales)
-
-
-def _planes(b: U8) -> U8:
-    """Codes of two bits: 64 bytes, each half of them (32) holds four runs of 32 codes, lowest bits first."""
-    halves = b.reshape(*b.shape[:-1], 2, 1, 32)
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    return np.asarray((halves >> shifts) & 3, np.uint8).reshape(*b.shape[:-1], 256)
-
-
-def _nibble_runs(b: U8) -> U8:
-    """128 bytes: four times 32 bytes whose low nibbles are one run of 32 codes and whose high nibbles are the next."""
-    runs = b.reshape(*b.shape[:-1], 4, 1, 32)
-    return np.concatenate([runs & 15, runs >> 4], axis=-2).reshape(*b.shape[:-1], 256)
 
 
 def _scales_and_offsets(b: U8) -> tuple[F32, F32]:

@@ -18,19 +18,14 @@ import numpy as np
 
 from picolm.model import KVCache, Model
 
-__all__ = ["CacheError", "kvcache_load", "kvcache_save"]
+__all__ = ["kvcache_load", "kvcache_save"]
 
 MAGIC, C_MAGIC = b"PCK2", b"PCVK"
 HEADER = 48
 
 
-class CacheError(ValueError):
-    """A file that must not be overwritten, or cannot be written."""
-
-
 def fingerprint(m: Model) -> bytes:
-    """Of what a model's keys depend on: metadata, directory, and the first bytes of each tensor (not all: they may be gigabytes);
-    and the order of sums."""
+    """Of what keys depend on: order of sums, metadata, directory, each tensor's first bytes (in all they may be gigabytes)."""
     digest = hashlib.sha256(m.team.order.encode())
     digest.update(m.file.map[: m.file.data_start])
     for _, _, start in m.file.tensors.values():
@@ -54,7 +49,7 @@ def kvcache_save(m: Model, kv: KVCache, path: str, n: int) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise CacheError(f"cannot write the cache {path}: {error}") from None
+        raise ValueError(f"cannot write the cache {path}: {error}") from None
 
 
 def kvcache_load(m: Model, path: str, prompt: list[int]) -> tuple[KVCache, list[str]]:
@@ -66,14 +61,14 @@ def kvcache_load(m: Model, path: str, prompt: list[int]) -> tuple[KVCache, list[
     except FileNotFoundError:
         return kv, []
     except OSError as error:
-        raise CacheError(f"cannot read the cache {path}: {error}") from None
+        raise ValueError(f"cannot read the cache {path}: {error}") from None
     if data[:4] == C_MAGIC:
         return kv, ["kvcache_load: a file of the C program, which names neither its tokens nor its model: not used"]
     if data and data[:4] != MAGIC:
-        raise CacheError(f"{path} is not a cache file, and is not overwritten: name another, or delete it")
+        raise ValueError(f"{path} is not a cache file, and is not overwritten: name another, or delete it")
     n, layers, kv_dim = np.frombuffer(data[4:16].ljust(12, b"\0"), "<u4").tolist()
-    half = 2 * layers * n * kv_dim
-    if len(data) != HEADER + 4 * n + 2 * half + 32 or hashlib.sha256(data[:-32]).digest() != data[-32:]:
+    size = 2 * layers * n * kv_dim  # numbers
+    if len(data) != HEADER + 4 * n + 2 * size + 32 or hashlib.sha256(data[:-32]).digest() != data[-32:]:
         return kv, ["kvcache_load: the file is damaged: not used"]
     if (layers, kv_dim) != (c.n_layers, c.kv_dim) or data[16:48] != fingerprint(m):
         return kv, ["kvcache_load: the file is of another model, or of another order of sums: not used"]
@@ -81,7 +76,6 @@ def kvcache_load(m: Model, path: str, prompt: list[int]) -> tuple[KVCache, list[
     limit = min(n, len(prompt) - 1, c.max_seq_len)
     same = int(np.argmin(np.append(cached[:limit] == prompt[:limit], False)))
     kv.extend(prompt[:same])
-    shape = (layers, n, c.n_kv_heads, c.head_dim)
-    for at, array in ((0, kv.keys), (half, kv.values)):
-        array[:, :same] = np.frombuffer(data, "<f2", half // 2, HEADER + 4 * n + at).reshape(shape)[:, :same]
+    numbers = np.frombuffer(data, "<f2", size, HEADER + 4 * n).reshape(2, layers, n, c.n_kv_heads, c.head_dim)
+    kv.keys[:, :same], kv.values[:, :same] = numbers[:, :, :same]
     return kv, [f"KV cache loaded: {n} positions from {path}"]

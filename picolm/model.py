@@ -5,8 +5,7 @@
               x += Wdown · (silu(Wgate·n) * (Wup·n))              where n = rmsnorm(x)
     logits = Wout · rmsnorm(x)
 
-In streaming mode a layer's pages go back to the kernel before the next layer: what stays is one layer of the file, and a band of
-numbers a thread.
+Streaming gives a layer's pages back to the kernel before the next: what stays is a layer of the file, and a band of numbers a thread.
 
 Differences from the C: many tokens pass at once, and only the last one's logits are made; buffers grow with the text (there: the whole
 context); weights may be held as float32; a tensor that is not understood is an error; biases, Gemma's norms. Read next: `tensor.py`.
@@ -21,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from picolm.config import Config, read_config
-from picolm.gguf import GGUF, ModelError, Weight
+from picolm.gguf import GGUF, Weight, check
 from picolm.libm import F32, cosf, powf, sinf
 from picolm.quant import dequantize_row, fp32_to_fp16
 from picolm.tensor import BAND, Team, attention, gelu, matmul, rmsnorm, rope, silu
@@ -67,16 +66,15 @@ class Model:
         self.file, self.team, self.stream = GGUF(path), team or Team(), stream
         embd = self.file.tensors.get("token_embd.weight", ([0, 0], 0, 0))[0]
         self.config = c = read_config(self.file.meta, embd[1] if len(embd) > 1 else 0, context)
-        self._used: set[str] = set()
-        self.token_embd = self._weight("token_embd.weight", c.vocab_size, c.n_embd)
+        self.token_embd = self.file.weight("token_embd.weight", c.vocab_size, c.n_embd)
         self.layers = [self._layer(i) for i in range(c.n_layers)]
         self.output_norm = self._vector("output_norm.weight", c.n_embd)
         tied = "output.weight" not in self.file.tensors
-        self.output = self.token_embd if tied else self._weight("output.weight", c.vocab_size, c.n_embd)
+        self.output = self.token_embd if tied else self.file.weight("output.weight", c.vocab_size, c.n_embd)
         factors = "rope_freqs.weight" in self.file.tensors
         self.freq_factors = self._vector("rope_freqs.weight", c.rope_dim // 2) if factors else np.ones(1, np.float32)
-        if unknown := sorted(set(self.file.tensors) - self._used):
-            raise ModelError(f"tensors that are not known here, such as {unknown[0]}: the result would be wrong")
+        unknown = sorted(set(self.file.tensors) - self.file.used)
+        check(not unknown, f"tensors that are not known here, such as {unknown[:1]}: the result would be wrong")
 
     def hold(self) -> None:
         """Dequantise all weights now, into one array: 4 bytes a weight, on large pages, and no decoding of blocks later."""
@@ -106,12 +104,8 @@ class Model:
         """How many numbers `hold` would keep."""
         return sum(w.rows * w.cols for w in self.matrices)
 
-    def _weight(self, name: str, rows: int, cols: int) -> Weight:
-        self._used.add(name)
-        return self.file.weight(name, rows, cols)
-
     def _vector(self, name: str, n: int) -> F32:
-        w = self._weight(name, 1, n)
+        w = self.file.weight(name, 1, n)
         return dequantize_row(w.raw, w.type).reshape(n)
 
     def _layer(self, i: int) -> Layer:
@@ -125,7 +119,7 @@ class Model:
             vectors |= {"post_attention_norm.weight": e, "post_ffw_norm.weight": e}
         vectors |= {f"{n}.bias": rows for n, (rows, _) in shapes.items() if f"{b}{n}.bias" in self.file.tensors}
         return Layer(
-            {name: self._weight(f"{b}{name}.weight", *shape) for name, shape in shapes.items()},
+            {name: self.file.weight(f"{b}{name}.weight", *shape) for name, shape in shapes.items()},
             {name.removesuffix(".weight"): self._vector(b + name, n) for name, n in vectors.items()},
         )
 

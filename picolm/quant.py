@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from picolm import kquants
-from picolm.kquants import Codes, half
+from picolm.kquants import Codes, half, unpack
 from picolm.libm import F32, U8
 
 __all__ = ["BLOCKS", "Order", "dequantize_row", "dot_in_order", "fp16_to_fp32", "fp32_to_fp16", "ordered_sum", "row_bytes", "vec_dot"]  # fmt: skip
@@ -33,24 +33,14 @@ class Block(NamedTuple):
     codes: Callable[[U8], Codes] | None = None
 
 
-def q4_0(b: U8) -> Codes:
-    """18 bytes: scale, 32 nibbles around 8; the low nibbles are weights 0 to 15."""
-    return Codes(_nibbles(b[..., 2:18]) - 8.0, half(b, 0))
-
-
-def q4_1(b: U8) -> Codes:
-    """20 bytes: scale, minimum, 32 nibbles."""
-    return Codes(_nibbles(b[..., 4:20]), half(b, 0), half(b, 2))
-
-
-def q5_0(b: U8) -> Codes:
-    """22 bytes: scale, 32 fifth bits, 32 nibbles; around 16."""
-    return Codes(_nibbles(b[..., 6:22]) + _fifth_bits(b[..., 2:6]) - 16.0, half(b, 0))
-
-
-def q5_1(b: U8) -> Codes:
-    """24 bytes: scale, minimum, 32 fifth bits, 32 nibbles."""
-    return Codes(_nibbles(b[..., 8:24]) + _fifth_bits(b[..., 4:8]), half(b, 0), half(b, 2))
+def nibbles(b: U8) -> Codes:
+    """Q4_0 (18 bytes), Q4_1 (20), Q5_0 (22), Q5_1 (24): scale, minimum (_1), 32 fifth bits (Q5), 32 nibbles, the low ones first."""
+    size, codes = b.shape[-1], unpack(b[..., -16:], 4, 16).astype(np.float32)
+    if size >= 22:
+        codes += np.unpackbits(b[..., -20:-16], axis=-1, bitorder="little") * np.float32(16)
+    if size in (20, 24):
+        return Codes(codes, half(b, 0), half(b, 2))
+    return Codes(codes - (16 if size >= 22 else 8), half(b, 0))
 
 
 def q8_0(b: U8) -> Codes:
@@ -58,17 +48,9 @@ def q8_0(b: U8) -> Codes:
     return Codes(b[..., 2:34].view(np.int8).astype(np.float32), half(b, 0))
 
 
-def _nibbles(b: U8) -> F32:
-    return np.concatenate([b & 15, b >> 4], axis=-1).astype(np.float32)
-
-
-def _fifth_bits(b: U8) -> F32:
-    return np.unpackbits(b, axis=-1, bitorder="little").astype(np.float32) * np.float32(16)
-
-
 BLOCKS: dict[int, Block] = {  # by ggml's type numbers
     0: Block("F32", 1, 4), 1: Block("F16", 1, 2), 30: Block("BF16", 1, 2),
-    2: Block("Q4_0", 32, 18, q4_0), 3: Block("Q4_1", 32, 20, q4_1), 6: Block("Q5_0", 32, 22, q5_0), 7: Block("Q5_1", 32, 24, q5_1),
+    2: Block("Q4_0", 32, 18, nibbles), 3: Block("Q4_1", 32, 20, nibbles), 6: Block("Q5_0", 32, 22, nibbles), 7: Block("Q5_1", 32, 24, nibbles),
     8: Block("Q8_0", 32, 34, q8_0), 10: Block("Q2_K", 256, 84, kquants.q2_k), 11: Block("Q3_K", 256, 110, kquants.q3_k),
     12: Block("Q4_K", 256, 144, kquants.q4_k), 13: Block("Q5_K", 256, 176, kquants.q5_k), 14: Block("Q6_K", 256, 210, kquants.q6_k),
 }  # fmt: skip
@@ -109,8 +91,7 @@ def dequantize_row(rows: U8, type_: int) -> F32:
 
 
 def ordered_sum(p: F32, lanes: int) -> F32:
-    """Sums of the last axis, with the additions in a fixed order: one after the other (1 lane), or as SSE registers
-    do, in 4 or 8 running sums that are folded at the end, and what is left over behind them."""
+    """Sums of the last axis in a fixed order: one after the other (1 lane), or as SSE does: 4 or 8 sums, folded, then the rest."""
     if lanes == 1:
         return np.add.accumulate(p, axis=-1)[..., -1] + np.float32(0)  # + 0: a sum that starts at 0 is never -0
     whole = p.shape[-1] // lanes * lanes
@@ -125,14 +106,12 @@ def ordered_sum(p: F32, lanes: int) -> F32:
 
 
 def vec_dot(rows: U8, x: F32, type_: int, order: Order) -> F32:
-    """Dot products of rows of bytes with one vector. Fused: the codes are multiplied as they are, then each group's sum with its
-    scale, and the vector's own sum with the offset."""
+    """Products of rows of bytes with a vector. Fused: codes as they are, each group's sum by its scale, the vector's by the offset."""
     if order != "fast":
         return dot_in_order(rows, type_, order)(x)
     block = BLOCKS[type_]
     if block.codes is None:
-        plain: F32 = np.einsum("ij,j->i", dequantize_row(rows, type_), x)
-        return plain
+        return np.asarray(np.einsum("ij,j->i", dequantize_row(rows, type_), x), np.float32)
     codes, scale, offset = block.codes(rows.reshape(len(rows), -1, block.bytes))
     groups = x.reshape(*scale.shape[1:], -1)
     out: F32 = np.einsum("rbg,rbg->r", np.einsum("rbgk,bgk->rbg", codes.reshape(*scale.shape, -1), groups), scale)

@@ -40,8 +40,7 @@ class Team:
             Thread(target=lambda: [share() for share in iter(self._todo.get, None)], daemon=True).start()
 
     def each(self, work: Callable[[int], None], n: int) -> None:
-        """Do work(0) to work(n - 1), shared: whoever is free takes the next. The caller takes part, and waits for what others
-        have begun, not for threads that wake too late to get anything."""
+        """Do work(0) to work(n - 1): who is free takes the next, the caller too; it does not wait for threads that wake too late."""
         numbers = iter(range(n))
         finished: SimpleQueue[BaseException | None] = SimpleQueue()
 
@@ -117,8 +116,7 @@ def gelu(x: F32, order: Order) -> F32:
 
 
 def rope(x: F32, cos: F32, sin: F32, halves: bool) -> F32:
-    """Turn pairs of each head [tokens, heads, dim] by the angles of its position [tokens, pairs]. Pairs are neighbours, or
-    (`halves`) i and i + pairs; what lies behind the pairs is not turned."""
+    """Turn pairs of each head [tokens, heads, dim] by angles [tokens, pairs]: neighbours, or (`halves`) i and i + pairs."""
     pairs = cos.shape[-1]
     a, b = (slice(0, pairs), slice(pairs, 2 * pairs)) if halves else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
     c, s, out = cos[:, None], sin[:, None], x.copy()
@@ -132,35 +130,28 @@ def attention(q: F32, keys: F16, values: F16, begin: int, reach: int, order: Ord
 
     q [tokens, heads, dim] from position `begin` on, each looking back `reach` positions (0: to the first); keys and values
     [positions, kv heads, dim]."""
+    reach = reach or begin + len(q)
     if order != "fast":
         return np.stack([_attention_in_order(row, keys, values, begin + i, reach) for i, row in enumerate(q)])
     tokens, heads, dim = q.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads
-    grouped = (
-        (q / np.sqrt(np.float32(dim)))
-        .reshape(tokens, kv_heads, group, dim)
-        .transpose(1, 0, 2, 3)
-        .reshape(kv_heads, -1, dim)
-    )
-    best = np.full((kv_heads, tokens * group, 1), -np.inf, np.float32)
+    scaled = (q / np.sqrt(np.float32(dim))).reshape(tokens, kv_heads, group, dim)
+    grouped = scaled.transpose(1, 0, 2, 3).reshape(kv_heads, -1, dim)
+    best = np.full((kv_heads, tokens * group, 1), -1e30, np.float32)
     total = np.zeros_like(best)
     acc = np.zeros((kv_heads, tokens * group, dim), np.float32)
     positions = np.repeat(np.arange(begin, begin + tokens), group)[:, None]
-    first = max(0, begin - reach + 1) if reach else 0
+    first = max(0, begin - reach + 1)
     for start in range(first // TILE * TILE, begin + tokens, TILE):
         stop = min(start + TILE, begin + tokens)
         scores = grouped @ fp16_to_fp32(keys[start:stop]).transpose(1, 2, 0)
         where = np.arange(start, stop)
-        if stop > begin + 1 or (reach and start < begin + tokens - reach):
-            hidden = where > positions
-            if reach:
-                hidden |= where <= positions - reach
-            scores[:, hidden] = -np.inf
+        if stop > begin + 1 or start < begin + tokens - reach:
+            scores[:, (where > positions) | (where <= positions - reach)] = -np.inf
         new_best = np.maximum(best, scores.max(-1, keepdims=True))
-        floor = np.where(np.isfinite(new_best), new_best, np.float32(0))
-        np.exp(scores - floor, out=scores)
-        rescale = np.exp(best - floor)
+        np.exp(scores - new_best, out=scores)
+        rescale = np.exp(best - new_best)
         total = total * rescale + scores.sum(-1, keepdims=True)
         acc = acc * rescale + scores @ fp16_to_fp32(values[start:stop]).transpose(1, 0, 2)
         best = new_best
@@ -172,7 +163,7 @@ def _attention_in_order(q: F32, keys: F16, values: F16, position: int, reach: in
     """One token, position after position, as the C does it, for all heads side by side."""
     heads, dim = q.shape
     group = heads // keys.shape[1]
-    first = max(0, position - reach + 1) if reach else 0
+    first = max(0, position - reach + 1)
     k = np.repeat(fp16_to_fp32(keys[first : position + 1]), group, axis=1)
     scores: F32 = np.divide(ordered_sum(k * q, 1), np.sqrt(np.float32(dim)))
     best = np.full(heads, -1e30, np.float32)

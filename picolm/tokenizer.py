@@ -1,22 +1,25 @@
-"""Text to token ids and back: SentencePiece's merging by score, and byte-level BPE's merging by rank (`bpe.py`).
+"""Text to token ids and back: SentencePiece's merging by score, and byte-level BPE's merging by rank.
 
 SentencePiece: spaces become U+2581, each character is a symbol, and again and again the pair of neighbours whose joined text is the token
 with the highest score is joined, leftmost first. What is in no token at the end is spelled in byte tokens `<0xHH>`.
 
-Differences from the C: a dictionary finds tokens (there: a search that goes astray above 127), a heap the next pair (there: all pairs again),
-bytes are spelled after merging; special tokens, add_bos_token, add_space_prefix are heeded; control tokens print nothing. Read next: `bpe.py`.
+Byte-level BPE: each byte is a printable letter: Latin-1's stand for themselves, U+0100 and on for the other 68 (space is `Ġ`). Merges
+never cross the words that a regular expression cuts. Sources: GPT-2's `encoder.py`, tokenizer.json of SmolLM2 and Qwen2.
+
+Differences from the C: byte-level BPE; a dictionary finds tokens (there: a search that goes astray above 127), a heap pairs; bytes are
+spelled after merging; special tokens, add_bos_token, add_space_prefix count; control tokens print nothing. Read next: `sampler.py`.
 """
 
 from __future__ import annotations
 
 import heapq
 import re
+import unicodedata
 from typing import Any
 
 import numpy as np
 
-from picolm.bpe import BYTE_OF_LETTER, LETTER_OF_BYTE, SPLITTERS
-from picolm.gguf import ModelError
+from picolm.gguf import check
 
 __all__ = ["Tokenizer"]
 
@@ -24,30 +27,51 @@ SPACE = "\u2581"
 UNKNOWN, CONTROL, USER, BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
 END_NAMES = {"<|im_end|>", "<|endoftext|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|end|>"}
 
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_REST = [b for b in range(256) if b not in _PRINTABLE]
+LETTER_OF_BYTE = {b: chr(b) for b in _PRINTABLE} | {b: chr(0x100 + i) for i, b in enumerate(_REST)}
+BYTE_OF_LETTER = {letter: bytes([b]) for b, letter in LETTER_OF_BYTE.items()}
+WORDS = {  # SmolLM2 cuts off each digit before GPT-2's rule: a digit ends a run of spaces as the text's end does
+    "gpt-2": r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+",
+    "smollm": r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]+|\s+(?![^\s0-9])|\s+",
+    "qwen2": r"'(?i:s|t|re|ve|m|ll|d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+WORDS["default"] = WORDS["gpt-2"]
+
+
+def _ascii(character: str) -> str:
+    """An ASCII character of the same class: `re` has no classes for letters and numbers of all scripts."""
+    if character.isascii():
+        return character
+    return "\v" if character.isspace() else {"L": "a", "N": "0"}.get(unicodedata.category(character)[0], "#")
+
 
 class Tokenizer:
     """A model's vocabulary."""
 
     def __init__(self, meta: dict[str, Any], vocab_size: int) -> None:
-        get = {k.removeprefix("tokenizer.ggml."): v for k, v in meta.items() if k.startswith("tokenizer.ggml.")}.get
+        get: Any = {
+            k.removeprefix("tokenizer.ggml."): v for k, v in meta.items() if k.startswith("tokenizer.ggml.")
+        }.get
         tokens = get("tokens")
-        if not isinstance(tokens, list) or len(tokens) != vocab_size:
-            raise ModelError(f"tokenizer.ggml.tokens: {vocab_size} strings are needed, as token_embd.weight has rows")
+        fine = isinstance(tokens, list) and len(tokens) == vocab_size
+        check(fine, f"tokenizer.ggml.tokens: {vocab_size} strings are needed, as token_embd.weight has rows")
         self.vocab: list[str] = tokens
-        self.bytelevel = get("model") == "gpt2"
-        if get("model", "llama") not in ("llama", "gpt2"):
-            raise ModelError(f"tokenizer.ggml.model is {get('model')!r}: llama (SentencePiece) and gpt2 (BPE) are read")
+        model, pre, merges = get("model", "llama"), get("pre", "gpt-2"), get("merges")
+        check(model in ("llama", "gpt2"), f"tokenizer.ggml.model is {model!r}: llama and gpt2 are read")
+        self.bytelevel = model == "gpt2"
         self.types = self._numbers(get("token_type"), "token_type", "i", vocab_size)
-        if self.bytelevel:
-            if get("pre", "gpt-2") not in SPLITTERS or not isinstance(get("merges"), list):
-                raise ModelError(f"tokenizer.ggml.pre {get('pre')!r} (read: {', '.join(SPLITTERS)}), or merges missing")
-            self._split = SPLITTERS[get("pre", "gpt-2")]
-            self._ranks = {pair: -rank for rank, pair in enumerate(get("merges") or [])}
-        else:
-            self._scores = self._numbers(get("scores"), "scores", "f", vocab_size)
         self.ids: dict[str, int] = {}
         for i, text in enumerate(tokens):
             self.ids.setdefault(text, i)
+        if self.bytelevel:
+            fine = pre in WORDS and isinstance(merges, list)
+            check(fine, f"tokenizer.ggml.pre is {pre!r} (read: {', '.join(WORDS)}), or merges are missing")
+            self._words = re.compile(WORDS[pre])
+            self._ranks = {pair: -rank for rank, pair in enumerate(merges)}
+        else:
+            scores = self._numbers(get("scores"), "scores", "f", vocab_size).tolist()
+            self._scores = {text: scores[i] for text, i in self.ids.items()}
         self.bos_id, self.eos_id = (self._id(k, get(k), i) for i, k in ((1, "bos_token_id"), (2, "eos_token_id")))
         self.add_bos = bool(get("add_bos_token", not self.bytelevel)) and self.bos_id >= 0
         self.add_space = bool(get("add_space_prefix", not self.bytelevel))
@@ -63,15 +87,15 @@ class Tokenizer:
         value = default if value is None else value
         if value in (-1, 0xFFFFFFFF) or (value == default and value >= len(self.vocab)):
             return -1
-        if not isinstance(value, int) or not 0 <= value < len(self.vocab):
-            raise ModelError(f"tokenizer.ggml.{key} is {value}: the vocabulary has {len(self.vocab)} tokens")
-        return value
+        fine = isinstance(value, int) and 0 <= value < len(self.vocab)
+        check(fine, f"tokenizer.ggml.{key} is {value}: the vocabulary has {len(self.vocab)} tokens")
+        return int(value)
 
     def _numbers(self, values: Any, key: str, kind: str, n: int) -> Any:
         if values is None:
             return np.zeros(n, np.float32 if kind == "f" else np.int32) + (kind == "i")
-        if not isinstance(values, np.ndarray) or values.dtype.kind != kind or values.itemsize != 4 or len(values) != n:
-            raise ModelError(f"tokenizer.ggml.{key}: {n} numbers of 4 bytes are needed")
+        fine = isinstance(values, np.ndarray) and (values.dtype.kind, values.itemsize, len(values)) == (kind, 4, n)
+        check(fine, f"tokenizer.ggml.{key}: {n} numbers of 4 bytes are needed")
         return values
 
     def encode(self, text: bytes, add_bos: bool | None = None, special: bool = True) -> list[int]:
@@ -88,7 +112,7 @@ class Tokenizer:
     def _encode_pieces(self, text: str) -> list[int]:
         marked = (SPACE if self.add_space else "") + text.replace(" ", SPACE)
         out: list[int] = []
-        for symbol in self._merge(list(marked), lambda a, b: self._score(a + b)):
+        for symbol in self._merge(list(marked), lambda a, b: self._scores.get(a + b)):
             if symbol in self.ids:
                 out.append(self.ids[symbol])
             else:  # no byte token either: dropped, as in the C
@@ -98,22 +122,21 @@ class Tokenizer:
 
     def _encode_bytelevel(self, text: str) -> list[int]:
         out: list[int] = []
-        for word in self._split(text):
-            letters = word.encode("utf-8", "surrogateescape").decode("latin-1").translate(LETTER_OF_BYTE)
+        for match in self._words.finditer("".join(map(_ascii, text))):
+            letters = (
+                text[match.start() : match.end()]
+                .encode("utf-8", "surrogateescape")
+                .decode("latin-1")
+                .translate(LETTER_OF_BYTE)
+            )
             for symbol in self._merge(list(letters), lambda a, b: self._ranks.get(f"{a} {b}")):
-                if symbol not in self.ids:
-                    raise ModelError(f"the vocabulary lacks the token {symbol!r}")
+                check(symbol in self.ids, f"the vocabulary lacks the token {symbol!r}")
                 out.append(self.ids[symbol])
         return out
 
-    def _score(self, text: str) -> float | None:
-        id_ = self.ids.get(text)
-        return None if id_ is None else float(self._scores[id_])
-
     @staticmethod
     def _merge(symbols: list[str], score: Any) -> list[str]:
-        """Join the pair of neighbours with the highest score, leftmost first, until none has one. The heap holds every pair
-        that has been seen; one whose symbols have changed since is skipped."""
+        """Join the pair of neighbours with the highest score, leftmost first, until none has one."""
         after = list(range(1, len(symbols) + 1))
         before = list(range(-1, len(symbols) - 1))
         heap: list[tuple[float, int, str, str]] = []
@@ -130,7 +153,7 @@ class Tokenizer:
             _, left, a, b = heapq.heappop(heap)
             right = after[left]
             if symbols[left] != a or right >= len(symbols) or symbols[right] != b:
-                continue
+                continue  # one of the two has been joined to another since
             symbols[left], symbols[right], after[left] = a + b, "", after[right]
             if after[right] < len(symbols):
                 before[after[right]] = left
