@@ -20,7 +20,9 @@ from martlet.grammar.walk import Fill
 
 __all__ = ["Grammar", "Matcher"]
 
+I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
+Endings = tuple[list[tuple[int, Any]], I32, I32]  # nodes with names of texts; where their tokens begin and end
 MOST_MASKS = 20_000
 MOST_FORCED = 4096  # bytes told at once
 EVERY_BYTE = bytes(range(256))
@@ -45,6 +47,7 @@ class Grammar:
         self._twins: dict[tuple[State, int], tuple[list[int], list[tuple[Any, Tree]]]] = {}
         self._exits: dict[tuple[Exits, State], NDArray[np.int32]] = {}
         self._suffixes: dict[tuple[State, frozenset[int], frozenset[int]], NDArray[np.bool_]] = {}
+        self._endings: dict[tuple[int, int], tuple[Tree, Endings]] = {}
 
     def __del__(self) -> None:
         # States point at each other in circles. Cut here, they do not wait for the garbage collector, which would stop
@@ -156,34 +159,62 @@ class Grammar:
         if found is None:
             if len(self._exits) > MOST_MASKS:
                 self._exits.clear()
-            found = self._exits[key] = exits.allowed(self._suffixes_of(after, lexeme), None)
+            found = self._exits[key] = self._going_on(exits, lexeme, after)
         return found
+
+    def _going_on(self, exits: Exits, lexeme: Lexeme, after: State) -> NDArray[np.int32]:
+        """The same without a budget, not kept: what a twin has is kept with the twin."""
+        twin = after.twin()
+        if twin is None:
+            return exits.allowed(self._suffixes_of(after, lexeme), None)
+        suffixes = self.vocabulary.suffixes(lexeme)
+        inside = self._leaving(exits, lexeme, twin[0], None)
+        left = self._followed_once(twin[0], suffixes.root, suffixes)[1]
+        numbers, _ = self._followed([(rest, twin[1](reached)) for reached, rest in left], suffixes)
+        more = exits.having(numbers)
+        return np.concatenate((inside, np.array(more, np.int32))) if more else inside
 
     def _detoured(self, node: int, state: State, leaving: list[Any], tree: Tree) -> list[Any]:
         """Tokens that leave, those with a detour's text replaced by what is allowed after it."""
+        endings, lows, highs = self._endings_of(node, tree)
+        if not endings:
+            return leaving
         vocabulary = self.vocabulary
-        elsewhere: list[NDArray[np.int32]] = []
         allowed: list[int] = []
+        for at, name in endings:
+            after = state.detour(name)
+            if after is not None:
+                allowed += [*vocabulary.tokens_at(at), *self._below(at, after)]
+        kept: list[Any] = [np.array(allowed, np.int32)]
+        for ids in leaving:
+            rank = vocabulary.rank[ids]
+            kept.append(ids[rank >= highs[np.searchsorted(lows, rank, side="right")]])
+        return kept
+
+    def _endings_of(self, node: int, tree: Tree) -> Endings:
+        """Where below a node the texts of a tree end, and which tokens lie there: ranges of ranks, the first one empty."""
+        key = (node, id(tree))
+        found = self._endings.get(key)
+        if found is not None:
+            return found[1]
+        vocabulary = self.vocabulary
+        endings: list[tuple[int, Any]] = []
         ahead: list[tuple[int, Tree]] = [(node, tree)]
         while ahead:
             at, texts = ahead.pop()
             children = vocabulary.children(at)
             for byte, below in texts.items():
-                if byte >= 0:
-                    child = children.get(byte)
-                    if child is not None:
-                        ahead.append((child, below))
-                    continue
-                elsewhere.append(vocabulary.sorted_tokens[vocabulary.first[at] : vocabulary.first[vocabulary.end[at]]])
-                after = state.detour(below)
-                if after is not None:
-                    allowed += [*vocabulary.tokens_at(at), *self._below(at, after)]
-        if not elsewhere:
-            return leaving
-        ids = np.concatenate(leaving) if leaving else np.zeros(0, np.int32)
-        gone = np.zeros(vocabulary.n_vocab, np.bool_)
-        gone[np.concatenate(elsewhere)] = True
-        return [ids[~gone[ids]], np.array(allowed, np.int32)]
+                if byte < 0:
+                    endings.append((at, below))
+                elif byte in children:
+                    ahead.append((children[byte], below))
+        endings.sort(key=lambda ending: ending[0])
+        lows = np.array([vocabulary.first[at] for at, _ in endings], np.int32)
+        highs = np.array([0, *(vocabulary.first[vocabulary.end[at]] for at, _ in endings)], np.int32)
+        if len(self._endings) > MOST_MASKS:
+            self._endings.clear()
+        self._endings[key] = tree, (endings, lows, highs)  # with the tree, so that its id stays its own
+        return endings, lows, highs
 
     def _below(self, node: int, state: State) -> list[int]:
         """The tokens below a node that a state allows, step by step."""
@@ -207,18 +238,19 @@ class Grammar:
         found = self._suffixes.get(key)
         if found is None:
             suffixes = self.vocabulary.suffixes(lexeme)
-            numbers = [NOTHING, *self._followed(state, suffixes.root, suffixes)[0]]
+            numbers = [NOTHING, *self._followed([(suffixes.root, state)], suffixes)[0]]
             if len(self._suffixes) > MOST_MASKS:
                 self._suffixes.clear()
             found = self._suffixes[key] = np.zeros(suffixes.n, np.bool_)
             found[numbers] = True
         return found
 
-    def _followed(self, state: State, tree: Tree, suffixes: Suffixes) -> tuple[list[int], list[tuple[Any, Tree]]]:
-        """Which suffixes below a node a state allows; for those that go beyond a twin's end, where, and what is left."""
+    def _followed(
+        self, ahead: list[tuple[Tree, State]], suffixes: Suffixes
+    ) -> tuple[list[int], list[tuple[Any, Tree]]]:
+        """Which suffixes below nodes states allow; for those that go beyond a twin's end, where, and what is left."""
         numbers: list[int] = []
         beyond: list[tuple[Any, Tree]] = []
-        ahead: list[tuple[Tree, State]] = [(tree, state)]
         while ahead:
             node, here = ahead.pop()
             if here.reached is not None:
@@ -252,7 +284,7 @@ class Grammar:
         if key not in self._twins:
             if len(self._twins) > MOST_MASKS:
                 self._twins.clear()
-            self._twins[key] = self._followed(state, tree, suffixes)
+            self._twins[key] = self._followed([(tree, state)], suffixes)
         return self._twins[key]
 
 

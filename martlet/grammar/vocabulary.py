@@ -9,15 +9,15 @@ Tokens without a text (control tokens, unused ids) are in no trie and so in no m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.grammar.types import Lexeme, Tree, n_mask_words
-from martlet.grammar.walk import Walker
+from martlet.grammar.walk import MANY, Walker
 from martlet.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["NOTHING", "Exits", "Region", "Suffixes", "Vocabulary", "share_a_text"]
@@ -104,6 +104,8 @@ class Vocabulary:
         np.add.at(self.first, node_of + 1, 1)
         self.first = np.cumsum(self.first).astype(np.int32)
         self.sorted_tokens = ids
+        self.rank = np.full(self.n_vocab, -1, np.int32)  # of a token in `sorted_tokens`
+        self.rank[ids] = np.arange(len(ids))
 
     def children(self, node: int) -> dict[int, int]:
         """byte → child, of a node."""
@@ -162,20 +164,23 @@ class Suffixes:
 
     def __init__(self, vocabulary: Vocabulary, follow: frozenset[int], blank: frozenset[int]) -> None:
         numbers: dict[bytes, int] = {b"": NOTHING, b"\0": NEVER}
-        self._starts, flat = vocabulary.starts, vocabulary.flat
-        self._at = np.full(len(flat) + 1, NEVER, np.int32)  # token's start + offset → suffix
+        starts, flat = vocabulary.starts, vocabulary.flat
+        n_tokens = len(starts) - 1
+        self._starts = (starts[:-1] + np.arange(n_tokens)).astype(np.int32)  # each token has a place more, for its end
+        self._at = np.full(len(flat) + n_tokens, NEVER, np.int32)  # token's start + offset → suffix
+        self._at[starts[1:] + np.arange(n_tokens)] = NOTHING
         last = np.zeros(len(flat) + 1, np.bool_)
-        last[self._starts[1:] - 1] = True
+        last[starts[1:] - 1] = True
         may = np.append(np.isin(flat, sorted(follow)), False)
         white = np.nonzero(np.append(np.isin(flat, sorted(blank)), False) & may)[0]
         while (wrong := white[may[white] & ~last[white] & ~may[white + 1]]).size:
             may[wrong] = False
         places = np.nonzero(may)[0]
-        owners = np.searchsorted(self._starts, places, side="right") - 1
+        owners = np.searchsorted(starts, places, side="right") - 1
         for place, token in zip(places.tolist(), owners.tolist(), strict=True):
             text = vocabulary.tokens[token]
             assert text is not None
-            self._at[place] = numbers.setdefault(text[place - int(self._starts[token]) :], len(numbers))
+            self._at[place + token] = numbers.setdefault(text[place - int(starts[token]) :], len(numbers))
         self.n = len(numbers)
         del numbers[b"\0"]
         self._inside: dict[tuple[Lexeme, int, int], tuple[list[int], list[tuple[int, Tree]]]] = {}
@@ -222,8 +227,8 @@ class Suffixes:
 
     def at(self, tokens: I32, offsets: I32) -> I32:
         """The suffixes of tokens from offsets on."""
-        lengths = self._starts[tokens + 1] - self._starts[tokens]
-        return np.where(offsets < lengths, self._at[self._starts[tokens] + offsets], NOTHING).astype(np.int32)
+        found: I32 = self._at[self._starts[tokens] + offsets]
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,6 +238,14 @@ class Exits:
     suffix: I32
     token: I32
     count: I32
+    _with: dict[int, list[int]] = field(init=False, default_factory=dict)
+
+    def having(self, numbers: Iterable[int]) -> list[int]:
+        """The tokens that go on with one of a few suffixes."""
+        if not self._with:
+            for number, token in zip(self.suffix.tolist(), self.token.tolist(), strict=True):
+                self._with.setdefault(number, []).append(token)
+        return [token for number in numbers for token in self._with.get(number, ())]
 
     def allowed(self, suffixes: Bools, budget: tuple[int, int] | None) -> I32:
         """The tokens that go on with one of `suffixes` (by number) and have as many characters as the budget says."""
@@ -246,13 +259,10 @@ class Region:
     """Tokens below a node that stay in a lexeme, and `exits`: label → those that leave it."""
 
     def __init__(self, vocabulary: Vocabulary, lexeme: Lexeme, state: int, node: int) -> None:
-        staying, leaving, mask = vocabulary.walker.walk(lexeme, state, node)
+        staying, leaving, self.mask = vocabulary.walker.walk(lexeme, state, node)
         self.ids: I32 = np.ascontiguousarray(staying[:, 0])
         self._counts: I32 = np.ascontiguousarray(staying[:, 1])
         self.most_count = int(self._counts.max(initial=0))
-        self.mask: U32 | None = mask.copy() if len(self.ids) > 512 else None
-        if self.mask is not None and not lexeme.counted:  # nobody will ask which they are
-            self.ids = self._counts = np.zeros(0, np.int32)
         self._masks: dict[int, tuple[I32, U32 | None]] = {}
         self.exits: dict[int, Exits] = {}
         self._vocabulary = vocabulary
@@ -260,7 +270,7 @@ class Region:
             numbers = vocabulary.suffixes(lexeme).at(leaving[:, 0], leaving[:, 1])
             possible = np.not_equal(numbers, NEVER)
             leaving, numbers = leaving[possible], numbers[possible]
-            for label in sorted(set(leaving[:, 2].tolist())):
+            for label in np.flatnonzero(np.bincount(leaving[:, 2])).tolist():
                 own = leaving[:, 2] == label
                 self.exits[label] = Exits(numbers[own], leaving[own, 0], leaving[own, 3])
         self.n_bytes = 24 * len(leaving) + 8 * len(self.ids) + (4 * vocabulary.n_words if self.mask is not None else 0)
@@ -273,7 +283,7 @@ class Region:
         if found is None:
             ids = self.ids[self._counts <= most]
             mask = None
-            if len(ids) > 512:
+            if len(ids) > MANY:
                 mask = np.zeros(self._vocabulary.n_words, np.uint32)
                 self._vocabulary.walker.fill(mask, self._vocabulary.walker.prepared(None, ids))
             found = self._masks[most] = (ids, mask)

@@ -7,6 +7,7 @@ state from which nothing goes on.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any, NamedTuple
 
@@ -17,16 +18,25 @@ from martlet.grammar.types import Lexeme
 from martlet.ops.cpu import trie
 from martlet.ops.cpu.record import RECORD_FIELDS
 
-__all__ = ["Fill", "Walker", "address"]
+__all__ = ["MANY", "Fill", "Walker", "address"]
 
+MANY = 512  # tokens: more are a mask, fewer a list
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
-Found = tuple[I32, I32, NDArray[np.uint32]]  # staying [n, 2], leaving [m, 4], mask; valid until the next walk
+Found = tuple[I32, I32, U32 | None]  # staying [n, 2], leaving [m, 4], mask of those that stay
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where an array's data are."""
-    return int(array.__array_interface__["data"][0])
+    """Where the data of an array that may be written lie; 0 if it has none. Several times quicker than numpy's own answer."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array)) if array.size else 0
+
+
+class _Record(threading.local):
+    """A record for each thread, as several may write the same mask."""
+
+    def __init__(self) -> None:
+        self.record = np.zeros(RECORD_FIELDS, np.int64)
+        self.address = address(self.record)
 
 
 class Fill(NamedTuple):
@@ -59,6 +69,7 @@ class Walker:
         self._n_found = np.zeros(2, np.int64)
         self._follow: dict[frozenset[int], NDArray[np.uint8]] = {}
         self._lock = threading.Lock()
+        self._own = _Record()
         self._unused = np.zeros(4, np.int64)  # what compiled code returns, which is nothing
         self._unused_address = address(self._unused)
         self._kernels = kernels  # it owns the code
@@ -80,7 +91,8 @@ class Walker:
             self._record[field] = array.ctypes.data
 
     def walk(self, lexeme: Lexeme, state: int, node: int) -> Found:
-        """What the tokens below `node` do, from `state` on; the arrays are copies, the mask is not."""
+        """What the tokens below `node` do, from `state` on. Those that stay are a mask as well if they are many; then they
+        are a list only if somebody will ask for their characters."""
         with self._lock:
             self._mask.fill(0)
             if self._kernel is None:
@@ -95,7 +107,10 @@ class Walker:
                 unused = self._unused_address
                 self._kernel(unused, unused, record.ctypes.data, unused, 0, 1)
             n_staying, n_leaving = self._n_found.tolist()
-            return self._staying[:n_staying].copy(), self._leaving[:n_leaving].copy(), self._mask
+            mask = self._mask.copy() if n_staying > MANY else None
+            if mask is not None and not lexeme.counted:
+                n_staying = 0
+            return self._staying[:n_staying].copy(), self._leaving[:n_leaving].copy(), mask
 
     def prepared(self, shared: U32 | None, ids: I32) -> Fill:
         """A mask to be written often: `shared`, or nothing, joined with the tokens `ids`."""
@@ -112,10 +127,10 @@ class Walker:
             words[:] = 0 if mask.shared is None else mask.shared
             np.bitwise_or.at(words, mask.ids >> 5, np.uint32(1) << (mask.ids & 31).astype(np.uint32))
             return
-        record = mask.record.copy()  # another thread may write the same mask
-        record[trie.OUT] = address(out)
-        unused = self._unused_address
-        self._fill(unused, unused, address(record), unused, 0, 1)
+        own, unused = self._own, self._unused_address
+        own.record[:] = mask.record
+        own.record[trie.OUT] = address(out)
+        self._fill(unused, unused, own.address, unused, 0, 1)
 
     def _follow_bytes(self, follow: frozenset[int]) -> NDArray[np.uint8]:
         found = self._follow.get(follow)

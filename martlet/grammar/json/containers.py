@@ -10,7 +10,7 @@ this alternative comes to its end.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from martlet.grammar.json.algebra import Goal
 from martlet.grammar.json.forms import ArrayForm, ObjectForm
 from martlet.grammar.json.lexemes import JsonLexeme, free_key, key_lexeme
 from martlet.grammar.json.machine import Machine
-from martlet.grammar.json.plans import ArrayPlan, KeyClass
+from martlet.grammar.json.plans import ArrayPlan, KeyClass, ObjectPlan
 from martlet.grammar.json.scalars import ByteState, End, Survivors
 from martlet.grammar.types import Lexeme, State, Tree
 
@@ -247,11 +247,12 @@ class KeySet:
             self.lexeme, members = key_lexeme(tuple(key.names.as_language() for key in classes))
             self._labels = (None, *(classes[min(member)] for member in members[1:]))
         self.start = self.lexeme.start if self.lexeme is not None else 0
+        self.root: Tree
         if self.is_free:
-            names = sorted({name for plan in plans for name in plan.all_names})
+            self.root = self.machine.made(known_names_tree, plans)
         else:
-            names = sorted({name for plan in plans for name in plan.names if self._may_come(name)})
-        self.root: Tree = self.machine.made(names_tree, tuple(names))
+            names = dict.fromkeys(name for plan in plans for name in plan.names if self._may_come(name))
+            self.root = self.machine.made(names_tree, tuple(names))
 
     def _may_come(self, name: str) -> bool:
         """Whether a known name may come, without working out what comes after it where that is simple."""
@@ -315,6 +316,11 @@ def names_tree(machine: Machine, names: tuple[str, ...]) -> Tree:
     return root
 
 
+def known_names_tree(machine: Machine, plans: tuple[ObjectPlan, ...]) -> Tree:
+    """All names that plans know, as a tree."""
+    return names_tree(machine, tuple({name for plan in plans for name in plan.all_names}))
+
+
 class Key(ByteState):
     """Inside a name: `state` of the automaton of unknown names (0: it is none), `node` in the tree of known ones."""
 
@@ -372,6 +378,11 @@ class Colon(ByteState):
 
     def _step(self, byte: int) -> State | None:
         return self.value if byte == COLON else None
+
+    def twin(self) -> tuple[State, Callable[[Any], State]] | None:
+        """The colon before the value's twin."""
+        found = self.value.twin()
+        return None if found is None else (self.machine.made(Colon, found[0]), found[1])
 
     def next_bytes(self) -> bytes:
         """A colon."""
