@@ -14,18 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.grammar.limit import tokens_out, written
-from martlet.grammar.types import Constraint, Lexeme, State, Tree
-from martlet.grammar.vocabulary import NOTHING, Exits, Suffixes, Vocabulary, share_a_text
+from martlet.grammar.types import Constraint, Lexeme, State, Tree, bytes_or, some_bytes
+from martlet.grammar.vocabulary import NOTHING, Endings, Exits, Suffixes, Vocabulary, share_a_text
 from martlet.grammar.walk import Fill
 
 __all__ = ["Grammar", "Matcher"]
 
-I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
-Endings = tuple[list[tuple[int, Any]], I32, I32]  # nodes with names of texts; where their tokens begin and end
 MOST_MASKS = 20_000
 MOST_FORCED = 4096  # bytes told at once
-EVERY_BYTE = bytes(range(256))
 
 
 class Grammar:
@@ -96,15 +93,17 @@ class Grammar:
             if tree is not None:
                 self._listed(node, state, tree, ids, ahead)
                 continue
+            parts = state.parts()
+            if parts is not None:
+                ahead += [(node, part) for part in parts]
+                continue
             children, split = vocabulary.children(node), state.split()
             if split is not None:
                 ahead.append((node, split[1]))
-            for byte in (state.next_bytes() or children) if split is None else split[0]:
+            for byte in bytes_or(state, children) if split is None else split[0]:
                 child = children.get(byte)
-                if child is None:
-                    continue
-                after = state.step(byte)
-                if after is None:
+                after = None if child is None else state.step(byte)
+                if child is None or after is None:
                     continue
                 ids += vocabulary.tokens_at(child)
                 if vocabulary.end[child] > child + 1:
@@ -192,29 +191,13 @@ class Grammar:
         return kept
 
     def _endings_of(self, node: int, tree: Tree) -> Endings:
-        """Where below a node the texts of a tree end, and which tokens lie there: ranges of ranks, the first one empty."""
+        """Where below a node the texts of a tree end; kept with the tree, so that its id stays its own."""
         key = (node, id(tree))
-        found = self._endings.get(key)
-        if found is not None:
-            return found[1]
-        vocabulary = self.vocabulary
-        endings: list[tuple[int, Any]] = []
-        ahead: list[tuple[int, Tree]] = [(node, tree)]
-        while ahead:
-            at, texts = ahead.pop()
-            children = vocabulary.children(at)
-            for byte, below in texts.items():
-                if byte < 0:
-                    endings.append((at, below))
-                elif byte in children:
-                    ahead.append((children[byte], below))
-        endings.sort(key=lambda ending: ending[0])
-        lows = np.array([vocabulary.first[at] for at, _ in endings], np.int32)
-        highs = np.array([0, *(vocabulary.first[vocabulary.end[at]] for at, _ in endings)], np.int32)
-        if len(self._endings) > MOST_MASKS:
-            self._endings.clear()
-        self._endings[key] = tree, (endings, lows, highs)  # with the tree, so that its id stays its own
-        return endings, lows, highs
+        if key not in self._endings:
+            if len(self._endings) > MOST_MASKS:
+                self._endings.clear()
+            self._endings[key] = tree, self.vocabulary.endings(node, tree)
+        return self._endings[key][1]
 
     def _below(self, node: int, state: State) -> list[int]:
         """The tokens below a node that a state allows, step by step."""
@@ -224,7 +207,7 @@ class Grammar:
         while ahead:
             node, state = ahead.pop()
             children = vocabulary.children(node)
-            for byte in (state.next_bytes() or children) if children else ():
+            for byte in bytes_or(state, children) if children else ():
                 child = children.get(byte)
                 after = None if child is None else state.step(byte)
                 if child is not None and after is not None:
@@ -256,8 +239,10 @@ class Grammar:
             if here.reached is not None:
                 beyond.append((here.reached, node))
                 continue
-            twin, place = here.twin(), here.lexeme
-            if twin is not None:
+            twin, place, parts = here.twin(), here.lexeme, here.parts()
+            if parts is not None:
+                ahead += [(node, part) for part in parts]
+            elif twin is not None:
                 staying, left = self._followed_once(twin[0], node, suffixes)
                 numbers += staying
                 ahead += [(rest, twin[1](reached)) for reached, rest in left]
@@ -270,7 +255,7 @@ class Grammar:
                         numbers += [rest[-1]] if -1 in rest else []
                         ahead.append((rest, after))
             else:
-                for byte in here.next_bytes() or node:
+                for byte in bytes_or(here, node):
                     child = node.get(byte) if byte >= 0 else None
                     after = None if child is None else here.step(byte)
                     if child is not None and after is not None:
@@ -381,7 +366,7 @@ class Matcher:
 
     def is_done(self) -> bool:
         """Whether only the end can follow."""
-        return self._ended or (self._states[-1].accepts and not _next_bytes(self._states[-1], 1))
+        return self._ended or (self._states[-1].accepts and not some_bytes(self._states[-1], 1))
 
     def is_limited(self) -> bool:
         """Whether a string came to the limit."""
@@ -391,7 +376,7 @@ class Matcher:
         """The text that must follow, whatever is chosen."""
         state, out = self._states[-1], bytearray()
         while not self._ended and not state.accepts and len(out) < MOST_FORCED:
-            ahead = _next_bytes(state, 2)
+            ahead = some_bytes(state, 2)
             if len(ahead) != 1:
                 break
             after = state.step(ahead[0])
@@ -407,20 +392,6 @@ class Matcher:
         copy._counts = list(self._counts)
         copy._ended, copy._limited = self._ended, self._limited
         return copy
-
-
-def _next_bytes(state: State, most: int) -> bytes:
-    """Bytes that can follow, `most` of them at most."""
-    known = state.next_bytes()
-    if known is not None:
-        return known[:most]
-    found = bytearray()
-    for byte in EVERY_BYTE:
-        if state.step(byte) is not None:
-            found.append(byte)
-            if len(found) == most:
-                break
-    return bytes(found)
 
 
 def _is_a_constraint(matcher: Matcher) -> Constraint:

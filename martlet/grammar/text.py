@@ -248,6 +248,10 @@ class _Then:
     def split(self) -> tuple[bytes, State] | None:
         return None
 
+    def parts(self) -> tuple[State, ...] | None:
+        found = self._first.parts()
+        return None if found is None else tuple(_then(part, self._second, self._made) for part in found)
+
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
         found = self._first.twin()
         if found is None:

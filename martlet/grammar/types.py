@@ -15,14 +15,28 @@ leave it are followed state by state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DEAD", "MANY", "Constraint", "Dfa", "Lexeme", "Limits", "Plain", "State", "Tree", "n_mask_words"]
+__all__ = [
+    "DEAD",
+    "MANY",
+    "Constraint",
+    "Dfa",
+    "Lexeme",
+    "Limits",
+    "Plain",
+    "State",
+    "Tree",
+    "bytes_or",
+    "n_mask_words",
+    "some_bytes",
+]
 
 Tree = dict[int, Any]
 MANY = 1 << 30  # characters: no bound
@@ -123,6 +137,9 @@ class State(Protocol):
         No byte goes on with both. None where there is no such lexeme; then its bytes are followed one by one.
         """
 
+    def parts(self) -> tuple[State, ...] | None:
+        """States that allow together just the texts that this one does; None where it is one of a piece."""
+
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
         """A state from which the same texts lead to `reached` states, and what each of these stands for here.
 
@@ -170,6 +187,10 @@ class Plain:
         return None
 
     def split(self) -> tuple[bytes, State] | None:
+        """None."""
+        return None
+
+    def parts(self) -> tuple[State, ...] | None:
         """None."""
         return None
 
@@ -238,3 +259,17 @@ class Limits:
 def n_mask_words(n_vocab: int) -> int:
     """Length of a mask for a vocabulary of `n_vocab` ids."""
     return (n_vocab + 31) // 32
+
+
+def bytes_or(state: State, others: Iterable[int]) -> Iterable[int]:
+    """The bytes with which a state goes on, or `others` if they are not known."""
+    known = state.next_bytes()
+    return others if known is None else known
+
+
+def some_bytes(state: State, most: int) -> bytes:
+    """Bytes with which a state goes on, `most` of them at most."""
+    known = state.next_bytes()
+    if known is not None:
+        return known[:most]
+    return bytes(islice((byte for byte in range(256) if state.step(byte) is not None), most))

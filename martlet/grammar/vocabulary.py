@@ -17,14 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.grammar.types import Lexeme, Tree, n_mask_words
-from martlet.grammar.walk import MANY, Walker
+from martlet.grammar.walk import MOST_LISTED, Walker
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["NOTHING", "Exits", "Region", "Suffixes", "Vocabulary", "share_a_text"]
+__all__ = ["NOTHING", "Endings", "Exits", "Region", "Suffixes", "Vocabulary", "share_a_text"]
 
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
 Bools = NDArray[np.bool_]
+Endings = tuple[list[tuple[int, Any]], I32, I32]  # nodes with texts' names; ranks: where their tokens begin, and end
 
 MOST_INSIDE = 20_000
 NOTHING = 0  # the suffix of a token that ends where the lexeme does
@@ -133,6 +134,23 @@ class Vocabulary:
         if ids is None:
             ids = self._tokens_at[node] = self.sorted_tokens[self.first[node] : self.first[node + 1]].tolist()
         return ids
+
+    def endings(self, node: int, tree: Tree) -> Endings:
+        """Where below a node the texts of a tree end. `highs` has one more, the first: below the first of `lows` is none."""
+        found: list[tuple[int, Any]] = []
+        ahead: list[tuple[int, Tree]] = [(node, tree)]
+        while ahead:
+            at, texts = ahead.pop()
+            children = self.children(at)
+            for byte, below in texts.items():
+                if byte < 0:
+                    found.append((at, below))
+                elif byte in children:
+                    ahead.append((children[byte], below))
+        found.sort(key=lambda ending: ending[0])
+        lows = np.array([self.first[at] for at, _ in found], np.int32)
+        highs = np.array([0, *(self.first[self.end[at]] for at, _ in found)], np.int32)
+        return found, lows, highs
 
     def region(self, lexeme: Lexeme, state: int, node: int) -> Region:
         """What the tokens below `node` do from `state` of a lexeme's automaton on; kept for the next time."""
@@ -283,7 +301,7 @@ class Region:
         if found is None:
             ids = self.ids[self._counts <= most]
             mask = None
-            if len(ids) > MANY:
+            if len(ids) > MOST_LISTED:
                 mask = np.zeros(self._vocabulary.n_words, np.uint32)
                 self._vocabulary.walker.fill(mask, self._vocabulary.walker.prepared(None, ids))
             found = self._masks[most] = (ids, mask)

@@ -18,9 +18,9 @@ from martlet.grammar.types import Lexeme
 from martlet.ops.cpu import trie
 from martlet.ops.cpu.record import RECORD_FIELDS
 
-__all__ = ["MANY", "Fill", "Walker", "address"]
+__all__ = ["MOST_LISTED", "Fill", "Walker", "address"]
 
-MANY = 512  # tokens: more are a mask, fewer a list
+MOST_LISTED = 512  # tokens: more are a mask, fewer a list
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
 Found = tuple[I32, I32, U32 | None]  # staying [n, 2], leaving [m, 4], mask of those that stay
@@ -28,7 +28,7 @@ Found = tuple[I32, I32, U32 | None]  # staying [n, 2], leaving [m, 4], mask of t
 
 def address(array: NDArray[Any]) -> int:
     """Where the data of an array that may be written lie; 0 if it has none. Several times quicker than numpy's own answer."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(array)) if array.size else 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data)) if array.size else 0
 
 
 class _Record(threading.local):
@@ -107,7 +107,7 @@ class Walker:
                 unused = self._unused_address
                 self._kernel(unused, unused, record.ctypes.data, unused, 0, 1)
             n_staying, n_leaving = self._n_found.tolist()
-            mask = self._mask.copy() if n_staying > MANY else None
+            mask = self._mask.copy() if n_staying > MOST_LISTED else None
             if mask is not None and not lexeme.counted:
                 n_staying = 0
             return self._staying[:n_staying].copy(), self._leaving[:n_leaving].copy(), mask

@@ -9,14 +9,12 @@ this alternative comes to its end.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from martlet.grammar.json.algebra import Goal
 from martlet.grammar.json.forms import ArrayForm, ObjectForm
-from martlet.grammar.json.lexemes import JsonLexeme, free_key, key_lexeme
+from martlet.grammar.json.lexemes import JsonLexeme, free_key, key_lexeme, names_tree
 from martlet.grammar.json.machine import Machine
 from martlet.grammar.json.plans import ArrayPlan, KeyClass, ObjectPlan
 from martlet.grammar.json.scalars import ByteState, End, Survivors
@@ -76,7 +74,7 @@ class Level:
         """The state before a value: each option is a goal, the point after it, and what that is for."""
         merged: dict[tuple[Goal, Point], Survivors] = {}
         for goal, point, ups in options:
-            merged[goal, point] = merged.get((goal, point), frozenset()) | ups
+            merged[goal, point] = merged[goal, point] | ups if (goal, point) in merged else ups
         goals = tuple(dict.fromkeys(goal for goal, _ in merged))
         numbers = {goal: i for i, goal in enumerate(goals)}
         points = tuple((numbers[goal], point, ups) for (goal, point), ups in merged.items())
@@ -299,23 +297,6 @@ class KeySet:
         return None if key is None else self.after(key)
 
 
-@lru_cache(maxsize=4096)
-def written(name: str) -> bytes:
-    """A name as it is written, behind its opening quotation mark."""
-    return json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]
-
-
-def names_tree(machine: Machine, names: tuple[str, ...]) -> Tree:
-    """Names as they are written, with the closing quotation mark, as a tree."""
-    root: Tree = {}
-    for name in names:
-        node = root
-        for byte in written(name):
-            node = node.setdefault(byte, {})
-        node[-1] = name
-    return root
-
-
 def known_names_tree(machine: Machine, plans: tuple[ObjectPlan, ...]) -> Tree:
     """All names that plans know, as a tree."""
     return names_tree(machine, tuple({name for plan in plans for name in plan.all_names}))
@@ -345,6 +326,12 @@ class Key(ByteState):
     def detours(self) -> Tree | None:
         """The known names that this may become."""
         return self.node if self.keys.is_free or not self.state else None
+
+    def parts(self) -> tuple[State, ...] | None:
+        """The automaton and the tree, where no known name is among the automaton's texts."""
+        if not self.state or not self.node or self.keys.is_free:
+            return None
+        return self.keys.state(self.state, None), self.keys.state(0, self.node)
 
     def detour(self, name: str) -> State | None:
         """The state after a known name."""

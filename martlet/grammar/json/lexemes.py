@@ -7,17 +7,19 @@ two ways to write it can't be taken for two texts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from martlet.grammar.language import Language, common_alphabet
-from martlet.grammar.types import Dfa, Lexeme
+from martlet.grammar.types import Dfa, Lexeme, Tree
 from martlet.grammar.utf8 import Escapes, to_bytes, to_json
 
-__all__ = ["JsonLexeme", "free_key", "free_string", "key_lexeme", "number_lexeme", "string_lexeme"]
+__all__ = ["JsonLexeme", "free_key", "free_string", "key_lexeme", "names_tree", "number_lexeme", "string_lexeme"]
 
 QUOTE = 0x22
 BLANK = frozenset(b" \n\r\t")
@@ -73,6 +75,23 @@ def number_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[fr
     dfa = _labelled(to_bytes(joined), joined, languages, sets)
     final = frozenset(np.nonzero((dfa.accept > 0) & ~dfa.table.any(axis=1))[0].tolist())
     return JsonLexeme(Lexeme(dfa, ENDS, blank=BLANK), final, frozenset()), tuple(sets)
+
+
+@lru_cache(maxsize=4096)
+def _written(name: str) -> bytes:
+    """A name as it is written, behind its opening quotation mark."""
+    return json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]
+
+
+def names_tree(machine: Any, names: tuple[str, ...]) -> Tree:
+    """Names as they are written, with the closing quotation mark, as a tree."""
+    root: Tree = {}
+    for name in names:
+        node = root
+        for byte in _written(name):
+            node = node.setdefault(byte, {})
+        node[-1] = name
+    return root
 
 
 def _universal(language: Language) -> list[int]:

@@ -46,6 +46,7 @@ class Machine:
         self.algebra, self.plans = algebra, Plans(algebra)
         self.spacing, self.ordered = spacing, ordered
         self._made: dict[tuple[Any, ...], Any] = {}
+        self.first_bytes: dict[tuple[Goal, ...], bytes] = {}  # of values
         self.probe = Probe(self)
 
     def made(self, kind: Callable[..., S], *parts: Any) -> S:
@@ -62,6 +63,7 @@ class Machine:
     def forget(self) -> None:
         """Let go of all states; none of them may be used any more."""
         made, self._made = list(self._made.values()), {}
+        self.first_bytes.clear()
         for one in made:
             forget = getattr(one, "forget", None)
             if forget is not None:
@@ -220,7 +222,13 @@ class Value(ByteState):
         return bytes(byte for byte in self.next_bytes() if byte not in b"-0123456789"), number
 
     def next_bytes(self) -> bytes:
-        """The first bytes of the kinds of values that there are."""
+        """The first bytes of the kinds of values that there are; they depend on the goals only."""
+        known = self.machine.first_bytes
+        if self.goals not in known:
+            known[self.goals] = self._first_bytes()
+        return known[self.goals]
+
+    def _first_bytes(self) -> bytes:
         types, found = self.types(), set[int]()
         if any(not kind.strings.is_empty for kind in types):
             found.add(0x22)
@@ -265,6 +273,8 @@ class Value(ByteState):
         if all(texts.finite is not None for texts in sets):
             return self._literals(_outcomes(sets, lambda text: json.dumps(text, ensure_ascii=False)), 0x22)
         different = tuple(dict.fromkeys(texts for texts in sets if not texts.is_empty))
+        if not different:
+            return None
         if len(different) == 1 and different[0].language is None:
             free, texts = free_string(), different[0]
             met = self._having(lambda kind: not kind.strings.is_empty)
@@ -281,6 +291,8 @@ class Value(ByteState):
             outcomes = _outcomes(sets, str)
             return Literals.of(self.machine, outcomes, self.end) if outcomes else None
         different = tuple(dict.fromkeys(texts for texts in sets if not texts.is_empty))
+        if not different:
+            return None
         lexeme, members = number_lexeme(tuple(texts.as_language() for texts in different))
         return self._lexeme(lexeme, members, sets, different, b"")
 

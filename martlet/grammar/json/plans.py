@@ -174,6 +174,7 @@ class ObjectPlan:
         allowed = self._allowed_names
         self.names = [name for name in names if name not in form.absent and name in allowed]
         self._goals: dict[str, Goal | None] = {}
+        self._class_goals: dict[frozenset[Language], Goal | None] = {}
         self.bit = {name: 1 << i for i, name in enumerate(self.names)}
         self.required = sum(self.bit.get(name, 0) for name in form.required)
         self.cap = max(form.low, 0 if form.high is None else form.high + 1)
@@ -210,6 +211,11 @@ class ObjectPlan:
 
     def goal_of_class(self, key: KeyClass) -> Goal | None:
         """What the values of other names must meet; None if there can be none of this class."""
+        if key.matched not in self._class_goals:
+            self._class_goals[key.matched] = self._goal_of_class(key)
+        return self._class_goals[key.matched]
+
+    def _goal_of_class(self, key: KeyClass) -> Goal | None:
         if not self._allowed_names.is_any and self._allowed_names.as_language() not in key.matched:
             return None
         found: set[tuple[Node, bool]] = set()
@@ -224,7 +230,7 @@ class ObjectPlan:
     @cached_property
     def classes(self) -> list[tuple[KeyClass, Goal]]:
         """Classes of names that are not known, with their goals."""
-        found = ((key, self.goal_of_class(key)) for key in self._plans.classes((self,)))
+        found = ((key, self.goal_of_class(key)) for key in self._plans.classes_of((self,)))
         return [(key, goal) for key, goal in found if goal is not None]
 
     def name_languages(self) -> list[Language]:
@@ -328,6 +334,7 @@ class Plans:
         self.algebra = algebra
         self._arrays: dict[ArrayForm, ArrayPlan] = {}
         self._objects: dict[ObjectForm, ObjectPlan] = {}
+        self._classes: dict[tuple[ObjectPlan, ...], list[KeyClass]] = {}
         algebra.array_possible = self._array_possible
         algebra.object_possible = self._object_possible
 
@@ -363,6 +370,12 @@ class Plans:
 
     def classes(self, plans: tuple[ObjectPlan, ...]) -> list[KeyClass]:
         """The names that none of the plans knows, told apart as far as any of them does."""
+        if plans not in self._classes:
+            self._classes[plans] = self.classes_of(plans)
+        return self._classes[plans]
+
+    def classes_of(self, plans: tuple[ObjectPlan, ...]) -> list[KeyClass]:
+        """The same, not kept."""
         languages = list(dict.fromkeys(language for plan in plans for language in plan.name_languages()))
         if not languages:
             return [KeyClass(ANY_TEXT, frozenset())]
