@@ -14,7 +14,7 @@ run: $(VENV)/installed
 	$(BIN)/martlet run $(MODEL) "$(PROMPT)" --temperature 0
 
 test: $(VENV)/installed-dev models lint
-	MARTLET_REQUIRE_MODEL=1 $(BIN)/python -m pytest -m "not large" -n auto --dist loadfile
+	MARTLET_REQUIRE_MODEL=1 $(BIN)/python -m pytest -m "not large and not browser" -n auto --dist loadfile
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -39,8 +39,9 @@ web-test: $(VENV)/installed-dev models
 	PYTHONPATH=.:tests/picolm $(BIN)/python web/test/prepare.py web/build/data
 	cd web && npm test && npm run test-browser
 
-# The types of the pages' scripts (needs npx).
-pages-check:
+# The chat page and the engine view in Chromium (Debian: apt-get install chromium), and the types of their scripts (needs npx).
+pages-check: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m browser tests/browser
 	npx --yes -p typescript@5 tsc -p tests/browser/tsconfig.json
 
 bench: $(VENV)/installed

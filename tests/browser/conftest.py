@@ -11,9 +11,9 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One browser for all tests."""
+    """One browser for a file's tests; while it is there, so is an event loop of this thread, and no other can be run."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
