@@ -60,6 +60,13 @@ def test_unknown_option_is_refused_by_name() -> None:
     assert "--verson" in text
 
 
+def test_an_engine_is_built_without_numba() -> None:
+    """Compiled kernels need none, and it takes a quarter of a second to import."""
+    code = "import sys; import martlet.engine.build; print(sorted({'numba', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_start_imports_nothing_heavy() -> None:
     """Ask 2: the command line's own part of the start."""
     code = "import sys; import martlet.cli; print(sorted({'numpy','numba','rich','typer','jinja2'} & set(sys.modules)))"

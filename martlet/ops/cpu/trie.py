@@ -12,9 +12,12 @@ Bound by the trie's nodes that the automaton lets through: about 4 ns each.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from martlet.ops.cpu.record import ARGS
-from martlet.ops.cpu.simd import Verbs
+
+if TYPE_CHECKING:  # simd.py needs Numba, and who only names these fields does not
+    from martlet.ops.cpu.simd import Verbs
 
 __all__ = [
     "ACCEPT",
