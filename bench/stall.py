@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--stall-ms", type=float)
     args = parser.parse_args()
     options = {name: getattr(args, name) for name in ("threads", "stall_ms") if getattr(args, name) is not None}
-    with LLM(args.model, max_context=2 * args.prompt, max_seqs=args.streams + 1, **options) as llm:
+    with LLM(args.model, max_context=2 * args.prompt, max_seqs=args.streams + 1, draft="off", **options) as llm:
         steps = Steps()
         llm.engine.watch(steps)
         gc.freeze()  # as the server does
