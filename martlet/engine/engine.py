@@ -78,7 +78,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Plan, run and commit one step. If it raises, call `clear` before anything else."""
         start = self.clock()
-        events = self._run(self.scheduler.plan(start, self._drafts()), start)
+        drafts = self._drafts()
+        events = self._run(self.scheduler.plan(self.clock(), drafts), start)
         if self._leaving:
             self._drop_adapters()
         if not self.scheduler.has_work:

@@ -129,13 +129,13 @@ class Speculator:
         return self._chosen(found)
 
     def committed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """Count what came of the guesses; `seconds` is what the step took with all that belongs to it."""
+        """Count what came of the guesses; `seconds` is what the step took, with making them."""
         if plan.dropped:
             self._drafter.forget(plan.dropped)
             for seq in plan.dropped:
                 self._cases.pop(seq, None)
         if self._step.drafted:
-            self._count(plan, result, seconds + self._asking_s)
+            self._count(plan, result, seconds)
 
     @staticmethod
     def _forced(step: _Step, forced: Mapping[SeqId, tuple[int, ...]]) -> dict[SeqId, tuple[int, ...]]:

@@ -96,7 +96,7 @@ class RowTimes:
         place = _place(n_rows)
         old = self._times.get(place)
         if old is None:
-            self._times[place] = seconds
+            self._times[place] = min(seconds, 2.0 * self.predict(n_rows)) if self._times else seconds
             return
         self._times[place] = new = old + NEWEST * (min(seconds, 2.0 * old) - old)
         for other, time in self._times.items():
