@@ -3,11 +3,12 @@
 Text goes to stdout as it comes, everything else to stderr, in the C's order and wording.
 
 Differences from the C (picolm.c): `-n N` makes N tokens (there: N + 1); numbers are checked; a prompt longer than the context is an error
-(there: an empty answer), and so is a cache that cannot be written; threads as processors; `--order`, `-m`, `--help`. Read next: `model.py`.
+(there: an empty answer), and so is a cache or a text that cannot be written; threads as processors; `--order`, `-m`, `--help`. Next: `model.py`.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -23,9 +24,7 @@ from picolm.tokenizer import Tokenizer
 
 __all__ = ["USAGE", "generate", "main"]
 
-USAGE = """picoLM in NumPy
-
-Usage: picolm <model.gguf> [options]
+USAGE = """Usage: picolm <model.gguf> [options]
 
   -p <prompt>    Input prompt (or pipe via stdin)
   -n <int>       Max tokens to generate (default: 256)
@@ -52,7 +51,7 @@ def parse(args: list[str]) -> dict[str, Any]:
     """Options by name, each checked; the model's path is `model`."""
     if not args:
         raise UsageError("No model given.")
-    options: dict[str, Any] = {"model": args[0], "--json": False, "-p": None, "--cache": "", "--order": "fast"}
+    options: dict[str, Any] = {"model": args[0], "--json": False, "-p": None, "--cache": None, "--order": "fast"}
     options |= {flag: default for flag, (default, _, _) in NUMBERS.items()}
     rest = iter(args[1:])
     for flag in rest:
@@ -64,6 +63,10 @@ def parse(args: list[str]) -> dict[str, Any]:
         options[flag] = True if flag == "--json" else _number(flag, text) if flag in NUMBERS else text
     if options["--order"] not in ("fast", "sse", "scalar"):
         raise UsageError(f"--order {options['--order']}: fast, sse or scalar")
+    if options["--cache"] == "":
+        raise UsageError("--cache needs the name of a file")
+    if options["--json"] and options["-n"] == 0:
+        raise UsageError("-n 0 leaves no room for JSON")
     return options
 
 
@@ -97,25 +100,26 @@ def generate(m: Model, kv: KVCache, ends: frozenset[int], prompt: list[int], n: 
 def main(args: list[str] | None = None, out: BinaryIO | None = None) -> int:
     """Run; the exit status."""
     args = sys.argv[1:] if args is None else args
-    if args[-1:] == ["--help"]:
+    if args[-1:] in (["--help"], ["-h"]) and args[-2:-1] != ["-p"]:
         print(USAGE)
         return 0
     try:
         options = parse(args)
         text = os.fsencode(options["-p"] or "")
-        if options["-p"] is None and not sys.stdin.isatty():
+        if options["-p"] is None and sys.stdin is not None and not sys.stdin.isatty():
             text = sys.stdin.buffer.read()
         if not text:
             raise UsageError("No prompt provided. Use -p or pipe via stdin.")
-        _run(options, text, out or sys.stdout.buffer)
-    except (ValueError, MemoryError) as error:
-        _tell(f"{error or 'out of memory'}", USAGE if isinstance(error, UsageError) else "Failed")
+        _run(options, text, out or io.FileIO(1, "wb", closefd=False))
+    except (ValueError, MemoryError, OSError, RuntimeError) as error:  # the last one: a thread that cannot start
+        what = f"cannot read stdin, or write the text: {error}" if isinstance(error, OSError) else str(error)
+        _tell(what or "out of memory", USAGE if isinstance(error, UsageError) else "Failed")
         return 1
     return 0
 
 
 def _tell(*lines: str) -> None:
-    print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr, flush=True)
+    print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr or io.StringIO(), flush=True)  # None if closed
 
 
 def _load(options: dict[str, Any]) -> Model:
@@ -128,8 +132,10 @@ def _load(options: dict[str, Any]) -> Model:
     _tell(f"  head_dim={c.head_dim}, rope_base={c.rope_base:.1f}")
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     m.stream = 4 * m.n_weights > (free // 2 if options["-m"] < 0 else options["-m"] << 20)
-    _tell(f"Weights: {m.n_weights / 1e6:.1f} million, {'streamed from the file' if m.stream else 'held as float32'}")
-    if not m.stream and options["--order"] == "fast":
+    held = not m.stream and options["--order"] == "fast"
+    where = "held as float32" if held else "streamed from the file" if m.stream else "used as they are in the file"
+    _tell(f"Weights: {m.n_weights / 1e6:.1f} million, {where}")
+    if held:
         m.hold()
     return m
 
@@ -156,10 +162,8 @@ def _run(options: dict[str, Any], text: bytes, out: BinaryIO) -> None:
         first = first or time.perf_counter()
         made += 1
         out.write(tokenizer.decode(previous, token))
-        out.flush()
         previous = token
     out.write(b"\n")
-    out.flush()
     end = time.perf_counter()
     if made < n and len(prompt) + made > m.config.max_seq_len:
         _tell(f"The context of {m.config.max_seq_len} is full")

@@ -57,7 +57,7 @@ class Config:
 
 def read_config(meta: dict[str, Any], vocab_rows: int, context: int) -> Config:
     """The sizes, checked. `context` lowers the file's context; 0 keeps it."""
-    arch: Any = meta.get("general.architecture")
+    arch = str(meta.get("general.architecture"))
     check(arch in ("llama", "qwen2", "gemma3"), f"general.architecture is {arch!r}: llama, qwen2 and gemma3 are read")
     keys = _Keys(meta)
     n_embd, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
@@ -71,7 +71,7 @@ def read_config(meta: dict[str, Any], vocab_rows: int, context: int) -> Config:
     fits = rope_dim <= head_dim and rope_dim % 2 == 0
     check(fits, f"rope.dimension_count {rope_dim}: an even number up to the head's {head_dim} is needed")
     scaling = keys.get(f"{arch}.rope.scaling.type", "none")
-    check(scaling in ("none", "linear"), f"rope.scaling.type is {scaling!r}: none and linear are read")
+    check(str(scaling) in ("none", "linear"), f"rope.scaling.type is {scaling!r}: none and linear are read")
     trained = keys.whole("context_length", 2048)
     check(0 <= context <= trained, f"a context of {context}: between 1 and the model's {trained} is needed")
     vocab = keys.whole("vocab_size", vocab_rows)
@@ -94,13 +94,13 @@ class _Keys(dict[str, Any]):
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()
         check(value is not None, f"key {name} is missing")
-        fine = isinstance(value, int) and value >= least and value != 0xFFFFFFFF
-        check(fine, f"key {name} is {value}: a whole number of at least {least} is needed")
+        fine = type(value) is int and value >= least and value != 0xFFFFFFFF
+        check(fine, f"key {name} is {value!s:.40}: a whole number of at least {least} is needed")
         return int(value)
 
     def real(self, key: str, default: float) -> float:
         name = f"{self['general.architecture']}.{key}"
         value = self.get(name, default)
         fine = isinstance(value, float) and 0 < value < np.inf
-        check(fine, f"key {name} is {value}: a positive number is needed")
+        check(fine, f"key {name} is {value!s:.40}: a positive number is needed")
         return float(value)

@@ -50,51 +50,51 @@ class Tokenizer:
     """A model's vocabulary."""
 
     def __init__(self, meta: dict[str, Any], vocab_size: int) -> None:
-        get: Any = {
-            k.removeprefix("tokenizer.ggml."): v for k, v in meta.items() if k.startswith("tokenizer.ggml.")
-        }.get
-        tokens = get("tokens")
-        fine = isinstance(tokens, list) and len(tokens) == vocab_size
+        def get(key: str, kind: type, default: Any = None) -> Any:
+            v = meta.get(f"tokenizer.ggml.{key}", default)
+            check(v is default or isinstance(v, kind), f"tokenizer.ggml.{key} is {v!s:.40}, no {kind.__name__}")
+            return v
+
+        self.vocab: list[str] = get("tokens", list, [])
+        fine = len(self.vocab) == vocab_size
         check(fine, f"tokenizer.ggml.tokens: {vocab_size} strings are needed, as token_embd.weight has rows")
-        self.vocab: list[str] = tokens
-        model, pre, merges = get("model", "llama"), get("pre", "gpt-2"), get("merges")
+        model, pre, merges = get("model", str, "llama"), get("pre", str, "gpt-2"), get("merges", list)
         check(model in ("llama", "gpt2"), f"tokenizer.ggml.model is {model!r}: llama and gpt2 are read")
         self.bytelevel = model == "gpt2"
-        self.types = self._numbers(get("token_type"), "token_type", "i", vocab_size)
+        self.types = self._numbers(get("token_type", np.ndarray), "token_type", "i", vocab_size)
         self.ids: dict[str, int] = {}
-        for i, text in enumerate(tokens):
+        for i, text in enumerate(self.vocab):
             self.ids.setdefault(text, i)
         if self.bytelevel:
-            fine = pre in WORDS and isinstance(merges, list)
-            check(fine, f"tokenizer.ggml.pre is {pre!r} (read: {', '.join(WORDS)}), or merges are missing")
+            check(pre in WORDS, f"tokenizer.ggml.pre is {pre!r}: {', '.join(WORDS)} are read")
+            check(merges is not None, "tokenizer.ggml.merges is missing")
             self._words = re.compile(WORDS[pre])
             self._ranks = {pair: -rank for rank, pair in enumerate(merges)}
         else:
-            scores = self._numbers(get("scores"), "scores", "f", vocab_size).tolist()
+            scores = self._numbers(get("scores", np.ndarray), "scores", "f", vocab_size).tolist()
             self._scores = {text: scores[i] for text, i in self.ids.items()}
-        self.bos_id, self.eos_id = (self._id(k, get(k), i) for i, k in ((1, "bos_token_id"), (2, "eos_token_id")))
-        self.add_bos = bool(get("add_bos_token", not self.bytelevel)) and self.bos_id >= 0
-        self.add_space = bool(get("add_space_prefix", not self.bytelevel))
-        ends = {self.eos_id, *(self._id(k, get(k), -1) for k in ("eot_token_id", "eom_token_id"))}
+        defaults = {"bos_token_id": 1, "eos_token_id": 2, "eot_token_id": -1, "eom_token_id": -1}
+        self.bos_id, self.eos_id, *others = (self._id(k, get(k, int, i), i) for k, i in defaults.items())
+        self.add_bos = get("add_bos_token", bool, not self.bytelevel) and self.bos_id >= 0
+        self.add_space = get("add_space_prefix", bool, not self.bytelevel)
+        ends = {self.eos_id, *others}
         named = {self.ids[name] for name in END_NAMES & self.ids.keys() if self.types[self.ids[name]] == CONTROL}
         self.end_ids = frozenset(ends | named) - {-1}
         special = np.flatnonzero(np.isin(self.types, (UNKNOWN, CONTROL, USER))).tolist()
         names = sorted((self.vocab[i] for i in special if self.vocab[i]), key=len, reverse=True)
         self._special = re.compile("(" + "|".join(map(re.escape, names)) + ")" if names else "(?!)")
 
-    def _id(self, key: str, value: Any, default: int) -> int:
+    def _id(self, key: str, value: int, default: int) -> int:
         """A special token's id; 2^32 - 1 means that there is none."""
-        value = default if value is None else value
-        if value in (-1, 0xFFFFFFFF) or (value == default and value >= len(self.vocab)):
+        if value in (-1, 0xFFFFFFFF) or value == default >= len(self.vocab):
             return -1
-        fine = isinstance(value, int) and 0 <= value < len(self.vocab)
-        check(fine, f"tokenizer.ggml.{key} is {value}: the vocabulary has {len(self.vocab)} tokens")
-        return int(value)
+        check(0 <= value < (n := len(self.vocab)), f"tokenizer.ggml.{key} is {value}: the vocabulary has {n} tokens")
+        return value
 
     def _numbers(self, values: Any, key: str, kind: str, n: int) -> Any:
         if values is None:
             return np.zeros(n, np.float32 if kind == "f" else np.int32) + (kind == "i")
-        fine = isinstance(values, np.ndarray) and (values.dtype.kind, values.itemsize, len(values)) == (kind, 4, n)
+        fine = (values.dtype.kind, values.itemsize, len(values)) == (kind, 4, n)
         check(fine, f"tokenizer.ggml.{key}: {n} numbers of 4 bytes are needed")
         return values
 
@@ -113,23 +113,16 @@ class Tokenizer:
         marked = (SPACE if self.add_space else "") + text.replace(" ", SPACE)
         out: list[int] = []
         for symbol in self._merge(list(marked), lambda a, b: self._scores.get(a + b)):
-            if symbol in self.ids:
-                out.append(self.ids[symbol])
-            else:  # no byte token either: dropped, as in the C
-                names = (f"<0x{byte:02X}>" for byte in symbol.encode("utf-8", "surrogateescape"))
-                out += [self.ids[name] for name in names if name in self.ids]
+            spelled = [f"<0x{byte:02X}>" for byte in symbol.encode("utf-8", "surrogateescape")]
+            names = [symbol] if symbol in self.ids else spelled  # no byte token either: dropped, as in the C
+            out += [self.ids[name] for name in names if name in self.ids]
         return out
 
     def _encode_bytelevel(self, text: str) -> list[int]:
         out: list[int] = []
         for match in self._words.finditer("".join(map(_ascii, text))):
-            letters = (
-                text[match.start() : match.end()]
-                .encode("utf-8", "surrogateescape")
-                .decode("latin-1")
-                .translate(LETTER_OF_BYTE)
-            )
-            for symbol in self._merge(list(letters), lambda a, b: self._ranks.get(f"{a} {b}")):
+            word = text[match.start() : match.end()].encode("utf-8", "surrogateescape")
+            for symbol in self._merge([LETTER_OF_BYTE[b] for b in word], lambda a, b: self._ranks.get(f"{a} {b}")):
                 check(symbol in self.ids, f"the vocabulary lacks the token {symbol!r}")
                 out.append(self.ids[symbol])
         return out
@@ -138,7 +131,7 @@ class Tokenizer:
     def _merge(symbols: list[str], score: Any) -> list[str]:
         """Join the pair of neighbours with the highest score, leftmost first, until none has one."""
         after = list(range(1, len(symbols) + 1))
-        before = list(range(-1, len(symbols) - 1))
+        before = list(range(-1, len(symbols)))  # of each, and of the end
         heap: list[tuple[float, int, str, str]] = []
 
         def offer(left: int) -> None:
@@ -155,8 +148,7 @@ class Tokenizer:
             if symbols[left] != a or right >= len(symbols) or symbols[right] != b:
                 continue  # one of the two has been joined to another since
             symbols[left], symbols[right], after[left] = a + b, "", after[right]
-            if after[right] < len(symbols):
-                before[after[right]] = left
+            before[after[right]] = left
             offer(before[left])
             offer(left)
         return [s for s in symbols if s]
@@ -167,7 +159,8 @@ class Tokenizer:
         if kind in (CONTROL, UNKNOWN):
             return b""
         if self.bytelevel:
-            return text.encode() if kind == USER else b"".join(BYTE_OF_LETTER.get(c) or c.encode() for c in text)
+            bytes_of: dict[str, bytes] = {} if kind == USER else BYTE_OF_LETTER
+            return b"".join(bytes_of.get(c) or c.encode("utf-8", "surrogateescape") for c in text)
         if kind == BYTE and re.fullmatch("<0x[0-9A-Fa-f]{2}>", text):
             return bytes([int(text[3:5], 16)])
         return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")

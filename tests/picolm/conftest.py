@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import make_malformed
 import make_models
-from recordings import DATA
+from recordings import DATA, notes
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +33,10 @@ def malformed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with 73 broken or unusual files."""
     folder = tmp_path_factory.mktemp("picolm-malformed")
     make_malformed.main(str(folder))
+    for case in notes("malformed"):
+        assert hashlib.sha256((folder / f"{case['name']}.gguf").read_bytes()).hexdigest() == case["sha256"], case[
+            "name"
+        ]
     return folder
 
 

@@ -43,3 +43,29 @@ def ties_away(x: NDArray[np.float32]) -> NDArray[np.float16]:
     half = np.where(exponent > 0, np.where(exponent >= 31, 0x7C00, normal), small)
     half = np.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7E00, np.where((bits >> 23 & 255) == 0, 0, half))
     return (half.astype(np.uint16) | sign.astype(np.uint16)).view(np.float16)
+
+
+def to_ggml(rows: NDArray[np.uint8], type_: str) -> NDArray[np.uint8]:
+    """Q2_K or Q3_K rows in the C's order of bits, as the rows in ggml's order that mean the same."""
+    blocks = rows.reshape(len(rows), -1, {"Q2_K": 84, "Q3_K": 110}[type_])
+    j, out = np.arange(256), []
+    for block in blocks.reshape(-1, blocks.shape[-1]):
+        qs = block[16:80] if type_ == "Q2_K" else block[2:66]
+        codes = qs[j // 4] >> (2 * (j % 4)).astype(np.uint8) & 3
+        plane = np.zeros(64, np.uint8)
+        np.bitwise_or.at(plane, j // 128 * 32 + j % 32, codes << (2 * (j % 128 // 32)).astype(np.uint8))
+        if type_ == "Q2_K":
+            out.append(np.concatenate([block[:16], plane, block[80:]]))
+            continue
+        third = np.zeros(32, np.uint8)
+        np.bitwise_or.at(
+            third, j % 32, (block[66:98][j // 8] >> (j % 8).astype(np.uint8) & 1) << (j // 32).astype(np.uint8)
+        )
+        scales = block[98:110].copy()
+        s = np.arange(16)
+        high = scales[8 + s % 8 // 2] >> (s // 8 * 4 + s % 2 * 2).astype(np.uint8) & 3
+        packed = np.zeros(12, np.uint8)
+        packed[:8] = scales[:8]
+        np.bitwise_or.at(packed, 8 + s % 4, high << (2 * (s // 4)).astype(np.uint8))
+        out.append(np.concatenate([third, plane, packed, block[:2]]))
+    return np.stack(out).reshape(len(rows), -1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recordings import BUILDS, MISREAD, REFUSED, RUNNABLE, arrays, notes, same_bits, ties_away
+from recordings import BUILDS, MISREAD, REFUSED, RUNNABLE, arrays, notes, same_bits, ties_away, to_ggml
 
 import picolm.model
 from picolm import sampler
@@ -74,33 +74,9 @@ def test_rows_of_types_that_the_c_stops_on(type_: str) -> None:
     assert same_bits(dequantize_row(z[f"rows/{type_}/rows"], NUMBER[type_]), z[f"rows/{type_}/dequant"])
 
 
-def to_ggml(rows: np.ndarray, type_: str) -> np.ndarray:
-    """Q2_K or Q3_K rows in the C's order of bits, as the rows in ggml's order that mean the same."""
-    blocks = rows.reshape(len(rows), -1, BLOCKS[NUMBER[type_]].bytes)
-    j, out = np.arange(256), []
-    for block in blocks.reshape(-1, blocks.shape[-1]):
-        qs = block[16:80] if type_ == "Q2_K" else block[2:66]
-        codes = qs[j // 4] >> (2 * (j % 4)).astype(np.uint8) & 3
-        plane = np.zeros(64, np.uint8)
-        np.bitwise_or.at(plane, j // 128 * 32 + j % 32, codes << (2 * (j % 128 // 32)).astype(np.uint8))
-        if type_ == "Q2_K":
-            out.append(np.concatenate([block[:16], plane, block[80:]]))
-            continue
-        third = np.zeros(32, np.uint8)
-        np.bitwise_or.at(
-            third, j % 32, (block[66:98][j // 8] >> (j % 8).astype(np.uint8) & 1) << (j // 32).astype(np.uint8)
-        )
-        scales = block[98:110].copy()
-        s = np.arange(16)
-        high = scales[8 + s % 8 // 2] >> (s // 8 * 4 + s % 2 * 2).astype(np.uint8) & 3
-        packed = np.zeros(12, np.uint8)
-        packed[:8] = scales[:8]
-        np.bitwise_or.at(packed, 8 + s % 4, high << (2 * (s // 4)).astype(np.uint8))
-        out.append(np.concatenate([third, plane, packed, block[:2]]))
-    return np.stack(out).reshape(len(rows), -1)
-
-
-@pytest.mark.parametrize("case", ["Q2_K/real", "Q2_K/bits", "Q3_K/real_picolm_order", "Q3_K/bits_picolm_order"])
+@pytest.mark.parametrize(
+    "case", ["Q2_K/real", "Q2_K/bits", "Q3_K/real", "Q3_K/real_picolm_order", "Q3_K/bits_picolm_order"]
+)
 def test_arithmetic_of_misread_types(case: str) -> None:
     """With their bits put where the C looks for them, Q2_K and Q3_K come out of both alike."""
     z, type_ = arrays("quant"), case.split("/")[0]
@@ -184,12 +160,20 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     return seen
 
 
+def as_the_c_reads(m: Model) -> Model:
+    """The model; Q2_K and Q3_K with their bits where the C looks for them (fault A3)."""
+    for w in [*m.matrices[:-1], *{id(w): w for w in (m.output, m.token_embd)}.values()]:
+        w.raw = to_ggml(w.raw, BLOCKS[w.type].name) if w.type in (10, 11) else w.raw
+    return m
+
+
 @pytest.mark.usefixtures("c_rounding")
-@pytest.mark.parametrize(("name", "order"), list(itertools.product(RUNNABLE, ORDERS)))
+@pytest.mark.filterwarnings("ignore:invalid value")  # q3_k's numbers are NaN in the C
+@pytest.mark.parametrize(("name", "order"), list(itertools.product([*RUNNABLE, *MISREAD], ORDERS)))
 def test_forward_pass_bit_for_bit(tiny: Path, name: str, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits and hidden states of 20 steps, the last one's with fewer layers, what its blocks made, keys and values, RoPE's tables."""
     z, build = arrays("forward"), BUILDS[order]
-    m = Model(str(tiny / f"{name}.gguf"), team=Team(2, order))
+    m = as_the_c_reads(Model(str(tiny / f"{name}.gguf"), team=Team(2, order)))
     ids = z[f"{name}/ids"].tolist()
     seen = watch(monkeypatch)
     logits, kv = run(m, ids)
@@ -201,24 +185,13 @@ def test_forward_pass_bit_for_bit(tiny: Path, name: str, order: Order, monkeypat
     assert same_bits(last, z[f"{name}/last_q_hb_xb_xb2_{build}"])
     zero = np.float32(0)  # hidden states pass through a sum, which makes 0 of -0
     for layers in range(m.config.n_layers):  # the last step again, with fewer layers
-        cut = Model(str(tiny / f"{name}.gguf"), team=Team(1, order))
+        cut = as_the_c_reads(Model(str(tiny / f"{name}.gguf"), team=Team(1, order)))
         del cut.layers[layers:]
         kv.truncate(len(ids) - 1)
         assert same_bits(model_forward(cut, kv, ids[-1:]), z[f"{name}/trunc_logits_{build}"][layers])
         kv.truncate(len(ids) - 1)
         assert same_bits(model_forward(bare(cut), kv, ids[-1:]), z[f"{name}/trunc_hidden_{build}"][layers] + zero)
     assert same_bits(run(bare(m), ids)[0], z[f"{name}/hidden_{build}"] + zero)
-
-
-@pytest.mark.usefixtures("c_rounding")
-@pytest.mark.parametrize(("name", "order"), list(itertools.product(MISREAD, ORDERS)))
-def test_forward_pass_of_misread_types(tiny: Path, name: str, order: Order) -> None:
-    """Fault A3, the other way round: files with the bits where the C looks for them give the C's logits."""
-    z, m = arrays("forward"), Model(str(tiny / f"{name}.gguf"), team=Team(1, order))
-    for w in [*m.matrices, m.token_embd]:
-        w.raw = to_ggml(w.raw, name.upper())
-    logits, _ = run(m, z[f"{name}/ids"].tolist())
-    assert same_bits(logits, z[f"{name}/logits_{BUILDS[order]}"])
 
 
 @pytest.mark.parametrize("name", [*RUNNABLE, *MISREAD, *REFUSED])
@@ -271,6 +244,8 @@ def test_sampler_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     z = arrays("sampler")
     for case in notes("sampler")["cases"]:
         name, t = case["logits"], case["temperature"]
+        left = softmax(z[f"logits/{name}"] * (np.float32(1) / np.float32(t))) if t > 0 else z[f"logits/{name}"]
+        assert same_bits(left, z[f"{name}/left_t{t}"])
         if name == "nan":
             with pytest.raises(ValueError, match="not numbers"):
                 sampler.Sampler(t, case["top_p"], 1).sample(z["logits/nan"])
@@ -279,8 +254,6 @@ def test_sampler_choices(monkeypatch: pytest.MonkeyPatch) -> None:
         s.rng_state = case["seed"] or 42
         assert [s.sample(z[f"logits/{name}"]) for _ in case["picks"]] == case["picks"], case
         assert s.rng_state == case["last_rng_state"]
-        if t > 0:
-            assert same_bits(softmax(z[f"logits/{name}"] * (np.float32(1) / np.float32(t))), z[f"{name}/left_t{t}"])
 
 
 def test_tiny_temperature_is_greedy() -> None:

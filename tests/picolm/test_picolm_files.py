@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import random
 from pathlib import Path
+from typing import Any
 
+import make_malformed
 import numpy as np
 import pytest
-from recordings import notes
+from recordings import notes, ties_away
 
+import picolm.model
 from picolm.cli import main
 from picolm.gguf import GGUF
 from picolm.model import KVCache, Model, model_forward
@@ -143,3 +147,82 @@ def test_architectures(malformed: Path, capsys: pytest.CaptureFixture[str]) -> N
     """Fault A16: the C takes whatever it is for a llama."""
     assert run(malformed, "other_architecture")[0] == 1
     assert "qwen2.embedding_length is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["plain", *SAME_AS_PLAIN])
+def test_right_files_as_the_c_reads_them(
+    malformed: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its text, of N + 1 tokens (fault A9), where it was right."""
+    monkeypatch.setattr(picolm.model, "fp32_to_fp16", ties_away)
+    args = ["4" if a == "3" else a for a in CASES[name]["args"]]
+    out = io.BytesIO()
+    assert main([str(malformed / f"{name}.gguf"), *args, "--order", "sse"], out) == 0
+    recorded = (
+        CASES[name] if CASES[name]["ended"] == "exit 0" and CASES[name]["same_stdout_as_plain"] else CASES["plain"]
+    )
+    assert out.getvalue() == bytes.fromhex(recorded["stdout_hex"])
+
+
+@pytest.mark.parametrize("name", notes("models")["models"])
+def test_settings_of_the_models(tiny: Path, name: str) -> None:
+    s = notes("models")["models"][name]
+    m = Model(str(tiny / s["file"]))
+    c = m.config
+    assert (c.n_embd, c.n_ffn, c.n_heads, c.n_kv_heads) == (s["n_embd"], s["n_ffn"], s["n_heads"], s["n_kv"])
+    assert (c.n_layers, c.max_seq_len, c.rope_base) == (s["n_layers"], s["ctx"], s["base"])
+    assert (m.output is m.token_embd) == s["tied"]
+
+
+SWAPS: dict[str, Any] = {  # values of every kind, in the place of a key's own
+    "u8": (0, 3), "i32": (5, -1), "f32": (6, 1.5), "nan": (6, float("nan")), "bool": (7, 1), "text": (8, "x"), "bytes": (8, b"\xff"),
+    "numbers": (9, (4, [1, 2, 3])), "none": (9, (4, [])), "texts": (9, (8, ["a", "b"])), "u64": (10, 2**64 - 1), "f64": (12, 3.0),
+}  # fmt: skip
+MORE_KEYS = ["add_bos_token", "add_space_prefix", "eot_token_id", "pre", "merges"]
+
+
+def test_values_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault B: every key with a value of every kind: it runs, or a message names the key, what was found or what is needed."""
+    for key in [*make_malformed.G().kv, *(f"tokenizer.ggml.{k}" for k in MORE_KEYS)]:
+        for kind, value in SWAPS.items():
+            g = make_malformed.G()
+            g.kv[key] = value
+            (tmp_path / "swapped.gguf").write_bytes(g.build())
+            status = main([str(tmp_path / "swapped.gguf"), "-p", "ab a", "-n", "2", "-t", "0", "-j", "1"], io.BytesIO())
+            lines = capsys.readouterr().err.splitlines()
+            if status == 0:
+                continue
+            about = " ".join(lines[-3:-1])
+            words = [
+                key.rsplit(".", 1)[1],
+                key.split(".")[1],
+                "tensor",
+                "context",
+                "multiple",
+                "length",
+                "llama.",
+                "vocabulary",
+            ]
+            assert lines[-1] == "Failed", (key, kind)
+            assert any(word in about for word in words), (key, kind, about)
+            assert "truth value" not in about, (key, kind)
+
+
+def test_damaged_files_never_crash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault B: 400 files with a few bytes of what precedes the weights changed, a number there made huge, or the end cut off."""
+    rng, g = random.Random(5), make_malformed.G()
+    whole = g.build()
+    for i in range(400):
+        data = bytearray(whole)
+        at = rng.randrange(g.data_at - 8)
+        if i % 3 == 0:
+            data[at : at + 8] = rng.choice([0, 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1]).to_bytes(8, "little")
+        elif i % 3 == 1:
+            for _ in range(rng.choice([1, 2, 5])):
+                data[rng.randrange(g.data_at)] = rng.randrange(256)
+        else:
+            del data[rng.randrange(len(data)) :]
+        (tmp_path / "damaged.gguf").write_bytes(data)
+        status = main([str(tmp_path / "damaged.gguf"), "-p", "ab a", "-n", "1", "-t", "0", "-j", "1"], io.BytesIO())
+        lines = capsys.readouterr().err.splitlines()
+        assert status == 0 or (lines[-1] == "Failed" and len(lines[-2]) > 20), (i, lines)

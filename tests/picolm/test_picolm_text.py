@@ -6,6 +6,7 @@ import base64
 import json
 import lzma
 import random
+import re
 import time
 from pathlib import Path
 
@@ -193,10 +194,12 @@ def test_recorded_sequences(tiny: Path) -> None:
     (but for byte tokens, whose spelling it counts); of the tokens that it masks, those that JSON has here are allowed: brackets in a
     string, and `▁{` as a first token."""
     t, masks = tokenizer(tiny / "q4_k.gguf"), arrays("grammar")
+    highest = masks["logits"].max()
     assert READ.keys() == notes("grammar").keys()
     for name, recorded in notes("grammar").items():
         g = Grammar(t)
-        for i, token in enumerate(recorded["ids"][: READ[name]]):
+        eos = g.costs()[t.eos_id]
+        for i, token in enumerate(recorded["ids"][: READ[name] + 1]):
             c, (stack, mode) = recorded["steps"][i], g.state
             if name != "byte_tokens":
                 assert (stack.count("{"), stack.count("[")) == (c["brace"], c["bracket"])
@@ -205,13 +208,27 @@ def test_recorded_sequences(tiny: Path) -> None:
             masked = np.unpackbits(masks[f"mask/{name}"][i])[: len(t.vocab)].astype(bool)
             ours_only = [t.token_bytes(j).decode("latin-1") for j in np.flatnonzero((g.costs() < NEVER) & masked)]
             assert all(c["in_string"] or mode == "root" or '"' in text for text in ours_only), (name, i, ours_only)
-            assert g.costs()[token] < NEVER
-            g.advance(token)
+            forced = np.frombuffer(bytes.fromhex(c["eos_logit_hex"]), "<f4")[0] >= highest + 5
+            assert eos == NEVER  # the C makes the end token likely where depths are 0; here the text ends by itself
+            assert not g.is_complete or forced or name == "byte_tokens", (name, i)
+            if i < READ[name]:
+                assert g.costs()[token] < NEVER
+                g.advance(token)
         assert g.is_complete == (
             name == "byte_tokens" or (READ[name] == len(recorded["ids"]) and name != "deep_in_string")
         )
         if READ[name] < len(recorded["ids"]):
             assert g.costs()[recorded["ids"][READ[name]]] == NEVER
+
+
+def test_brackets_of_tokens(tiny: Path) -> None:
+    """Fault A11: the C counts brackets and quotes in the spelling of tokens; in their bytes they are the same but for byte tokens."""
+    t = tokenizer(tiny / "q4_k.gguf")
+    for i, (braces, brackets, _, odd_quotes) in enumerate(notes("tokenizer")["q4_k"]["grammar_token_info"]):
+        text = re.sub(rb"\\.?", b"", t.token_bytes(i))  # a backslash hides what follows
+        counted = (text.count(b"{") - text.count(b"}"), text.count(b"[") - text.count(b"]"), text.count(b'"') % 2)
+        spelled = t.types[i] == 6 and chr(text[0] if text else 0) in '{}[]"'
+        assert (counted == (braces, brackets, odd_quotes)) != spelled, t.vocab[i]
 
 
 def test_valid_json_that_the_c_masks(tiny: Path) -> None:

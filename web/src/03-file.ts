@@ -29,11 +29,14 @@ export class BlobSource implements Source {
   }
 
   async read(offset: number, length: number): Promise<Uint8Array> {
-    return new Uint8Array(await this.blob.slice(offset, offset + length).arrayBuffer());
+    const bytes = await this.blob.slice(offset, offset + length).arrayBuffer().catch((error: Error) => {
+      throw new Error(`${this.name} cannot be read any more (${error.message}); it has changed or gone: pick it again.`);
+    });
+    return new Uint8Array(bytes);
   }
 }
 
-/** A file on a server. Make it with `openUrl`. */
+/** A file on a server. Make it with `openUrl`. Without a version nothing is kept: it could be another file's. */
 export class UrlSource implements Source {
   constructor(
     private readonly url: string,
@@ -44,15 +47,15 @@ export class UrlSource implements Source {
 
   async read(offset: number, length: number): Promise<Uint8Array> {
     const key = `${this.url}?bytes=${offset}-${length}&of=${this.bytes}&version=${encodeURIComponent(this.version)}`;
-    const cache = await openCache();
-    const kept = await cache?.match(key);
+    const cache = this.version === "" ? undefined : await openCache();
+    const kept = await cache?.match(key).catch(() => undefined);
     if (kept !== undefined) {
       const bytes = new Uint8Array(await kept.arrayBuffer());
       if (bytes.length === length) return bytes;
     }
     const reply = await fetchRange(this.url, offset, length);
     const bytes = new Uint8Array(await reply.arrayBuffer());
-    if (reply.status !== 206 || bytes.length !== length || (reply.headers.get("etag") ?? "") !== this.version) {
+    if (reply.status !== 206 || bytes.length !== length || versionOf(reply) !== this.version) {
       throw new Error(`${this.name} changed on the server while it was read; load it again.`);
     }
     await cache?.put(key, new Response(bytes)).catch(() => undefined); // no room to keep it: it is only slower next time
@@ -68,7 +71,8 @@ export async function openUrl(url: string): Promise<Source> {
   const total = /\/(\d+)$/.exec(reply.headers.get("content-range") ?? "");
   await reply.arrayBuffer();
   if (total === null) throw new Error(`The server does not say how large ${name} is.`);
-  const version = reply.headers.get("etag") ?? "";
+  const version = versionOf(reply);
+  await forgetOthers(url, version);
   const disposition = /filename="([^"]*)"/.exec(reply.headers.get("content-disposition") ?? "");
   return new UrlSource(url, disposition?.[1] ?? name, Number(total[1]), version);
 }
@@ -93,10 +97,23 @@ export async function copyInto(
   }
 }
 
+const versionOf = (reply: Response): string => reply.headers.get("etag") ?? reply.headers.get("last-modified") ?? "";
+
 async function fetchRange(url: string, offset: number, length: number): Promise<Response> {
-  const reply = await fetch(url, { headers: { Range: `bytes=${offset}-${offset + length - 1}` }, cache: "no-store" });
+  const range = { Range: `bytes=${offset}-${offset + length - 1}` };
+  const reply = await fetch(url, { headers: range, cache: "no-store" }).catch((error: Error) => {
+    throw new Error(`${url}: no answer (${error.message}). Is the server there, and may this page read from it? Load again to go on.`);
+  });
   if (!reply.ok) throw new Error(`${url}: the server answered ${reply.status} ${reply.statusText}.`);
   return reply;
+}
+
+/** Give back what is kept of this file's other versions. */
+async function forgetOthers(url: string, version: string): Promise<void> {
+  const cache = await openCache();
+  const kept = (await cache?.keys().catch(() => undefined)) ?? [];
+  const old = kept.filter((key) => key.url.startsWith(`${url}?bytes=`) && !key.url.endsWith(`&version=${encodeURIComponent(version)}`));
+  for (const key of old) await cache?.delete(key).catch(() => false);
 }
 
 async function openCache(): Promise<Cache | undefined> {

@@ -59,6 +59,7 @@ export function readVocabulary(metadata: Metadata): Vocabulary {
   const texts = metadata.list<string>(key("tokens"), "string");
   const types = metadata.list<number>(key("token_type"), "number");
   if (texts.length === 0) throw new FormatError("The file has no vocabulary.");
+  if (types.length !== 0 && types.length !== texts.length) throw new FormatError(`${types.length} token types for ${texts.length} tokens.`);
   const ids = new Map<string, number>();
   const added = new Map<string, number>();
   const control = new Set<number>();
@@ -71,6 +72,7 @@ export function readVocabulary(metadata: Metadata): Vocabulary {
   const ranks = new Map<string, number>();
   if (byteLevel) {
     metadata.list<string>(key("merges"), "string").forEach((merge, rank) => ranks.has(merge) || ranks.set(merge, rank));
+    if (ranks.size === 0) throw new FormatError("The file has no merges, which a tokenizer of the kind gpt2 needs.");
   } else {
     const scores = metadata.list<number>(key("scores"), "number");
     if (scores.length !== texts.length) throw new FormatError(`${scores.length} scores for ${texts.length} tokens.`);
@@ -85,8 +87,8 @@ export function readVocabulary(metadata: Metadata): Vocabulary {
     if (typeof id !== "number" || !(id >= 0 && id < texts.length)) throw new FormatError(`${name} is ${id}; there are ${texts.length} tokens.`);
     return id;
   };
-  const endings = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"].map((text) => added.get(text));
-  const ends = [token("eos_token_id"), token("eot_token_id"), ...endings].filter((id) => id !== undefined);
+  const endings = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"].map((text) => added.get(text));
+  const ends = [token("eos_token_id"), token("eot_token_id"), token("eom_token_id"), ...endings].filter((id) => id !== undefined);
   return {
     texts, ids, added, control, ranks, byteLevel,
     patterns: patterns.map((pattern) => new RegExp(pattern, "gu")),
@@ -140,7 +142,8 @@ function encodeText(vocabulary: Vocabulary, text: string, out: number[]): void {
     const letters = Array.from(new TextEncoder().encode(piece), (byte) => BYTE_LETTERS[byte] as string);
     for (const symbol of merge(letters, vocabulary.ranks, " ")) {
       const id = vocabulary.ids.get(symbol);
-      if (id !== undefined) out.push(id);
+      if (id === undefined) throw new FormatError(`The vocabulary lacks the token ${JSON.stringify(symbol)}.`);
+      out.push(id);
     }
   }
 }

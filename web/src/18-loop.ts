@@ -130,7 +130,7 @@ export class Loop {
     const { model } = me;
     const { context } = model.shape;
     if (prompt.length === 0) throw new RangeError("The prompt is empty.");
-    if (prompt.length >= context) throw new RangeError(`The prompt has ${prompt.length} tokens; the context has room for ${context}.`);
+    if (prompt.length >= context) throw new RangeError(`The prompt has ${prompt.length} tokens; the context has room for ${context}: shorten it, or load the model with a larger context.`);
     if (!(settings.most >= 1)) throw new RangeError(`${settings.most} new tokens: expected at least 1.`);
     const sampler = new Sampler(settings.temperature, settings.topP, settings.seed, model.order);
     const decoder = new Decoder(vocabulary);

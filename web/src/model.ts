@@ -51,6 +51,11 @@ export function readShape(metadata: Metadata, directory: Directory, context: num
     if (!Number.isInteger(value) || value < 1 || value === 2 ** 32 - 1) throw new FormatError(`${family}.${key} is ${value}; expected a count.`);
     return value;
   };
+  const real = (key: string, otherwise: number): number => {
+    const value = metadata.number(`${family}.${key}`, otherwise);
+    if (!(value > 0 && value < Infinity)) throw new FormatError(`${family}.${key} is ${value}; expected a number above 0.`);
+    return value;
+  };
   if (metadata.get(`${family}.expert_count`)) throw new FormatError("The model is a mixture of experts; this page knows none.");
   const hidden = whole("embedding_length");
   const heads = whole("attention.head_count");
@@ -70,10 +75,10 @@ export function readShape(metadata: Metadata, directory: Directory, context: num
     layers: whole("block_count"),
     ffn: whole("feed_forward_length"),
     context: Math.min(context, trained),
-    eps: metadata.number(`${family}.attention.layer_norm_rms_epsilon`, 1e-5),
-    ropeBase: metadata.number(`${family}.rope.freq_base`, family === "gemma3" ? 1e6 : 1e4),
+    eps: real("attention.layer_norm_rms_epsilon", 1e-5),
+    ropeBase: real("rope.freq_base", family === "gemma3" ? 1e6 : 1e4),
     ropePairs: ropeSize / 2,
-    ropeScale: scaling === "linear" ? metadata.number(`${family}.rope.scaling.factor`, 1) : 1,
+    ropeScale: scaling === "linear" ? real("rope.scaling.factor", 1) : 1,
     window: family === "gemma3" && metadata.get("gemma3.attention.sliding_window") ? whole("attention.sliding_window") : 0,
   };
 }

@@ -48,6 +48,11 @@ function tell(text: string, bad = false): void {
   element("status").classList.toggle("bad", bad);
 }
 
+function tellSpeed(text: string, bad = false): void {
+  element("speed").textContent = text;
+  element("speed").classList.toggle("bad", bad);
+}
+
 function busy(running: boolean): void {
   element<HTMLButtonElement>("run").disabled = running;
   element<HTMLButtonElement>("stop").disabled = !running;
@@ -60,15 +65,27 @@ function start(file: File | string): void {
     time.textContent = "";
     bar.style.width = "0";
   }
-  element<HTMLButtonElement>("run").disabled = true;
+  document.body.dataset.ready = "false";
+  busy(true); // so that a stop ends the loading
+  element<HTMLProgressElement>("progress").value = 0;
   element<HTMLProgressElement>("progress").hidden = false;
+  tellSpeed("");
   tell("Reading the file…");
-  worker = new Worker(workerUrl);
-  worker.onmessage = ({ data }: MessageEvent<ToPage>) => hear(data);
-  worker.onerror = (event) => tell(`The worker failed: ${event.message}`, true);
+  const mine = new Worker(workerUrl);
+  worker = mine;
+  mine.onmessage = ({ data }: MessageEvent<ToPage>) => worker === mine && hear(data); // an ended worker's last words may still come
+  mine.onerror = (event) => hear({ kind: "error", message: `The worker failed: ${event.message}` });
   const workers = Number(element<HTMLSelectElement>("workers").value);
   const context = Number(element<HTMLSelectElement>("context").value);
-  worker.postMessage({ kind: "load", file, context, workers } satisfies ToWorker);
+  mine.postMessage({ kind: "load", file, context, workers } satisfies ToWorker);
+}
+
+/** Between tokens the loop hears a stop; while a model loads, its worker is ended. */
+function stop(): void {
+  if (document.body.dataset.ready === "true") return worker?.postMessage({ kind: "stop" } satisfies ToWorker);
+  worker?.terminate();
+  worker = undefined;
+  hear({ kind: "error", message: "Loading was stopped. Load or pick a model to begin." });
 }
 
 function run(): void {
@@ -78,7 +95,7 @@ function run(): void {
   seen = 0;
   element("text").textContent = "";
   element("ids").textContent = "";
-  element("speed").textContent = "Reading the prompt…";
+  tellSpeed("Reading the prompt…");
   const message: ToWorker = {
     kind: "run",
     prompt: element<HTMLTextAreaElement>("prompt").value,
@@ -110,22 +127,24 @@ function hear(message: ToPage): void {
       element("ids").textContent = `${message.ids.join(" ")} → `;
       return showStep(8, `${message.ids.length} tokens, ${message.kept} of them still in the cache`);
     case "passed":
-      element("speed").textContent = `Reading the prompt: position ${message.position}`;
+      tellSpeed(`Reading the prompt: position ${message.position}`);
       return showPosition(message.position);
     case "token":
       return showToken(message);
     case "done": {
       const speed = message.seconds > 0 ? `${((message.tokens - 1) / message.seconds).toFixed(1)} tokens/s, ` : "";
-      element("speed").textContent = `${speed}first after ${(message.firstMs / 1000).toFixed(2)} s; ${message.tokens} tokens: ${message.reason}.`;
+      const first = message.tokens > 0 ? `first after ${(message.firstMs / 1000).toFixed(2)} s; ` : "";
+      tellSpeed(`${speed}${first}${message.tokens} tokens: ${message.reason}.`);
       document.body.dataset.done = String(Number(document.body.dataset.done ?? 0) + 1);
       return busy(false);
     }
-    case "error":
-      tell(message.message, true);
-      element("speed").textContent = "";
+    case "error": {
+      const ready = document.body.dataset.ready === "true"; // then it is the prompt or a setting, and the model stays
+      (ready ? tellSpeed : tell)(message.message, true);
       element<HTMLProgressElement>("progress").hidden = true;
-      element<HTMLButtonElement>("stop").disabled = true;
-      element<HTMLButtonElement>("run").disabled = document.body.dataset.ready !== "true";
+      busy(false);
+      element<HTMLButtonElement>("run").disabled = !ready;
+    }
   }
 }
 
@@ -172,7 +191,7 @@ function showToken(message: Extract<ToPage, { kind: "token" }>): void {
   showPosition(message.position);
   showStep(18, `${seen + 1} tokens made`);
   if (seen++ === 0) return; // its time is the whole prompt's
-  element("speed").textContent = `${(1000 / message.ms).toFixed(1)} tokens/s`;
+  tellSpeed(`${(1000 / message.ms).toFixed(1)} tokens/s`);
   const share = 1 / Math.min(seen - 1, 16); // an average that forgets
   let sum = 0;
   message.times.forEach((ms, step) => {
@@ -195,27 +214,45 @@ function offerWorkers(): void {
   if (!shared) select.title = "More than one worker needs a page that is cross-origin isolated: `martlet serve` sends it so.";
 }
 
-/** Whether the server has a model for us: `?model=URL`, or model.gguf beside the page. */
+/** Whether the server has a model for us: `?model=URL`, or model.gguf beside the page. Only what was asked for is missed aloud. */
 async function offerServersModel(): Promise<void> {
-  const url = new URL(new URLSearchParams(location.search).get("model") ?? "model.gguf", location.href);
-  if (!url.protocol.startsWith("http")) return;
-  const reply = await fetch(url, { headers: { Range: "bytes=0-3" } }).catch(() => undefined);
-  const begins = reply?.status === 206 ? await reply.text() : "";
-  if (reply?.status === 200) await reply.body?.cancel();
-  if (begins !== "GGUF" && reply?.status !== 200) return;
-  const button = element<HTMLButtonElement>("fetch");
-  button.hidden = false;
-  button.onclick = () => start(url.href);
+  const asked = new URLSearchParams(location.search).get("model");
+  if (asked === null && !location.protocol.startsWith("http")) return;
+  let found: string;
+  try {
+    const url = new URL(asked ?? "model.gguf", location.href).href;
+    const reply = await fetch(url, { headers: { Range: "bytes=0-3" } });
+    const begins = await firstBytes(reply);
+    if (reply.ok && begins === "GGUF") {
+      const button = element<HTMLButtonElement>("fetch");
+      button.hidden = false;
+      button.onclick = () => start(url);
+      return;
+    }
+    found = reply.ok ? "it does not start with GGUF" : `the server answered ${reply.status} ${reply.statusText}`;
+  } catch (error) {
+    found = (error as Error).message;
+  }
+  if (asked !== null) tell(`${asked} is no model that this page can read (${found}). Pick a file.`, true);
+}
+
+/** Four bytes of an answer; the rest, which a server without ranges would send, is not waited for. */
+async function firstBytes(reply: Response): Promise<string> {
+  const reader = reply.body?.getReader();
+  const piece = await reader?.read();
+  await reader?.cancel();
+  return new TextDecoder().decode(piece?.value?.subarray(0, 4));
 }
 
 element<HTMLInputElement>("file").onchange = ({ target }) => {
   const file = (target as HTMLInputElement).files?.[0];
   if (file !== undefined) start(file);
+  (target as HTMLInputElement).value = ""; // so that the same file can be picked again
 };
 element<HTMLFormElement>("form").onsubmit = (event) => {
   event.preventDefault();
   run();
 };
-element<HTMLButtonElement>("stop").onclick = () => worker?.postMessage({ kind: "stop" } satisfies ToWorker);
+element<HTMLButtonElement>("stop").onclick = stop;
 offerWorkers();
 void offerServersModel();

@@ -60,6 +60,7 @@ async function run(message: Extract<ToWorker, { kind: "run" }>): Promise<void> {
   if (loaded === undefined || loop === undefined) throw new Error("Load a model first.");
   const begin = performance.now();
   const ids = encode(loaded.vocabulary, framed(loaded.vocabulary, message.prompt, message.chat));
+  if (!/^\d+$/.test(message.seed)) throw new RangeError(`Seed ${message.seed}: expected a whole number from 0.`);
   const settings = { ...message, seed: BigInt(message.seed) };
   let made = 0;
   let first = 0;
@@ -76,7 +77,7 @@ async function run(message: Extract<ToWorker, { kind: "run" }>): Promise<void> {
     const now = performance.now();
     if (next.done) {
       const seconds = made > 1 ? (last - first) / 1000 : 0;
-      say({ kind: "done", reason: next.value, tokens: made, seconds, firstMs: first - begin });
+      say({ kind: "done", reason: next.value, tokens: made, seconds, firstMs: made > 0 ? first - begin : 0 });
       return;
     }
     if (made++ === 0) first = now;

@@ -95,6 +95,59 @@ test("step 3: a server without ranges sends all; one that refuses is quoted", as
   });
 });
 
+test("step 3: no answer at all, and a picked file that has changed, are told as such", async () => {
+  const silent = (): Response => {
+    throw new TypeError("Failed to fetch");
+  };
+  await assert.rejects(withFetch(silent, () => openUrl("http://host/model.gguf")), /model.gguf: no answer \(Failed to fetch\)/);
+  const changed = { size: 10, slice: () => ({ arrayBuffer: () => Promise.reject(new Error("could not be read")) }) };
+  await assert.rejects(new BlobSource(changed as unknown as Blob, "mine").read(0, 4), /mine cannot be read any more .* pick it again/);
+});
+
+/** The browser's cache storage, as far as step 3 uses it. */
+async function withCache(work: (kept: Map<string, Response>) => Promise<void>): Promise<void> {
+  const kept = new Map<string, Response>();
+  const cache = {
+    match: (key: string) => Promise.resolve(kept.get(key)?.clone()),
+    put: (key: string, reply: Response) => Promise.resolve(void kept.set(key, reply)),
+    keys: () => Promise.resolve([...kept.keys()].map((url) => ({ url }))),
+    delete: ({ url }: { url: string }) => Promise.resolve(kept.delete(url)),
+  };
+  Object.assign(globalThis, { caches: { open: () => Promise.resolve(cache) } });
+  try {
+    await work(kept);
+  } finally {
+    Reflect.deleteProperty(globalThis, "caches");
+  }
+}
+
+test("step 3: pieces are kept by version, and given back when there is another; without a version none is kept", async () => {
+  let named: Record<string, string> = { "last-modified": "Monday" };
+  let asked = 0;
+  const answer = (range: string): Response => {
+    asked++;
+    const [, from, to] = /(\d+)-(\d+)/.exec(range) ?? [];
+    const body = new Uint8Array(Number(to) - Number(from) + 1).fill(asked);
+    return new Response(body, { status: 206, headers: { "content-range": `bytes ${from}-${to}/100`, ...named } });
+  };
+  await withCache(async (kept) =>
+    withFetch(answer, async () => {
+      const first = await (await openUrl("http://host/m.gguf")).read(0, 2);
+      assert.deepEqual([...(await (await openUrl("http://host/m.gguf")).read(0, 2))], [...first]); // 3 questions, not 4
+      assert.deepEqual([asked, kept.size], [3, 1]);
+      named = { "last-modified": "Tuesday" };
+      const source = await openUrl("http://host/m.gguf");
+      assert.equal(kept.size, 0);
+      assert.deepEqual([...(await source.read(0, 2))], [5, 5]);
+      named = { "last-modified": "Wednesday" };
+      await assert.rejects(source.read(2, 2), /changed on the server/);
+      named = {};
+      await (await openUrl("http://host/m.gguf")).read(0, 2);
+      assert.equal(kept.size, 0);
+    }),
+  );
+});
+
 const header = (): Writer => new Writer().raw(Buffer.from("GGUF")).u32(3);
 
 test("step 4: a header says how much follows", () => {

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
+import { Metadata } from "../src/05-metadata.ts";
 import type { Part, Vocabulary } from "../src/08-encode.ts";
 import { BYTE_LETTERS, encode, merge, readVocabulary } from "../src/08-encode.ts";
 import { Decoder, tokenBytes } from "../src/09-decode.ts";
@@ -56,6 +57,17 @@ test("step 8: picoLM's prompts: llama.cpp's ids (faults A5, A7, A8)", async () =
       assert.deepEqual(encode(vocabulary, [{ text, special: true }]), ids_special_tokens_parsed, JSON.stringify(text));
     }
   }
+});
+
+test("step 8: a vocabulary that is not whole is refused by name", () => {
+  const key = (name: string): string => `tokenizer.ggml.${name}`;
+  const whole: [string, string | string[] | number[]][] = [[key("model"), "gpt2"], [key("tokens"), ["a", "b", "ab"]], [key("merges"), ["a b"]], [key("pre"), "gpt-2"]];
+  const read = (...more: typeof whole): ReturnType<typeof readVocabulary> => readVocabulary(new Metadata(new Map([...whole, ...more])));
+  assert.deepEqual(encode(read(), plain("abab")), [2, 2]);
+  assert.throws(() => encode(read(), plain("abc")), /lacks the token "c"/);
+  assert.throws(() => read([key("merges"), []]), /no merges/);
+  assert.throws(() => read([key("token_type"), [1, 1]]), /2 token types for 3 tokens/);
+  assert.throws(() => read([key("pre"), "other"]), /pre-tokenizer other is not known/);
 });
 
 test("step 8: merging takes the best rank first, the leftmost of equals", () => {

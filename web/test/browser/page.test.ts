@@ -15,10 +15,10 @@ const SLOW = 300_000;
 let browser: Browser;
 
 before(async () => {
-  if (skip === false) browser = await openChromium();
+  if (CHROMIUM !== undefined) browser = await openChromium();
 });
 after(async () => {
-  if (skip === false) await browser.close();
+  if (CHROMIUM !== undefined) await browser.close();
 });
 
 interface Answer {
@@ -105,5 +105,79 @@ test("from disk: a picked file, one worker; another file is refused with a sente
     assert.deepEqual(errors, []);
   } finally {
     await page.context().close();
+  }
+});
+
+const TINY = `${BUILT}/models/q8_0.gguf`;
+const noBrowser = CHROMIUM === undefined ? "no Chromium" : false;
+const status = async (page: Page): Promise<string> => (await page.locator("#status").textContent()) ?? "";
+const ready = (page: Page): Promise<void> => page.locator("body[data-ready=true]").waitFor({ timeout: SLOW });
+
+test("a server without ranges; two loads in a row; a broken file after a good one", { skip: noBrowser }, async () => {
+  const { url, server } = await servePage(TINY, false, { whole: true });
+  const { page, errors } = await openPage(url);
+  try {
+    await page.click("#fetch");
+    await page.click("#fetch");
+    await ready(page);
+    assert.equal((await generate(page, { prompt: "the cat", ids: [], made: [0, 0, 0] })).length, 3);
+    await page.setInputFiles("#file", `${BUILT}/malformed/cut_in_tensor_data.gguf`);
+    await page.locator("#status.bad").waitFor({ timeout: SLOW });
+    assert.match(await status(page), /Is the download complete/);
+    assert.equal(await page.locator("#run").isDisabled(), true); // the good one is gone
+    await page.setInputFiles("#file", `${BUILT}/models/q4_0.gguf`);
+    await ready(page);
+    await page.setInputFiles("#file", `${BUILT}/models/q4_0.gguf`); // the same once more
+    await page.locator("body[data-ready=false]").waitFor({ timeout: SLOW }).catch(() => undefined);
+    await ready(page);
+    assert.match(await status(page), /q4_0.gguf/);
+    assert.deepEqual(errors, []);
+  } finally {
+    await page.context().close();
+    server.close();
+  }
+});
+
+test("loading is stopped, and goes on; a setting that is wrong leaves the model", { skip: noBrowser }, async () => {
+  const { url, server } = await servePage(TINY, false, { answers: 2 });
+  const { page } = await openPage(url);
+  try {
+    await page.click("#fetch"); // the third question is never answered
+    await page.click("#stop");
+    assert.match(await status(page), /Loading was stopped/);
+    assert.deepEqual([await page.locator("#run").isDisabled(), await page.locator("#stop").isDisabled()], [true, true]);
+    await page.setInputFiles("#file", TINY);
+    await ready(page);
+    await page.fill("#seed", "1e3"); // a number for a form, and no whole one as it is written
+    await page.click("#run");
+    await page.locator("#speed.bad").waitFor({ timeout: SLOW });
+    assert.match((await page.locator("#speed").textContent()) ?? "", /Seed 1e3: expected a whole number/);
+    await page.fill("#seed", "7");
+    await page.fill("#temperature", "0.75");
+    assert.equal((await generate(page, { prompt: "the cat", ids: [], made: [0, 0] })).length, 2);
+    assert.equal(await page.locator("#speed.bad").count(), 0);
+    await page.fill("#prompt", "cat ".repeat(25_000));
+    await page.click("#run");
+    await page.locator("#speed.bad").waitFor({ timeout: SLOW });
+    assert.match((await page.locator("#speed").textContent()) ?? "", /The prompt has \d+ tokens; the context has room for 96: shorten it/);
+  } finally {
+    await page.context().close();
+    server.closeAllConnections();
+    server.close();
+  }
+});
+
+test("a model that was asked for and is not there is missed aloud", { skip: noBrowser }, async () => {
+  const { url, server } = await servePage(TINY, false);
+  try {
+    for (const [asked, found] of [["missing.gguf", /answered 404/], ["index.html", /does not start with GGUF/], ["http://127.0.0.1:9/m.gguf", /Failed to fetch/], ["http://[", /is no model/]] as const) {
+      const { page } = await openPage(`${url}?model=${encodeURIComponent(asked)}`);
+      await page.locator("#status.bad").waitFor({ timeout: SLOW });
+      assert.match(await status(page), found);
+      assert.equal(await page.locator("#fetch").isVisible(), false);
+      await page.context().close();
+    }
+  } finally {
+    server.close();
   }
 });

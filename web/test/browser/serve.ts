@@ -7,17 +7,26 @@ import { type Browser, chromium } from "playwright-core";
 
 export const CHROMIUM = process.env.CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].find(existsSync);
 
-export async function servePage(model: string, isolated: boolean): Promise<{ url: string; server: Server }> {
+/** How the server answers for the model: by ranges, whole (it knows no ranges), or by ranges until a number of answers, then with silence. */
+export interface Manner {
+  readonly whole?: boolean;
+  readonly answers?: number;
+}
+
+export async function servePage(model: string, isolated: boolean, manner: Manner = {}): Promise<{ url: string; server: Server }> {
+  let left = manner.answers ?? Infinity;
   const server = createServer((request, response) => {
     if (isolated) {
       response.setHeader("Cross-Origin-Opener-Policy", "same-origin");
       response.setHeader("Cross-Origin-Embedder-Policy", "require-corp");
     }
     if (request.url === "/model.gguf") {
-      const range = /bytes=(\d+)-(\d+)/.exec(request.headers.range ?? "");
+      if (left-- <= 0) return; // the connection stays open
+      const range = manner.whole === true ? null : /bytes=(\d+)-(\d+)/.exec(request.headers.range ?? "");
       const size = statSync(model).size;
       const [from, to] = range ? [Number(range[1]), Math.min(Number(range[2]), size - 1)] : [0, size - 1];
-      response.writeHead(range ? 206 : 200, { "Content-Range": `bytes ${from}-${to}/${size}`, "Content-Length": to - from + 1, ETag: '"one"' });
+      const part = range ? { "Content-Range": `bytes ${from}-${to}/${size}` } : {};
+      response.writeHead(range ? 206 : 200, { ...part, "Content-Length": to - from + 1, ETag: '"one"' });
       createReadStream(model, { start: from, end: to }).pipe(response);
       return;
     }
