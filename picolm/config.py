@@ -95,12 +95,12 @@ class _Keys(dict[str, Any]):
             value = value[0].item()
         check(value is not None, f"key {name} is missing")
         fine = type(value) is int and value >= least and value != 0xFFFFFFFF
-        check(fine, f"key {name} is {value!s:.40}: a whole number of at least {least} is needed")
+        check(fine, f"key {name} is {value!r:.40}: a whole number of at least {least} is needed")
         return int(value)
 
     def real(self, key: str, default: float) -> float:
         name = f"{self['general.architecture']}.{key}"
         value = self.get(name, default)
         fine = isinstance(value, float) and 0 < value < np.inf
-        check(fine, f"key {name} is {value!s:.40}: a positive number is needed")
+        check(fine, f"key {name} is {value!r:.40}: a positive number is needed")
         return float(value)

@@ -75,7 +75,7 @@ class GGUF:
         self.meta: dict[str, Any] = {}
         for _ in range(n_keys):
             key = self._key()
-            check(key not in self.meta, f"key {key} is there twice")
+            check(key not in self.meta, f"key {key!r} is there twice")
             self.meta[key] = self._value(key, self._number("u4"))
         self._directory(n_tensors)
 

@@ -52,7 +52,7 @@ class Tokenizer:
     def __init__(self, meta: dict[str, Any], vocab_size: int) -> None:
         def get(key: str, kind: type, default: Any = None) -> Any:
             v = meta.get(f"tokenizer.ggml.{key}", default)
-            check(v is default or isinstance(v, kind), f"tokenizer.ggml.{key} is {v!s:.40}, no {kind.__name__}")
+            check(v is default or isinstance(v, kind), f"tokenizer.ggml.{key} is {v!r:.40}, no {kind.__name__}")
             return v
 
         self.vocab: list[str] = get("tokens", list, [])

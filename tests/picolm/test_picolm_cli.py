@@ -85,8 +85,8 @@ def test_recorded_runs(
         n = int(args[args.index("-n") + 1])
         args[args.index("-n") + 1] = str(n + 1)
         status, out = run(Path(f"{name}.gguf"), *args, "--order", "sse")
-        if name == "q3_k":  # token 0 for ever in the C
-            assert (status, set(c["generated_ids"])) == (1, {0})
+        if name == "q3_k":  # in the C the first token for ever, or the last one
+            assert (status, set(c["generated_ids"]) <= {0, 415}) == (1, True)
             assert "not numbers" in capsys.readouterr().err
             continue
         assert status == c["rc"] == 0

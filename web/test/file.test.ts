@@ -57,7 +57,7 @@ test("step 3: a file that ends too early is an error", async () => {
 /** A server that the test plays. */
 async function withFetch<T>(answer: (range: string) => Response, work: () => Promise<T>): Promise<T> {
   const real = globalThis.fetch;
-  globalThis.fetch = (_, init) => Promise.resolve(answer(new Headers(init?.headers).get("range") ?? ""));
+  globalThis.fetch = async (_, init) => answer(new Headers(init?.headers).get("range") ?? "");
   try {
     return await work();
   } finally {
