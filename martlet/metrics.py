@@ -101,6 +101,13 @@ class RequestMetrics:
         """Tokens after the first ones by the time that they took."""
         return (self.n_generated - self.n_first) / self.decode_s if self.decode_s else None
 
+    def disown_token(self) -> None:
+        """Count one token of the last step less: a guess that was right, after a stop string that the same step completed."""
+        self.n_generated -= 1
+        self.n_first -= self.first_token_s == self.last_token_s
+        if 0.0 in self.gaps_s:
+            self.gaps_s.remove(0.0)
+
     def gap_s(self, share: float) -> float | None:
         """The time between tokens that `share` of them do not exceed: 0.5 is the median, 1 the longest."""
         return percentile(self.gaps_s, share)

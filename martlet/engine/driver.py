@@ -141,13 +141,16 @@ class Driver:
             yield self._engine
 
     def _deliver(self, events: Iterable[Event]) -> None:
+        touched = {}
         for event in events:
-            if event.request_id not in self._builders:
-                continue
-            builder, asked = self._builders[event.request_id]
-            builder.accept(event)
+            found = self._builders.get(event.request_id)
+            if found is not None:
+                found[0].accept(event)
+                touched[event.request_id] = found
+        for request_id, (builder, asked) in touched.items():
+            builder.end_stopped()
             if builder.output.finished:
-                del self._builders[event.request_id]
+                del self._builders[request_id]
                 asked.finished(builder.output)
 
     def _abort_left(self) -> None:

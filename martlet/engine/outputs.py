@@ -154,6 +154,7 @@ class OutputBuilder:
         self.request = request = _with_rivals(request)  # what the engine is to run
         self._tokenizer = tokenizer
         self._stop = stop
+        self._stopped: list[tuple[int, str]] = []  # answers that have reached a stop string, and still run in the engine
         params = request.params
         stopper = StopChecker(params.stop, include=params.include_stop_str_in_output) if params.stop else None
         self._answers = [_Answer(request, tokenizer, stopper) for _ in range(params.n)]
@@ -170,10 +171,12 @@ class OutputBuilder:
                 completion.logprobs, completion.cumulative_logprob = [], 0.0
 
     def accept(self, event: Event) -> None:
-        """Take in one event of this request; events after a sequence's end are of no interest."""
-        completion = self.output.outputs[event.index]
-        if completion.finish_reason is not None:
+        """Take in one event of this request."""
+        if self.output.finished or self.output.outputs[event.index].finish_reason is not None:
+            if event.token_id is not None and self.output.metrics is not None:
+                self.output.metrics.disown_token()  # it came with the one that ended the answer
             return
+        completion = self.output.outputs[event.index]
         if event.prompt_logprobs:
             assert self.output.prompt_logprobs is not None
             self.output.prompt_logprobs.extend(
@@ -194,7 +197,7 @@ class OutputBuilder:
         if stop is not None:
             completion.finish_reason, completion.stop_reason = FinishReason.STOP.value, stop
             if event.finish is None:
-                self._stop(event.request_id, event.index, stop)
+                self._stopped.append((event.index, stop))
         elif event.finish is not None:
             cut = event.stop_reason == GRAMMAR_LIMIT  # it may be complete in form, but a string in it is not
             finish = FinishReason.LENGTH if cut else event.finish
@@ -205,6 +208,11 @@ class OutputBuilder:
             self.output.cache = explain_cache(self.request.prompt_ids, self.output.metrics, self._tokenizer)
         if self.output.finished and len(self.output.outputs) > self._n:
             self._choose_best()
+
+    def end_stopped(self) -> None:
+        """End in the engine the sequences that have reached a stop string, once a step's events are taken in."""
+        while self._stopped:
+            self._stop(self.request.request_id, *self._stopped.pop())
 
     def take(self, index: int = 0) -> str:
         """The text that came since the last call."""

@@ -61,7 +61,7 @@ def llm(tiny: Path) -> Iterator[LLM]:
 
 
 def ask(llm: LLM, prompts: Sequence[str], params: SamplingParams, drafter: Oracle | None) -> list[Any]:
-    """What came: ids, text, ends, log-probabilities, of each completion."""
+    """What came: ids, text, ends, log-probabilities, of each completion; and how many tokens and gaps were counted."""
     speculator: Any = llm.engine._speculator
     before = speculator._drafter
     speculator._drafter = drafter or before
@@ -69,11 +69,18 @@ def ask(llm: LLM, prompts: Sequence[str], params: SamplingParams, drafter: Oracl
         outputs = llm.generate(list(prompts), params)
     finally:
         speculator._drafter = before
+    for output in outputs:
+        assert output.metrics.n_generated == sum(len(c.token_ids) for c in output.outputs)
+        assert len(output.metrics.gaps_s) == output.metrics.n_generated - len(output.outputs)
     return [(c.token_ids, c.text, c.finish_reason, c.stop_reason, repr(c.logprobs)) for o in outputs for c in o.outputs]
 
 
+def vars_of(params: SamplingParams) -> dict[str, Any]:
+    return {f: getattr(params, f) for f in params.__dataclass_fields__}
+
+
 def with_guesses(params: SamplingParams, n: int) -> SamplingParams:
-    return SamplingParams(**{**{f: getattr(params, f) for f in params.__dataclass_fields__}, "draft_tokens": n})
+    return SamplingParams(**{**vars_of(params), "draft_tokens": n})
 
 
 CASES = [
@@ -116,6 +123,18 @@ def test_an_end_inside_the_guesses(llm: LLM, n: int, end: dict[str, Any]) -> Non
     known = {tuple(llm._parts.tokenizer.encode("abc")): list(longer[0][0])}
     assert ask(llm, ["abc"], with_guesses(params, n), Oracle(known)) == plain
     llm.engine.scheduler.check()
+
+
+def test_guesses_beyond_a_stop_string_are_not_counted(llm: LLM) -> None:
+    """The answer ends at the second of seven guesses: what came after it is in no count."""
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=40, allowed_token_ids=tuple(range(65, 91)))
+    [(ids, text, *_)] = ask(llm, ["abc"], with_guesses(params, 0), None)
+    assert text == "".join(map(chr, ids))  # a token is a letter
+    params = SamplingParams(**{**vars_of(params), "stop": (text[:3],)})
+    [plain] = ask(llm, ["abc"], with_guesses(params, 0), None)
+    assert plain[0] == ids[:3]
+    known = {tuple(llm._parts.tokenizer.encode("abc")): ids}
+    assert ask(llm, ["abc"], with_guesses(params, 7), Oracle(known)) == [plain]
 
 
 def test_two_tokens_of_equal_logits_come_equally_often(tiny: Path) -> None:
