@@ -18,9 +18,10 @@ from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.engine import Engine
+from martlet.engine.heads import load_drafter, open_draft_head, with_head_pages
 from martlet.engine.kept import make_cache, open_kept_pages
 from martlet.engine.params import suggested_params
-from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, step_limits
+from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, step_limits, with_head
 from martlet.engine.watch import capsule_header, observers
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
@@ -162,14 +163,20 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
             limits = step_limits(config, model.spec.vocab, plan.context)
             kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
-            tier = open_kept_pages(config, checkpoint, model.spec, ops, kv.caches)
+            head = open_draft_head(config, model.spec, resources)
+            if head is not None:
+                model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
+            kept = "" if head is None else head.checkpoint.fingerprint()
+            tier = open_kept_pages(config, checkpoint, model.spec, ops, kv.all, kept)
             if tier is not None:
                 resources.callback(tier.close)
         with timeline.phase("compile"):
             grammars = Grammars(tokenizer, min(tokenizer.vocab_size, model.spec.vocab), getattr(ops, "store", None))
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)
             runner = Runner(ops, model, kv, limits, config.page_size, sampler, tier)
-            drafter = make_drafter(config, plan, tokenizer, model.spec.vocab, resources)
+            if head is not None:
+                runner.head = load_drafter(head, checkpoint, model, kv, ops, limits, config.page_size, plan.n_pages)
+            drafter = runner.head or make_drafter(config, plan, tokenizer, model.spec.vocab, resources)
         with timeline.phase("warm"):
             runner.warm()
             load_s = runner.probe_load()
@@ -223,8 +230,11 @@ def _scheduler(
 
 
 def measure_for(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
-    """What the model needs on the backend that the settings name."""
-    return measure(checkpoint, config, _packed_bytes(config))
+    """What the model needs on the backend that the settings name, a draft head included."""
+    found = measure(checkpoint, config, _packed_bytes(config))
+    with ExitStack() as resources:
+        head = open_draft_head(config, found.spec, resources)
+        return found if head is None else with_head(found, head, config)
 
 
 def plan_for(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:

@@ -23,9 +23,14 @@ __all__ = ["make_cache", "open_kept_pages"]
 
 
 def open_kept_pages(
-    config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec, ops: Backend, caches: Sequence[Array]
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    ops: Backend,
+    caches: Sequence[Array],
+    head: str = "",
 ) -> TierFile | None:
-    """The tier's file, if the settings want one and there can be one (a warning says why not).
+    """The tier's file, if the settings want one and there can be one (a warning says why not); `head` as in `identity.py`.
 
     Raises CapacityError for a size that holds no page.
     """
@@ -40,7 +45,7 @@ def open_kept_pages(
         )
     owner = Owner(
         model=(spec.name or Path(config.model).stem)[:MAX_NAME],
-        fingerprint=kv_fingerprint(checkpoint, spec, ops, config.kv_dtype, config.page_size),
+        fingerprint=kv_fingerprint(checkpoint, spec, ops, config.kv_dtype, config.page_size, head),
         kv_dtype=config.kv_dtype,
         page_size=config.page_size,
         page_bytes=size,

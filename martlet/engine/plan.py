@@ -16,6 +16,7 @@ from martlet.config import EngineConfig
 from martlet.errors import CapacityError, RequestError
 from martlet.kv_types import KV_TYPES, parse_kv_types
 from martlet.models.decoder import forward
+from martlet.models.heads import HeadFile
 from martlet.models.load import load_model
 from martlet.ops.interface import Array, Rows, StepLimits, Weight
 from martlet.ops.null import NullBackend
@@ -23,7 +24,7 @@ from martlet.quant.table import RawTensor
 from martlet.runtime.kv import kv_bytes_per_token, recent_bytes
 from martlet.spec import ModelSpec
 
-__all__ = ["Footprint", "MemoryPlan", "context_table", "measure", "plan_memory", "step_limits"]
+__all__ = ["Footprint", "MemoryPlan", "context_table", "measure", "plan_memory", "step_limits", "with_head"]
 
 OVERHEAD_BYTES = 200 << 20  # the interpreter, NumPy, Numba with its compiled code, the tokenizer
 USABLE_SHARE = 0.9  # of what is available: the rest stays free for others, and for what a plan cannot know
@@ -41,6 +42,7 @@ class Footprint:
     weights: int
     activations: int
     logits: int
+    head_kv: int = 0  # of a draft head, a position
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,18 @@ def measure(
     return Footprint(model.spec, counter.weights, counter.activations(limits), counter.logits(limits))
 
 
+def with_head(footprint: Footprint, head: HeadFile, config: EngineConfig) -> Footprint:
+    """The footprint of a model together with a draft head."""
+    activations = int(BYTE_FORMS * 4 * config.max_step_tokens * (head.width + len(head.features) * head.spec.hidden))
+    return replace(
+        footprint,
+        weights=footprint.weights + head.weight_bytes,
+        activations=footprint.activations + activations,
+        logits=footprint.logits + 4 * config.max_seqs * head.spec.vocab,
+        head_kv=kv_bytes_per_token(head.spec, parse_kv_types("f16"), config.page_size),
+    )
+
+
 def plan_memory(footprint: Footprint, config: EngineConfig, available: int | None) -> MemoryPlan:
     """Choose the context and the number of pages, and check that everything fits.
 
@@ -202,7 +216,7 @@ def _plan(
         logits=footprint.logits,
         overhead=OVERHEAD_BYTES,
         kv_dtype=config.kv_dtype,
-        kv_per_token=kv_bytes_per_token(footprint.spec, types, config.page_size),
+        kv_per_token=kv_bytes_per_token(footprint.spec, types, config.page_size) + footprint.head_kv,
         recent=recent_bytes(
             footprint.spec, types, step_limits(config, footprint.spec.vocab, context), config.page_size
         ),

@@ -30,6 +30,7 @@ TYPES = {
     "I32": BlockType.I32,
     "I16": BlockType.I16,
     "I8": BlockType.I8,
+    "BOOL": BlockType.I8,  # 0 or 1
 }
 
 

@@ -15,13 +15,28 @@ from martlet.models.mixers import attend
 from martlet.models.stream import Stream
 from martlet.ops.interface import Array, Backend, Rows
 
-__all__ = ["forward", "hidden_states"]
+__all__ = ["Features", "forward", "hidden_states"]
 
 
-def forward(ops: Backend, model: Model, caches: Sequence[Array]) -> Array:
+class Features:
+    """The residual stream as it enters some layers, side by side, [T, n * C]: what a draft head reads (`heads.py`)."""
+
+    def __init__(self, ops: Backend, layers: Sequence[int], width: int) -> None:
+        self.out = ops.empty(Rows.TOKENS, len(layers) * width)
+        self._ops, self._layers, self._width = ops, layers, width
+
+    def take(self, layer: int, x: Array) -> None:
+        """Copy x [T, C], which enters `layer`, if that is one of them."""
+        for place, wanted in enumerate(self._layers):
+            if wanted == layer:
+                out = self._ops.columns(self.out, place * self._width, (place + 1) * self._width)
+                self._ops.scale_cap(x, 1.0, None, out)
+
+
+def forward(ops: Backend, model: Model, caches: Sequence[Array], features: Features | None = None) -> Array:
     """Return the logits [L, V] of the step's logit rows; `caches` has one KV cache a layer. Call inside a capture."""
     spec = model.spec
-    x = _final(ops, model, caches, Rows.LOGITS)  # [L, C]
+    x = _final(ops, model, caches, Rows.LOGITS, features)  # [L, C]
     logits = ops.empty(Rows.LOGITS, spec.vocab)
     ops.linear(x, model.head, logits)
     if spec.logit_scale != 1.0 or spec.logit_softcap is not None:
@@ -34,7 +49,7 @@ def hidden_states(ops: Backend, model: Model, caches: Sequence[Array]) -> Array:
     return _final(ops, model, caches, Rows.TOKENS)
 
 
-def _final(ops: Backend, model: Model, caches: Sequence[Array], rows: Rows) -> Array:
+def _final(ops: Backend, model: Model, caches: Sequence[Array], rows: Rows, features: Features | None = None) -> Array:
     """Run all layers and the final norm; the result is [T, C] or [L, C].
 
     The last layer's keys and values are needed for every row, what comes after them only for the rows of the result.
@@ -44,6 +59,8 @@ def _final(ops: Backend, model: Model, caches: Sequence[Array], rows: Rows) -> A
     ops.embed(model.embedding, spec.embedding_scale, stream.x)
     last = len(spec.layers) - 1
     for index, (layer, weights, cache) in enumerate(zip(spec.layers, model.layers, caches, strict=True)):
+        if features is not None:
+            features.take(index, stream.x)
         y = attend(stream, layer, weights, cache)  # [T, H * D]
         if index == last and rows is Rows.LOGITS:
             y = stream.narrow(y, layer.mixer.n_heads * layer.mixer.head_dim)

@@ -22,7 +22,7 @@ from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
 from martlet.spec import Layer, ModelSpec
 
-__all__ = ["AttentionWeights", "FfnWeights", "LayerWeights", "Model", "load_model"]
+__all__ = ["AttentionWeights", "FfnWeights", "LayerWeights", "Model", "load_model", "output_rows"]
 
 IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", ".attn_rot_embd")  # computed, not learned
@@ -71,6 +71,7 @@ class Model:
     final_norm: Array
     head: Weight  # [V, C]
     weight_bytes: int  # as packed
+    features: tuple[int, ...] = ()  # layers whose inputs a draft head reads (`heads.py`)
 
 
 def load_model(
@@ -93,6 +94,12 @@ def load_model(
     layers = tuple(_layer(source, i, layer) for i, layer in enumerate(spec.layers))
     final_norm = source.norm("output_norm.weight")
     return Model(spec, embedding, layers, final_norm, head, source.packed_bytes)
+
+
+def output_rows(checkpoint: Checkpoint, spec: ModelSpec, ids: NDArray[np.intp]) -> RawTensor:
+    """The rows `ids` of the matrix that makes logits, as they are stored."""
+    name = "token_embd.weight" if spec.tied_embeddings else "output.weight"
+    return _checked(checkpoint, spec)[name].take_rows(ids)
 
 
 def _expected(spec: ModelSpec, names: Mapping[str, RawTensor]) -> dict[str, tuple[int, ...]]:

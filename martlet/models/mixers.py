@@ -10,12 +10,16 @@ from martlet.spec import Layer
 __all__ = ["attend"]
 
 
-def attend(stream: Stream, layer: Layer, weights: LayerWeights, cache: Array) -> Array:
-    """Project, normalise, rotate, write the cache and attend; the result, [T, H * D], awaits the output projection."""
+def attend(stream: Stream, layer: Layer, weights: LayerWeights, cache: Array, x: Array | None = None) -> Array:
+    """Project, normalise, rotate, write the cache and attend; the result, [T, H * D], awaits the output projection.
+
+    What is projected is the normed stream, or `x` where the caller has made something else of it.
+    """
     ops, spec, mixer = stream.ops, layer.mixer, weights.mixer
     q_width, kv_width = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     qkv = stream.scratch("qkv", q_width + 2 * kv_width)
-    x = stream.normed(layer.mixer_norm, weights.mixer_norm)
+    if x is None:
+        x = stream.normed(layer.mixer_norm, weights.mixer_norm)
     ops.linear(x, mixer.qkv, qkv, mixer.qkv_bias)
 
     q = ops.columns(qkv, 0, q_width)  # [T, H * D]

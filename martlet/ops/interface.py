@@ -63,6 +63,10 @@ def _none() -> I32:
     return np.zeros(0, np.int32)
 
 
+def _nothing() -> F32:
+    return np.zeros((0, 0), np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """What one step computes, flattened from its spans: row t is token `ids[t]` at `positions[t]`.
@@ -73,6 +77,7 @@ class StepInputs:
     recent_slots [T] and recent_table [B, n] say the same of float16 pages (`RecentPages`), for q4 caches; without one
     they are empty. Of the table only the pages of groups that the step's rows are in count. adapters [T] is each row's slot
     in the tables of `adapt`, below 0 for none; without one it is empty, and only programs without `adapt` take that.
+    given [T, W], float32, is what `given` hands to programs that have it.
     """
 
     ids: I32
@@ -84,6 +89,7 @@ class StepInputs:
     recent_slots: I32 = field(default_factory=_none)
     recent_table: I32 = field(default_factory=_none)
     adapters: I32 = field(default_factory=_none)
+    given: F32 = field(default_factory=_nothing)
 
 
 class Program(Protocol):
@@ -168,6 +174,9 @@ class Backend(Protocol):
     # -- operations -----------------------------------------------------------------------------------------------
     def embed(self, table: Weight, scale: float, out: Array) -> None:
         """out[t] = table[ids[t]] * scale, with the step's ids; out [T, C]."""
+
+    def given(self, out: Array) -> None:
+        """out[t] = given[t], the step's; out [T, W], which nothing else of the program writes. At most one of a program."""
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         """out = x / sqrt(mean(x²) + eps) * weight over groups of len(weight) columns; in place allowed.

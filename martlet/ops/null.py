@@ -121,6 +121,10 @@ class NullBackend:
         """Counted."""
         self.calls["embed"] += 1
 
+    def given(self, out: Array) -> None:
+        """Counted."""
+        self.calls["given"] += 1
+
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         """Counted."""
         self.calls["rms_norm"] += 1

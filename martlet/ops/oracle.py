@@ -33,6 +33,7 @@ _NOTHING: F32 = np.zeros((0, 0), np.float32)
 # exp and tanh, make it. Measured on real models: linear 2e-6, attention 5e-5, the others below 4e-7.
 BOUNDS = {
     "embed": 1e-6,
+    "given": 0.0,
     "rms_norm": 1e-5,
     "linear": 1e-4,
     "rope": 1e-5,
@@ -201,10 +202,11 @@ class OracleBackend:
 
     # -- capture --------------------------------------------------------------------------------------------------
     def capture(self, step: Callable[[], Any], limits: StepLimits) -> Program:
-        """Write down the operations of `step`, which returns one array."""
+        """Write down the operations of `step`, which returns an array or a tuple of them."""
         self._operations, self._n_values, self._layer = [], 0, None
-        result = step().read()
-        return _OracleProgram(self._fast, self._reference, limits, self._operations, result)
+        found = step()
+        results = tuple(array.read() for array in found) if isinstance(found, tuple) else found.read()
+        return _OracleProgram(self._fast, self._reference, limits, self._operations, results)
 
     def _record(self, name: str, out: Array | None, **arguments: Any) -> None:
         """Write down an operation; its arguments are read before its output is written."""
@@ -227,6 +229,10 @@ class OracleBackend:
     def embed(self, table: Weight, scale: float, out: Array) -> None:
         """Record."""
         self._record("embed", out, table=table, scale=scale)
+
+    def given(self, out: Array) -> None:
+        """Record."""
+        self._record("given", out)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         """Record."""
@@ -271,17 +277,22 @@ class _OracleProgram:
     """A step, as its operations."""
 
     def __init__(
-        self, fast: Backend, reference: Backend, limits: StepLimits, operations: list[_Operation], result: _Slice
+        self,
+        fast: Backend,
+        reference: Backend,
+        limits: StepLimits,
+        operations: list[_Operation],
+        results: _Slice | tuple[_Slice, ...],
     ) -> None:
         self._fast = fast
         self._reference = reference
         self._limits = limits
         self._operations = operations
-        self._result = result
+        self._results = results
         self._program = fast.capture(self._all_results, limits)
 
-    def run(self, inputs: StepInputs) -> F32:
-        """Run the step on the fast backend, check every operation, and return the result."""
+    def run(self, inputs: StepInputs) -> F32 | tuple[F32, ...]:
+        """Run the step on the fast backend, check every operation, and return what the step did."""
         results = [self._fast.download(array) for array in self._program.run(inputs)]
         value = 0
         for operation in self._operations:
@@ -292,7 +303,9 @@ class _OracleProgram:
             if operation.rows is not None:
                 _compare(operation, results[value], expected)
                 value += 1
-        return results[self._result.value][:, self._result.start : self._result.stop]
+        if isinstance(self._results, tuple):
+            return tuple(results[part.value][:, part.start : part.stop] for part in self._results)
+        return results[self._results.value][:, self._results.start : self._results.stop]
 
     def _all_results(self) -> list[Array]:
         """The step on the fast backend, every result in an array of its own."""

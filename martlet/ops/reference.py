@@ -169,6 +169,10 @@ class ReferenceBackend:
         """out[t] = table[ids[t]] * scale; table [V, C], out [T, C]. Error: 2u relative (the scale is float32)."""
         out[:] = table[self._step.ids] * np.float32(scale)
 
+    def given(self, out: F32) -> None:
+        """out[t] = given[t], the step's; out [T, W]. Exact."""
+        out[:] = self._step.given
+
     def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
         """out = x / sqrt(mean(x²) + eps) * weight over groups of len(weight) columns (arXiv:1910.07467).
 

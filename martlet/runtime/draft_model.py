@@ -26,7 +26,7 @@ from martlet.runtime.kv import KvMemory
 from martlet.sample.draft import Proposal, Wish
 from martlet.types import PageId, SeqId, Span
 
-__all__ = ["ModelDrafter"]
+__all__ = ["ModelDrafter", "likeliest"]
 
 F32 = NDArray[np.float32]
 FEW = 8  # positions that are computed with the next guess, in one step
@@ -104,7 +104,7 @@ class ModelDrafter:
             logits = self._compute([(wishes[i].seq, texts[i], texts[i].n_missing, 1) for i in active])
             left = []
             for i, row in zip(active, logits, strict=True):
-                token, kind = _likeliest(row[: self._vocab])
+                token, kind = likeliest(row[: self._vocab])
                 texts[i].rows.ids.append(token)
                 wants_more = wishes[i].wants(kind)
                 if wants_more is None:
@@ -161,7 +161,7 @@ class ModelDrafter:
         return self._ops.view(output)
 
 
-def _likeliest(row: F32) -> tuple[int, int]:
+def likeliest(row: F32) -> tuple[int, int]:
     """The likeliest token of a row of logits, and the kind that its probability makes it."""
     best = int(row.argmax())
     probability = 1.0 / float(np.exp(row - row[best]).sum())

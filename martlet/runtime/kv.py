@@ -16,10 +16,19 @@ __all__ = ["KvMemory", "allocate_caches", "kv_bytes_per_token", "layer_types", "
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """A cache for each layer, and how many recent pages those of type q4 have; None if there are no such."""
+    """A cache for each layer, and how many recent pages those of type q4 have; None if there are no such.
+
+    A draft head's cache has pages by the same numbers, and more of its own.
+    """
 
     caches: tuple[Array, ...]
     recent: RecentPages | None = None
+    head: Array | None = None
+
+    @property
+    def all(self) -> tuple[Array, ...]:
+        """All that belongs to a page."""
+        return self.caches if self.head is None else (*self.caches, self.head)
 
 
 def layer_types(spec: ModelSpec, types: KvTypes) -> list[tuple[Attention, KvType]]:

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from martlet.errors import SampleError
 from martlet.models.adapters import Adapter
-from martlet.models.decoder import forward, hidden_states
+from martlet.models.decoder import Features, forward, hidden_states
 from martlet.models.load import Model
-from martlet.ops.interface import Backend, Program, StepInputs, StepLimits
+from martlet.ops.interface import Array, Backend, Program, StepInputs, StepLimits
 from martlet.runtime.adapters import AdapterBank
 from martlet.runtime.flatten import SequenceRows, StepBuffers
+from martlet.runtime.head import HeadDrafter
 from martlet.runtime.kv import KvMemory
 from martlet.runtime.page_moves import PageMoves
 from martlet.runtime.recent import RecentGroups
@@ -73,11 +74,12 @@ class Runner:
         self._buffers = StepBuffers(limits, page_size, RecentGroups(kv.recent, page_size) if kv.recent else None)
         self._sequences: dict[SeqId, _Running] = {}
         self._rows: dict[SeqId, SequenceRows] = {}
-        self._program = ops.capture(lambda: forward(ops, model, kv.caches), limits)
+        self._program = self._capture(model)
         self._hidden: Program | None = None
         self._bank: AdapterBank | None = None  # once there is an adapter
-        self._moves = PageMoves(ops, kv.caches, tier)
+        self._moves = PageMoves(ops, kv.all, tier)
         self._masks: ThreadPoolExecutor | None = None
+        self.head: HeadDrafter | None = None  # which is told what the model, whose `features` it reads, computes
 
     def run(self, plan: StepPlan) -> StepResult:
         """Move a plan's pages, compute its spans together and sample for those that ask for it."""
@@ -100,12 +102,37 @@ class Runner:
         if self._bank is not None:
             inputs, program = self._adapted(self._bank, inputs, spans)
         masks = self._begin_masks(spans)
-        output = program.run(inputs)
+        output, *features = program.run(inputs)
         if masks is not None:
             masks.result()
-        if len(inputs.logit_rows) == 0:
-            return ()
-        logits = self._ops.view(output)  # [L, V]
+        sampled = self._sample_all(spans, self._ops.view(output)) if len(inputs.logit_rows) else ()
+        if self.head is not None:
+            self._tell(self.head, spans, self._ops.view(features[0]))
+        return sampled
+
+    def _capture(self, model: Model) -> Program:
+        """The step of a model: it returns the logits, and the features if the model has any."""
+
+        def step() -> tuple[Array, ...]:
+            if not model.features:
+                return (forward(self._ops, model, self._caches),)
+            features = Features(self._ops, model.features, model.spec.hidden)
+            return forward(self._ops, model, self._caches, features), features.out
+
+        return self._ops.capture(step, self._limits)
+
+    def _tell(self, head: HeadDrafter, spans: tuple[Span, ...], features: F32) -> None:
+        """Give the head the features [T, W] of the rows whose next ids are known: no guess that was wrong is among them."""
+        row = 0
+        for span in spans:
+            rows = self._rows[span.seq]
+            count = min(span.count, len(rows.ids) - 1 - span.start)
+            if count > 0:
+                head.follow(span.seq, rows, span.start, features[row : row + count])
+            row += span.count
+
+    def _sample_all(self, spans: tuple[Span, ...], logits: F32) -> tuple[Sampled, ...]:
+        """Sample for the spans that have rows of logits [L, V]."""
         sampled: list[Sampled] = []
         row = 0
         for span in spans:
@@ -122,11 +149,7 @@ class Runner:
     def add_adapter(self, adapter: Adapter) -> None:
         """Load an adapter, between two steps."""
         if self._bank is None:
-            self._bank = AdapterBank(
-                self._ops,
-                self._model,
-                lambda model: self._ops.capture(lambda: forward(self._ops, model, self._caches), self._limits),
-            )
+            self._bank = AdapterBank(self._ops, self._model, self._capture)
         self._bank.add(adapter)
 
     def remove_adapter(self, digest: str) -> None:
@@ -171,7 +194,7 @@ class Runner:
         """Run a step of one row, so that the first request finds everything in place; nothing of it is kept."""
         span = Span(_ALONE, 0, 1, (PageId(0),), 1)
         rows = {_ALONE: SequenceRows((0,))}
-        self._ops.download(self._program.run(self._buffers.fill((span,), rows)))
+        self._ops.download(self._program.run(self._buffers.fill((span,), rows))[0])
         self._buffers.release(rows[_ALONE])
 
     def probe_load(self) -> float | None:

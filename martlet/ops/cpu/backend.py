@@ -155,6 +155,11 @@ class CpuBackend:
         args = [part.address, table.k, size, codebook, float_bits(scale), out.address, out.stride]
         self._recording.emit(f"embed_{part.layout.name}", out.rows, args, [], [out.region])
 
+    def given(self, out: CpuArray) -> None:
+        """out[t] = given[t]: the program copies it before the step begins."""
+        assert self._recording.given is None, "one array is given to a program"
+        self._recording.given = out
+
     def linear(
         self,
         x: CpuArray,

@@ -121,6 +121,7 @@ class Recorder:
         self._producer: Region | None = None  # what the last record writes, if it can write bytes as well
         self._states: NDArray[np.float32] | None = None
         self.angles: dict[Rope, CpuArray] = {}  # the tables of `rope`
+        self.given: CpuArray | None = None  # what comes from outside with each step
 
     def capacity(self, rows: Rows) -> int:
         """Rows that a buffer needs, whole tiles of them."""
@@ -214,7 +215,7 @@ class Recorder:
 
     def finish(self, team: Team, step: NDArray[np.int64], outputs: Any) -> CpuProgram:
         """The program, which writes its inputs' addresses and sizes to the header `step` before each run."""
-        return CpuProgram(team, step, self._records, self.limits, (outputs, self._held))
+        return CpuProgram(team, step, self._records, self.limits, (outputs, self._held), self.given)
 
 
 class CpuProgram:
@@ -227,8 +228,10 @@ class CpuProgram:
         records: list[list[int]],
         limits: StepLimits,
         held: tuple[Any, list[Any]],
+        given: CpuArray | None = None,
     ) -> None:
         self._team, self._step, self._outputs, self._held = team, step, held[0], held
+        self._given = given
         n = len(records)
         self._records = aligned(max(n, 1) * RECORD_FIELDS * 8, np.int64).reshape(-1, RECORD_FIELDS)
         self._counters = aligned(max(n, 1) * LINE_WORDS * 8, np.int64)
@@ -267,6 +270,9 @@ class CpuProgram:
         )
         for name, array in given:
             buffers[name][: array.size] = array.reshape(-1)
+        if self._given is not None:
+            rows = self._given.buffer.reshape(-1, self._given.stride)[: inputs.ids.size]
+            rows[:, self._given.start : self._given.start + self._given.width] = inputs.given
         table = inputs.page_table
         buffers[STEP_PAGE_TABLE][: table.size] = table.reshape(-1)
         step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size

@@ -1,0 +1,63 @@
+"""A draft head beside the model: opened before memory is planned, packed after the model (read `build.py` first)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from martlet.config import EngineConfig
+from martlet.errors import RequestError, UnsupportedError
+from martlet.formats.checkpoint import Checkpoint
+from martlet.models.heads import HeadFile, load_head, open_head
+from martlet.models.load import Model, output_rows
+from martlet.ops.interface import Backend, StepLimits
+from martlet.runtime.head import HeadDrafter
+from martlet.runtime.kv import KvMemory
+from martlet.spec import ModelSpec
+
+__all__ = ["load_drafter", "open_draft_head", "with_head_pages"]
+
+
+def open_draft_head(config: EngineConfig, spec: ModelSpec, resources: ExitStack) -> HeadFile | None:
+    """The head that the settings name, None if they name none; `resources` closes its file.
+
+    Raises RequestError where there is nothing, FormatError and UnsupportedError for a head that does not fit the model.
+    """
+    kind, _, path = config.draft.partition("=")
+    if kind != "eagle":
+        return None
+    if not Path(path).exists():
+        raise RequestError(f"There is no file or folder {path!r}: give the path of a draft head.", param="draft")
+    if config.oracle:
+        raise UnsupportedError("draft heads while the oracle checks every operation")
+    head = open_head(path, spec)
+    resources.callback(head.checkpoint.close)
+    return head
+
+
+def with_head_pages(
+    head: HeadFile, model: Model, kv: KvMemory, ops: Backend, config: EngineConfig, n_pages: int
+) -> tuple[Model, KvMemory]:
+    """The model with the features that the head reads, and the memory with the head's pages."""
+    mixer = head.spec.layers[0].mixer
+    cache = ops.kv_cache(n_pages + config.max_seqs, config.page_size, mixer.n_kv_heads, mixer.head_dim, "f16")
+    return replace(model, features=head.features), replace(kv, head=cache)
+
+
+def load_drafter(
+    head: HeadFile,
+    checkpoint: Checkpoint,
+    model: Model,
+    kv: KvMemory,
+    ops: Backend,
+    limits: StepLimits,
+    page_size: int,
+    n_pages: int,
+) -> HeadDrafter:
+    """Pack the head, whose spare pages come after the model's `n_pages`, and compute a row with it."""
+    loaded = load_head(head, ops, partial(output_rows, checkpoint, model.spec))
+    drafter = HeadDrafter(ops, model, loaded, kv.head, limits, page_size, n_pages)
+    drafter.warm()
+    return drafter

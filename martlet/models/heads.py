@@ -1,0 +1,278 @@
+"""Heads that guess the next tokens from what a model has computed anyway: EAGLE-3 (arXiv:2503.01840; read `runtime/head.py` next).
+
+    features   the residual stream of position p as it enters three of the model's layers    [3C]
+    x        = fuse(features)                                                                [C]
+    both     = [norm(embedding of token p + 1), norm(x)]                                     [2C]
+    x       += attention(both), over the head's own keys and values; x += ffn(norm(x))
+    logits   = output(norm(x)): of token p + 2, over a smaller vocabulary
+
+x then stands for the features that p + 1 will have, without fusing, and so on. Files are laid out as published: config.json
+and model.safetensors with fc, midlayer.*, norm, lm_head, d2t (the model's id less the head's, for each of the head's) and
+t2d (whether the head knows an id of the model's). Without lm_head the head shares the model's own output rows. Untrusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.errors import FormatError, UnsupportedError
+from martlet.formats.checkpoint import Checkpoint, open_checkpoint
+from martlet.models.families import spec_of
+from martlet.models.ffn import feed_forward
+from martlet.models.load import AttentionWeights, FfnWeights, LayerWeights, Model
+from martlet.models.mixers import attend
+from martlet.models.stream import Stream
+from martlet.ops.interface import Array, Backend, Rows, Weight
+from martlet.quant.encode import encode
+from martlet.quant.ggml import decode
+from martlet.quant.table import BLOCKS, BlockType, RawTensor
+from martlet.spec import Layer, ModelSpec, Norm
+
+__all__ = ["Head", "HeadFile", "guess", "load_head", "open_head"]
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+CODES = BlockType.Q8_0  # of the head's own matrices, where their rows are whole blocks
+N_FEATURES = 3
+LEAST_LAYERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFile:
+    """A head's files, checked but for their values; `ids` are the model's ids of the head's own."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec  # of the head: one layer, and the head's own vocabulary
+    features: tuple[int, ...]  # layers of the model whose inputs the head reads
+    ids: I64
+    tensors: Mapping[str, RawTensor]
+
+    @property
+    def weight_bytes(self) -> int:
+        """About what its matrices occupy as packed, the model's output rows included."""
+        n_values = sum(tensor.shape[0] * tensor.shape[-1] for tensor in self.tensors.values() if len(tensor.shape) == 2)
+        if "lm_head.weight" not in self.tensors:
+            n_values += self.spec.vocab * self.spec.hidden
+        return n_values * BLOCKS[CODES].nbytes // BLOCKS[CODES].size
+
+    @property
+    def width(self) -> int:
+        """Floats a row of its activations."""
+        layer = self.spec.layers[0]
+        mixer = layer.mixer
+        heads = 2 * mixer.n_heads + 2 * mixer.n_kv_heads
+        return (2 * N_FEATURES + 6) * self.spec.hidden + heads * mixer.head_dim + 3 * layer.ffn.ffn_hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head with its packed weights. The layer's mixer_norm is that of the embedding."""
+
+    layer: Layer
+    weights: LayerWeights
+    fuse: Weight  # [C, 3C]
+    hidden_norm: Array
+    final_norm: Array
+    output: Weight  # [D, C]
+    ids: I64  # [D], the model's
+    n_features: int
+
+
+def open_head(path: str | Path, spec: ModelSpec) -> HeadFile:
+    """Open a head's folder (or its .safetensors file) for a model; FormatError or UnsupportedError says what does not fit."""
+    path = Path(path)
+    folder = path.parent if path.name.endswith(".safetensors") else path
+    if not (folder / "config.json").exists():
+        raise FormatError(path, "is no draft head; expected a folder with config.json and model.safetensors")
+    if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
+        raise FormatError(path, "holds its weights as a pickle, which is a program: convert them to model.safetensors")
+    checkpoint = open_checkpoint(folder)
+    config = dict(checkpoint.metadata)
+    for key, ours, what in (("hidden_size", spec.hidden, "hidden size"), ("vocab_size", spec.vocab, "vocabulary")):
+        if config.get(key) != ours:
+            raise UnsupportedError(
+                f"{path} is a draft head for another model: its {what} is {config.get(key)!r:.40}, this model's {ours:,}"
+            )
+    if config.get("num_hidden_layers", 1) != 1:
+        raise UnsupportedError(f"{path} is a draft head of {config['num_hidden_layers']!r:.40} layers", ["1"])
+    n_ids = config.get("draft_vocab_size") or spec.vocab
+    if not isinstance(n_ids, int) or not 0 < n_ids <= spec.vocab:
+        raise FormatError(path, f"draft_vocab_size is {n_ids!r:.40}, expected 1 to {spec.vocab:,}")
+    plain = {**config, "model_type": "llama", "num_hidden_layers": 1, "vocab_size": n_ids, "tie_word_embeddings": False}
+    own = spec_of(replace(checkpoint, metadata=plain))
+    tensors = _checked(checkpoint, own, spec.vocab)
+    return HeadFile(checkpoint, own, _features(path, config, spec), _ids(path, tensors, n_ids, spec.vocab), tensors)
+
+
+def _features(path: Path, config: Mapping[str, Any], spec: ModelSpec) -> tuple[int, ...]:
+    """Which layers' inputs it reads: 2, n // 2 and n - 3, unless its config says others.
+
+    At its top level the numbers are those of the layers that are entered; under eagle_config, those of the layers before.
+    """
+    n = len(spec.layers)
+    nested = config.get("eagle_config")
+    found = config.get("eagle_aux_hidden_state_layer_ids")
+    if found is None and isinstance(nested, Mapping) and nested.get("eagle_aux_hidden_state_layer_ids") is not None:
+        found = nested["eagle_aux_hidden_state_layer_ids"]
+        if isinstance(found, list):
+            found = [layer + 1 if isinstance(layer, int) else layer for layer in found]
+    if found is None and n < LEAST_LAYERS + 1:
+        found = [min(1, n - 1), n // 2, n - 1]
+    if found is None:
+        found = [2, n // 2, n - 3]
+    fits = isinstance(found, list) and len(found) == N_FEATURES
+    if not fits or not all(type(layer) is int and 0 <= layer < n for layer in found):
+        raise UnsupportedError(
+            f"{path} reads the layers {str(found)[:60]}; {N_FEATURES} numbers from 0 to {n - 1} are supported"
+        )
+    return tuple(found)
+
+
+def _expected(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The tensors that every head has, with their shapes."""
+    c, mixer, f = spec.hidden, spec.layers[0].mixer, spec.layers[0].ffn.ffn_hidden
+    q, kv = mixer.n_heads * mixer.head_dim, mixer.n_kv_heads * mixer.head_dim
+    layer = {
+        "hidden_norm": (c,),
+        "input_layernorm": (c,),
+        "post_attention_layernorm": (c,),
+        "self_attn.q_proj": (q, 2 * c),
+        "self_attn.k_proj": (kv, 2 * c),
+        "self_attn.v_proj": (kv, 2 * c),
+        "self_attn.o_proj": (c, q),
+        "mlp.gate_proj": (f, c),
+        "mlp.up_proj": (f, c),
+        "mlp.down_proj": (c, f),
+    }
+    return {
+        "fc.weight": (c, N_FEATURES * c),
+        "norm.weight": (c,),
+        **{f"midlayer.{name}.weight": shape for name, shape in layer.items()},
+    }
+
+
+def _checked(checkpoint: Checkpoint, spec: ModelSpec, vocab: int) -> dict[str, RawTensor]:
+    """The tensors under one set of names: all that a head needs, of the right shapes, and no others."""
+    path, c = checkpoint.path, spec.hidden
+    tensors = {
+        name.removeprefix("model.").replace("layers.0.", "midlayer."): raw for name, raw in checkpoint.tensors.items()
+    }
+    if len(tensors) != len(checkpoint.tensors):
+        raise FormatError(path, "holds a tensor under two names")
+    expected = _expected(spec)
+    optional = {
+        "lm_head.weight": (spec.vocab, c),
+        "d2t": (spec.vocab,),
+        "t2d": (vocab,),
+        "embed_tokens.weight": (vocab, c),  # a copy of the model's, which is used
+    }
+    for name in expected:
+        if name not in tensors:
+            raise FormatError(path, f"the tensor {name} is missing; an EAGLE-3 head needs it")
+    for name, raw in tensors.items():
+        shape = expected.get(name) or optional.get(name)
+        if shape is None:
+            raise UnsupportedError(f"{path} holds {name!r:.120}, which an EAGLE-3 head here has no use for")
+        if raw.shape != shape:
+            found = "x".join(map(str, raw.shape))
+            raise FormatError(path, f"{name} has the shape {found}, expected {'x'.join(map(str, shape))}")
+    tensors.pop("embed_tokens.weight", None)
+    return tensors
+
+
+def _ids(path: Path, tensors: Mapping[str, RawTensor], n_ids: int, vocab: int) -> I64:
+    """The model's id of each of the head's."""
+    ids: I64 = np.arange(n_ids, dtype=np.int64)
+    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
+    if d2t is None and n_ids != vocab:
+        raise FormatError(path, f"the tensor d2t is missing: nothing says which {n_ids:,} of {vocab:,} ids it guesses")
+    if d2t is not None:
+        if d2t.type not in (BlockType.I64, BlockType.I32):
+            raise FormatError(path, f"d2t has the type {d2t.type.name}, expected I64")
+        ids = ids + d2t.data.view(np.int64 if d2t.type is BlockType.I64 else np.int32)
+        if ids.min() < 0 or ids.max() >= vocab or len(set(ids.tolist())) != n_ids:
+            raise FormatError(path, f"d2t names ids outside 0 to {vocab - 1:,}, or one twice")
+    if t2d is not None:
+        known = np.zeros(vocab, bool)
+        known[ids] = True
+        if not np.array_equal(decode(t2d) != 0, known):
+            raise FormatError(path, "d2t and t2d disagree on which ids it guesses")
+    return ids
+
+
+def load_head(file: HeadFile, ops: Backend, output_rows: Callable[[I64], RawTensor]) -> Head:
+    """Pack a head's weights; `output_rows` gives rows of the model's own output matrix. FormatError for NaN."""
+
+    def values(name: str) -> F32:
+        found = decode(file.tensors[name])
+        if not np.isfinite(found).all():
+            raise FormatError(file.checkpoint.path, f"{name} has values that are not finite numbers")
+        return found
+
+    def matrix(*names: str) -> Weight:
+        return ops.pack([_coded(name, values(name)) for name in names])
+
+    def layer(*names: str) -> Weight:
+        return matrix(*(f"midlayer.{name}.weight" for name in names))
+
+    def norm(name: str) -> Array:
+        return ops.upload(values(name))
+
+    weights = LayerWeights(
+        AttentionWeights(layer("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer("self_attn.o_proj")),
+        FfnWeights(layer("mlp.gate_proj", "mlp.up_proj"), layer("mlp.down_proj")),
+        norm("midlayer.input_layernorm.weight"),
+        norm("midlayer.post_attention_layernorm.weight"),
+        None,
+        None,
+    )
+    output = matrix("lm_head.weight") if "lm_head.weight" in file.tensors else ops.pack([output_rows(file.ids)])
+    return Head(
+        file.spec.layers[0],
+        weights,
+        matrix("fc.weight"),
+        norm("midlayer.hidden_norm.weight"),
+        norm("norm.weight"),
+        output,
+        file.ids,
+        len(file.features),
+    )
+
+
+def _coded(name: str, values: F32) -> RawTensor:
+    """A matrix in codes of 8 bits."""
+    kind = CODES if values.shape[1] % BLOCKS[CODES].size == 0 else BlockType.F32
+    return RawTensor(name, values.shape, kind, encode(values, kind).reshape(-1))
+
+
+def guess(ops: Backend, model: Model, head: Head, cache: Array, *, fuses: bool) -> tuple[Array, Array]:
+    """Of the logit rows the head's logits [L, D] and x [L, C], from given features [T, 3C], or from given x [T, C].
+
+    Call inside a capture. Row t's id is the one after the position whose features it is given, and whose place it takes.
+    """
+    layer, weights, c = head.layer, head.weights, model.spec.hidden
+    assert layer.mixer_norm is not None
+    stream = Stream(ops, c, 1.0)
+    if fuses:
+        features = ops.empty(Rows.TOKENS, head.n_features * c)
+        ops.given(features)
+        ops.linear(features, head.fuse, stream.x)
+    else:
+        ops.given(stream.x)
+    both, embedded = ops.empty(Rows.TOKENS, 2 * c), ops.empty(Rows.TOKENS, c)
+    ops.embed(model.embedding, 1.0, embedded)
+    ops.rms_norm(embedded, weights.mixer_norm, layer.mixer_norm.eps, ops.columns(both, 0, c))
+    ops.rms_norm(stream.x, head.hidden_norm, layer.mixer_norm.eps, ops.columns(both, c, 2 * c))
+    y = attend(stream, layer, weights, cache, both)
+    y = stream.narrow(y, layer.mixer.n_heads * layer.mixer.head_dim)
+    stream.add(y, weights.mixer.out, None)
+    stream.add(feed_forward(stream, layer, weights), weights.ffn.down, None)
+    logits = ops.empty(Rows.LOGITS, len(head.ids))
+    ops.linear(stream.normed(Norm(layer.mixer_norm.eps), head.final_norm), head.output, logits)
+    return logits, stream.x
