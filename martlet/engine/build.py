@@ -164,18 +164,13 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             limits = step_limits(config, model.spec.vocab, plan.context)
             kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
             head = open_draft_head(config, model.spec, resources)
-            if head is not None:
-                model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
-            kept = "" if head is None else head.checkpoint.fingerprint()
-            tier = open_kept_pages(config, checkpoint, model.spec, ops, kv.all, kept)
-            if tier is not None:
-                resources.callback(tier.close)
+            model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
+            tier = open_kept_pages(config, checkpoint, model.spec, ops, kv, resources)
         with timeline.phase("compile"):
             grammars = Grammars(tokenizer, min(tokenizer.vocab_size, model.spec.vocab), getattr(ops, "store", None))
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)
             runner = Runner(ops, model, kv, limits, config.page_size, sampler, tier)
-            if head is not None:
-                runner.head = load_drafter(head, checkpoint, model, kv, ops, limits, config.page_size, plan.n_pages)
+            runner.head = load_drafter(head, checkpoint, model, kv, ops, limits, config.page_size, plan.n_pages)
             drafter = runner.head or make_drafter(config, plan, tokenizer, model.spec.vocab, resources)
         with timeline.phase("warm"):
             runner.warm()

@@ -38,16 +38,20 @@ def open_draft_head(config: EngineConfig, spec: ModelSpec, resources: ExitStack)
 
 
 def with_head_pages(
-    head: HeadFile, model: Model, kv: KvMemory, ops: Backend, config: EngineConfig, n_pages: int
+    head: HeadFile | None, model: Model, kv: KvMemory, ops: Backend, config: EngineConfig, n_pages: int
 ) -> tuple[Model, KvMemory]:
-    """The model with the features that the head reads, and the memory with the head's pages."""
+    """The model with the features that the head reads, if there is one, and the memory with its pages."""
+    if head is None:
+        return model, kv
     mixer = head.spec.layers[0].mixer
     cache = ops.kv_cache(n_pages + config.max_seqs, config.page_size, mixer.n_kv_heads, mixer.head_dim, "f16")
-    return replace(model, features=head.features), replace(kv, head=cache)
+    return replace(model, features=head.features), replace(
+        kv, head=cache, head_fingerprint=head.checkpoint.fingerprint()
+    )
 
 
 def load_drafter(
-    head: HeadFile,
+    head: HeadFile | None,
     checkpoint: Checkpoint,
     model: Model,
     kv: KvMemory,
@@ -55,8 +59,10 @@ def load_drafter(
     limits: StepLimits,
     page_size: int,
     n_pages: int,
-) -> HeadDrafter:
-    """Pack the head, whose spare pages come after the model's `n_pages`, and compute a row with it."""
+) -> HeadDrafter | None:
+    """Pack the head, if there is one, whose spare pages come after the model's `n_pages`, and compute a row with it."""
+    if head is None:
+        return None
     loaded = load_head(head, ops, partial(output_rows, checkpoint, model.spec))
     drafter = HeadDrafter(ops, model, loaded, kv.head, limits, page_size, n_pages)
     drafter.warm()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from martlet.cache.pages import PagePool
@@ -12,8 +12,9 @@ from martlet.config import EngineConfig
 from martlet.errors import CapacityError
 from martlet.formats.checkpoint import Checkpoint
 from martlet.kv_types import share_tokens
-from martlet.ops.interface import Array, Backend
+from martlet.ops.interface import Backend
 from martlet.runtime.identity import kv_fingerprint
+from martlet.runtime.kv import KvMemory
 from martlet.runtime.page_moves import page_bytes
 from martlet.runtime.tier_file import TierFile, open_tier
 from martlet.runtime.tier_format import MAX_NAME, Layout, Owner
@@ -23,20 +24,15 @@ __all__ = ["make_cache", "open_kept_pages"]
 
 
 def open_kept_pages(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    spec: ModelSpec,
-    ops: Backend,
-    caches: Sequence[Array],
-    head: str = "",
+    config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec, ops: Backend, kv: KvMemory, resources: ExitStack
 ) -> TierFile | None:
-    """The tier's file, if the settings want one and there can be one (a warning says why not); `head` as in `identity.py`.
+    """The tier's file, if the settings want one and there can be one (a warning says why not); `resources` closes it.
 
     Raises CapacityError for a size that holds no page.
     """
     if config.kv_disk is None or not config.prefix_cache:
         return None
-    size = page_bytes(ops, caches)
+    size = page_bytes(ops, kv.all)
     layout = Layout(config.page_size, size)
     if layout.slots_within(config.kv_disk_size) == 0:
         raise CapacityError(
@@ -45,12 +41,15 @@ def open_kept_pages(
         )
     owner = Owner(
         model=(spec.name or Path(config.model).stem)[:MAX_NAME],
-        fingerprint=kv_fingerprint(checkpoint, spec, ops, config.kv_dtype, config.page_size, head),
+        fingerprint=kv_fingerprint(checkpoint, spec, ops, config.kv_dtype, config.page_size, kv.head_fingerprint),
         kv_dtype=config.kv_dtype,
         page_size=config.page_size,
         page_bytes=size,
     )
-    return open_tier(Path(config.kv_disk), config.kv_disk_size, owner)
+    tier = open_tier(Path(config.kv_disk), config.kv_disk_size, owner)
+    if tier is not None:
+        resources.callback(tier.close)
+    return tier
 
 
 def make_cache(config: EngineConfig, pages: PagePool, tier: TierFile | None) -> RadixCache | None:

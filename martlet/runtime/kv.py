@@ -24,6 +24,7 @@ class KvMemory:
     caches: tuple[Array, ...]
     recent: RecentPages | None = None
     head: Array | None = None
+    head_fingerprint: str = ""
 
     @property
     def all(self) -> tuple[Array, ...]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from seen import Answers, Seen
+from tiny_head import fit_head
 
 from martlet import LLM, SamplingParams
 from martlet.llm import BeamSearchParams
@@ -59,7 +60,7 @@ class Feature:
         str, ...
     ] = ()  # what is asked before and after each request: "like", itself, "filler", itself "again"
     beams: bool = False
-    draft: str | None = None  # who guesses: "ngram", or "model", the model itself, which guesses the likeliest token
+    draft: str | None = None  # who guesses: "ngram", "model": the model itself, "head": one fitted to these answers
     disk: str | None = None  # "cold": an empty folder; "warm": one that another engine has left
     excludes: tuple[str, ...] = ()  # of another way to do the same
     in_pairs: bool = True
@@ -153,6 +154,11 @@ FEATURES: dict[str, Feature] = {
     "draft model": Feature(
         lambda seen: seen.n_accepted > 0 and seen.n_refused > 0, draft="model", in_pairs=False
     ),  # to the engine it is what the other drafter is, and takes twice as long
+    "draft head": Feature(
+        lambda seen: seen.n_accepted > 0 and seen.n_refused > 0,
+        draft="head",
+        excludes=("n-gram draft", "draft model"),
+    ),
     "forks": Feature(
         lambda seen: seen.n_shared > 0 and (seen.n_copies > 0 or seen.share > PAGE or seen.n_preempted > 0), max_seqs=4
     ),
@@ -170,9 +176,9 @@ def pairs_of(names: Sequence[str] = tuple(FEATURES)) -> list[tuple[str, str]]:
 
 
 @cache
-def _page_bytes(path: Path, kv_dtype: str) -> int:
+def _page_bytes(path: Path, kv_dtype: str, draft: str = "off") -> int:
     """Bytes that the memory plan takes for a page."""
-    with LLM(str(path), backend="null", threads=1, kv_dtype=kv_dtype, max_context=PAGE) as llm:
+    with LLM(str(path), backend="null", threads=1, kv_dtype=kv_dtype, max_context=PAGE, draft=draft) as llm:
         return PAGE * llm.plan.kv_per_token
 
 
@@ -187,6 +193,21 @@ def plain_answers(path: Path, load: Load, kv_dtype: str) -> Answers:
     assert max(seen.chunks.values()) == 1
     assert not any(n for n, _, _ in seen.uses())
     return seen.answers
+
+
+_HEADS: dict[tuple[Path, int, str], Path] = {}
+
+
+def _fitted(path: Path, load: Load, kv_dtype: str, folder: Path) -> Path:
+    """A head that knows some of the answers: made once for a load."""
+    key = path, id(load), kv_dtype
+    if key not in _HEADS:
+
+        def open_(draft: str) -> LLM:
+            return open_row(path, load.context, kv_dtype, PLENTY, draft=draft)
+
+        _HEADS[key] = fit_head(open_, path, load.requests, folder)
+    return _HEADS[key]
 
 
 def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder: Path) -> Seen:
@@ -204,6 +225,8 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
     draft = next((feature.draft for feature in features if feature.draft is not None), None)
     if draft is not None:
         options["draft"] = f"model={path}" if draft == "model" else draft
+    if draft == "head":
+        options["draft"] = f"eagle={_fitted(path, load, kv_dtype, folder.with_name(f'{folder.name}-head'))}"
     if disk == "warm":
         with open_row(path, load.context, kv_dtype, PLENTY, **options) as llm:
             _drive(llm, load.requests)
@@ -258,7 +281,9 @@ def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any
         "max_step_tokens": 256,
         "max_context": context,
     }
-    memory = {"kv_dtype": kv_dtype, "kv_memory": pages * _page_bytes(path, kv_dtype)}
+    draft = options.get("draft", "")
+    page_bytes = _page_bytes(path, kv_dtype, draft if draft.startswith("eagle=") else "off")
+    memory = {"kv_dtype": kv_dtype, "kv_memory": pages * page_bytes}
     llm = LLM(str(path), **{**plain, **memory, **options})
     seconds = itertools.count(1)
     llm.engine.clock = llm.engine._recorder._clock = lambda: float(next(seconds))

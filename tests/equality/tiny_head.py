@@ -1,4 +1,4 @@
-"""A small random EAGLE-3 head for tiny_model.py's model, in the published layout, and its arithmetic in NumPy."""
+"""Small EAGLE-3 heads in the published layout, random or fitted to some answers, and their arithmetic in NumPy."""
 
 from __future__ import annotations
 
@@ -12,24 +12,31 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tiny_model import C, V
 
-__all__ = ["HeadReference", "head_config", "head_tensors", "write_head"]
+from martlet import LLM
+from martlet.formats.checkpoint import open_checkpoint
+from martlet.quant.ggml import decode
+from martlet.types import Request
+
+__all__ = ["HeadReference", "fit_head", "followed", "head_tensors", "write_head"]
 
 F32 = NDArray[np.float32]
-H, G, F, D_IDS, EPS, BASE = 4, 2, 96, 96, 1e-5, 10000.0
+H, G, D, F, EPS, BASE = 4, 2, 16, 96, 1e-5, 10000.0
+KNOWN = range(32, 128)  # ids of a random head
 
 
-def head_config(**more: Any) -> dict[str, Any]:
-    """config.json."""
+def _config(**more: Any) -> dict[str, Any]:
+    """config.json for tiny_model.py's model."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": C,
         "num_attention_heads": H,
         "num_key_value_heads": G,
+        "head_dim": D,
         "intermediate_size": F,
         "num_hidden_layers": 1,
         "vocab_size": V,
-        "draft_vocab_size": D_IDS,
+        "draft_vocab_size": len(KNOWN),
         "rope_theta": BASE,
         "rms_norm_eps": EPS,
         "max_position_embeddings": 256,
@@ -39,10 +46,9 @@ def head_config(**more: Any) -> dict[str, Any]:
     }
 
 
-def head_tensors(seed: int = 5, c: int = C) -> dict[str, NDArray[Any]]:
-    """Random weights; the head knows the ids 32 … 127."""
+def head_tensors(seed: int = 5, c: int = C, vocab: int = V, ids: Sequence[int] = KNOWN) -> dict[str, NDArray[Any]]:
+    """Random weights; `ids` are those that the head knows."""
     rng = np.random.default_rng(seed)
-    d = c // H
 
     def matrix(n: int, k: int) -> F32:
         return (rng.standard_normal((n, k)) * k**-0.5).astype(np.float32)
@@ -50,23 +56,23 @@ def head_tensors(seed: int = 5, c: int = C) -> dict[str, NDArray[Any]]:
     def norm() -> F32:
         return (1 + 0.1 * rng.standard_normal(c)).astype(np.float32)
 
-    known = np.zeros(V, bool)
-    known[32 : 32 + D_IDS] = True
+    known = np.zeros(vocab, bool)
+    known[list(ids)] = True
     return {
         "fc.weight": matrix(c, 3 * c),
         "midlayer.hidden_norm.weight": norm(),
         "midlayer.input_layernorm.weight": norm(),
         "midlayer.post_attention_layernorm.weight": norm(),
-        "midlayer.self_attn.q_proj.weight": matrix(H * d, 2 * c),
-        "midlayer.self_attn.k_proj.weight": matrix(G * d, 2 * c),
-        "midlayer.self_attn.v_proj.weight": matrix(G * d, 2 * c),
-        "midlayer.self_attn.o_proj.weight": matrix(c, H * d),
+        "midlayer.self_attn.q_proj.weight": matrix(H * D, 2 * c),
+        "midlayer.self_attn.k_proj.weight": matrix(G * D, 2 * c),
+        "midlayer.self_attn.v_proj.weight": matrix(G * D, 2 * c),
+        "midlayer.self_attn.o_proj.weight": matrix(c, H * D),
         "midlayer.mlp.gate_proj.weight": matrix(F, c),
         "midlayer.mlp.up_proj.weight": matrix(F, c),
         "midlayer.mlp.down_proj.weight": matrix(c, F),
         "norm.weight": norm(),
-        "lm_head.weight": 4 * matrix(D_IDS, c),
-        "d2t": np.full(D_IDS, 32, np.int64),
+        "lm_head.weight": 4 * matrix(len(ids), c),
+        "d2t": np.array(ids) - np.arange(len(ids)),
         "t2d": known,
     }
 
@@ -74,7 +80,7 @@ def head_tensors(seed: int = 5, c: int = C) -> dict[str, NDArray[Any]]:
 def write_head(folder: Path, tensors: Mapping[str, NDArray[Any]] | None = None, **config: Any) -> Path:
     """Write config.json and model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(head_config(**config)))
+    (folder / "config.json").write_text(json.dumps(_config(**config)))
     save_file(dict(head_tensors() if tensors is None else tensors), folder / "model.safetensors")
     return folder
 
@@ -85,6 +91,7 @@ class HeadReference:
     def __init__(self, tensors: Mapping[str, NDArray[Any]], embedding: F32) -> None:
         self.w = {name.removeprefix("midlayer."): np.asarray(x, np.float64) for name, x in tensors.items()}
         self.embedding = embedding
+        self.ids = np.asarray(tensors["d2t"]) + np.arange(len(tensors["d2t"]))
 
     def fused(self, features: F32) -> Any:
         """x of each position, from its features [n, 3C]."""
@@ -92,42 +99,39 @@ class HeadReference:
 
     def run(self, x: Any, ids: Sequence[int]) -> tuple[Any, Any]:
         """(logits, x) of the positions 0 …; row p has x of position p and the id of p + 1."""
-        w, n, c = self.w, len(ids), x.shape[1]
-        d = c // H
+        w, n = self.w, len(ids)
         both = np.concatenate(
             [
-                self._norm(self.embedding[list(ids)], "input_layernorm"),
-                self._norm(x, "hidden_norm"),
+                self.normed(self.embedding[list(ids)], "input_layernorm"),
+                self.normed(x, "hidden_norm"),
             ],
             axis=1,
         )
-        q, k, v = (
-            (both @ w[f"self_attn.{name}_proj.weight"].T).reshape(n, -1, d).transpose(1, 0, 2) for name in "qkv"
-        )
+        q, k, v = ((both @ w[f"self_attn.{name}_proj.weight"].T).reshape(n, -1, D).transpose(1, 0, 2) for name in "qkv")
         q, k = self._turned(q), self._turned(k)
         k, v = (np.repeat(part, H // G, axis=0) for part in (k, v))
-        scores = q @ k.transpose(0, 2, 1) * d**-0.5
+        scores = q @ k.transpose(0, 2, 1) * D**-0.5
         scores[:, np.triu(np.ones((n, n), bool), 1)] = -np.inf
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
         x = x + (weights @ v).transpose(1, 0, 2).reshape(n, -1) @ w["self_attn.o_proj.weight"].T
-        y = self._norm(x, "post_attention_layernorm")
+        y = self.normed(x, "post_attention_layernorm")
         gate = y @ w["mlp.gate_proj.weight"].T
         x = x + (gate / (1 + np.exp(-gate)) * (y @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
-        return self._norm(x, "norm") @ w["lm_head.weight"].T, x
+        return self.normed(x, "norm") @ w["lm_head.weight"].T, x
 
     def guesses(self, features: F32, ids: Sequence[int], count: int) -> tuple[list[int], list[Any]]:
         """Greedy guesses after `ids` (features of all but the last), with each one's logits."""
         x, made, rows = self.fused(features), list(ids[1:]), []
-        base = int(np.asarray(self.w["d2t"])[0])
         for _ in range(count):
             logits, out = self.run(x, made)
             rows.append(logits[-1])
-            made.append(int(logits[-1].argmax()) + base)
+            made.append(int(self.ids[logits[-1].argmax()]))
             x = np.concatenate([x, out[-1:]])
         return made[len(ids) - 1 :], rows
 
-    def _norm(self, x: Any, name: str) -> Any:
+    def normed(self, x: Any, name: str) -> Any:
+        """RMS norm by the weight of this name."""
         return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + EPS) * self.w[f"{name}.weight"]
 
     def _turned(self, x: Any) -> Any:
@@ -136,3 +140,50 @@ class HeadReference:
         angles = np.arange(n)[:, None] * BASE ** (-np.arange(0, d, 2) / d)
         a, b = np.split(x, 2, axis=2)
         return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], 2)
+
+
+def followed(llm: LLM) -> dict[int, dict[int, tuple[F32, Any]]]:
+    """Of each sequence, by position, the features that its head is handed from here on, and the rows' ids."""
+    found: dict[int, dict[int, tuple[F32, Any]]] = {}
+    head: Any = llm.engine.executor._runner.head  # type: ignore[attr-defined]
+    follow = head.follow
+
+    def spy(seq: int, rows: Any, start: int, features: F32) -> None:
+        places = found.setdefault(seq, {})
+        places.update((start + i, (row.copy(), rows.ids)) for i, row in enumerate(features))
+        follow(seq, rows, start, features)
+
+    head.follow = spy
+    return found
+
+
+def fit_head(llm_of: Any, path: Path, requests: Sequence[Request], folder: Path) -> Path:
+    """A head with random weights but for its output rows, which are fitted to the answers to `requests`.
+
+    `llm_of(draft)` opens an engine. So some guesses are right, and others are not.
+    """
+    with open_checkpoint(path) as checkpoint, LLM(str(path), backend="null", threads=1) as llm:
+        spec = llm._parts.spec
+        embedding = decode(checkpoint.tensors["token_embd.weight"])
+    sizes = {"hidden_size": spec.hidden, "vocab_size": spec.vocab}
+    tensors = head_tensors(c=spec.hidden, vocab=spec.vocab)
+    write_head(folder, tensors, draft_vocab_size=len(KNOWN), **sizes)
+    with llm_of(f"eagle={folder}") as llm:
+        found = followed(llm)
+        for request in requests:
+            llm.engine.add(request)
+            while llm.engine.has_work:
+                llm.engine.step()
+    reference, rows, came = HeadReference(tensors, embedding), [], []
+    for places in found.values():
+        ids = next(iter(places.values()))[1]
+        if sorted(places) == list(range(len(ids) - 1)):
+            x = reference.fused(np.array([places[p][0] for p in range(len(ids) - 1)]))
+            rows.append(reference.normed(reference.run(x, ids[1:])[1], "norm")[:-1])
+            came += ids[2:]
+    known = sorted(set(came))
+    wanted = np.array(came)[:, None] == np.array(known)
+    x = np.concatenate(rows)
+    tensors = head_tensors(c=spec.hidden, vocab=spec.vocab, ids=known)
+    tensors["lm_head.weight"] = np.linalg.solve(x.T @ x + np.eye(x.shape[1]), x.T @ wanted).T.astype(np.float32) * 9
+    return write_head(folder, tensors, draft_vocab_size=len(known), **sizes)
