@@ -1,9 +1,10 @@
 """What guessing tokens gives: decode speed with drafts ÷ without, in one run, alternating, on fixed sets of prompts.
 
-    python bench/speculation.py MODEL edit|prose|complete|many [--draft auto|model=PATH] [--prompts 0:20] [--out FILE.json]
+    python bench/speculation.py MODEL edit|prose|complete|chat|many [--draft auto|model=PATH|eagle=PATH] [--prompts 0:20] [--out FILE.json]
 
     edit      code to be printed again with a name changed, a parameter added or types written: much is copied
     prose     stories and explanations: nothing is
+    chat      questions of many kinds, as people ask them: for a head
     complete  functions to be completed from their first lines: for a draft model
     many      16 answers of `prose` at once
 
@@ -116,6 +117,26 @@ EDITS = (
     " Print the whole new code and nothing else.",
     "Add type annotations to this code. Print the whole new code and nothing else.",
 )
+CHAT = """What is the capital of Australia, and why is it not Sydney?
+Explain to a child how a rainbow is made.
+Give me five tips for sleeping better.
+Write a short poem about an empty railway station.
+What is the difference between a virus and a bacterium?
+I have eggs, rice and spinach. What can I cook for dinner?
+Summarise the plot of Romeo and Juliet in a few sentences.
+How do I write a polite email to ask for a day off?
+Write a Python function that counts the words in a file.
+A train travels 180 kilometres in two hours and a half. What is its average speed?
+List three advantages and three disadvantages of working from home.
+Who was Marie Curie?
+Rewrite this sentence in a formal tone: gimme the report by friday, thanks.
+How does a refrigerator keep food cold?
+Suggest names for a small bakery by the sea.
+What should I see in Lisbon in two days?
+Why did the Roman Empire fall?
+Tell me a story about a fox who wanted to learn to swim.
+How can I save money on my electricity bill?
+Describe the water cycle step by step."""
 NAMES = ("total", "rows", "queue", "items", "counts", "result", "result")
 STARTS = '''def is_prime(n: int) -> bool:
     """Whether n is a prime number."""
@@ -206,6 +227,8 @@ def main() -> None:
 def prompts_of(task: str) -> list[str]:
     """The fixed set of 20."""
     rng = random.Random(SEED)
+    if task == "chat":
+        return CHAT.splitlines()
     if task == "complete":
         return STARTS.split("§")
     if task == "prose":
@@ -296,7 +319,7 @@ def _report(pairs: list[Pair], args: argparse.Namespace) -> dict[str, Any]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("task", choices=("edit", "prose", "complete", "many"))
+    parser.add_argument("task", choices=("edit", "prose", "complete", "chat", "many"))
     parser.add_argument("--draft", default="auto")
     parser.add_argument("--prompts", default="0:20", help="part of the set, as 0:5")
     parser.add_argument("--tokens", type=int, default=200, help="most of an answer")
