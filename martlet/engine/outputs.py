@@ -154,7 +154,9 @@ class OutputBuilder:
         self.request = request = _with_rivals(request)  # what the engine is to run
         self._tokenizer = tokenizer
         self._stop = stop
-        self._stopped: list[tuple[int, str]] = []  # answers that have reached a stop string, and still run in the engine
+        self._stopped: list[
+            tuple[int, str]
+        ] = []  # answers that have reached a stop string, and still run in the engine
         params = request.params
         stopper = StopChecker(params.stop, include=params.include_stop_str_in_output) if params.stop else None
         self._answers = [_Answer(request, tokenizer, stopper) for _ in range(params.n)]
