@@ -46,7 +46,7 @@ export class Metadata {
   private typed<T extends Scalar>(key: string, type: string, otherwise: T | undefined): T {
     const found = this.values.get(key) ?? otherwise;
     if (found === undefined) throw new FormatError(`The file does not say ${key}.`);
-    if (typeof found !== type) throw new FormatError(`${key} should be a ${type}.`);
+    if (typeof found !== type) throw new FormatError(`${key} should be a ${type}; it is ${String(found).slice(0, 40)}.`);
     return found as T;
   }
 }

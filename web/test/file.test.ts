@@ -8,6 +8,7 @@ import { Bump, bytesOf, floatsOf } from "../src/02-views.ts";
 import { BlobSource, copyInto, openUrl, PIECE_BYTES } from "../src/03-file.ts";
 import { Cursor, FormatError, NeedMore, readHeader } from "../src/04-header.ts";
 import { readMetadata } from "../src/05-metadata.ts";
+import { nextState, seedState } from "../src/17-sampler.ts";
 import { load, readStart } from "../src/18-loop.ts";
 import { DiskSource } from "./files.ts";
 import { BUILT, MemorySource, quiet, Writer } from "./make.ts";
@@ -190,7 +191,7 @@ test("step 5: every type of value is read", () => {
   const found = readMetadata(new Cursor(bytes, bytes.length), 13);
   const expected = { u8: 200, i8: -56, u16: 513, i16: -1, u32: 2 ** 32 - 1, i32: -2, f32: 1.5, bool: true, text: "é", list: ["a", "b"], u64: 2 ** 32, i64: -1, f64: 2.5 };
   for (const [key, value] of Object.entries(expected)) assert.deepEqual(found.get(key), value, key);
-  assert.throws(() => found.number("text"), /text should be a number/);
+  assert.throws(() => found.number("text"), /text should be a number; it is é/);
   assert.throws(() => found.number("nothing"), /does not say nothing/);
 });
 
@@ -229,6 +230,24 @@ test("step 6: no broken file is taken (picoLM's faults B)", async (t) => {
       } else {
         await work.catch((error: Error) => assert.ok(/or reject|else reject|: reject|mismatch/.test(should) && !(error instanceof TypeError), `${should}: ${error.message}`));
       }
+    });
+  }
+});
+
+test("step 6: 400 damaged files: each is read, or refused with a sentence of ours (picoLM's faults B)", async () => {
+  const whole = readFileSync(`${BUILT}/malformed/plain.gguf`);
+  const { directory } = await readStart(new MemorySource("plain", whole));
+  let state = seedState(5n);
+  const random = (n: number): number => Number((state = nextState(state)) % BigInt(n));
+  const numbers = [0n, 1n, 2n ** 31n, 2n ** 32n - 1n, 2n ** 62n, 2n ** 63n, 2n ** 64n - 1n];
+  for (let i = 0; i < 400; i++) {
+    const data = Buffer.from(whole);
+    if (i % 3 === 0) data.writeBigUInt64LE(numbers[random(numbers.length)] as bigint, random(directory.dataStart - 8));
+    else for (let n = random(4); n >= 0; n--) data[random(directory.dataStart)] = random(256);
+    const cut = i % 3 === 2 ? random(data.length) : data.length;
+    await load(new MemorySource("damaged", data.subarray(0, cut)), 32, 1, quiet).catch((error: Error) => {
+      assert.ok(error instanceof FormatError || error.constructor === Error || error instanceof RangeError, `${i}: ${error.stack}`);
+      assert.ok(error.message.length > 20, `${i}: ${error.message}`);
     });
   }
 });
