@@ -38,7 +38,8 @@ __all__ = ["Head", "HeadFile", "guess", "load_head", "open_head"]
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
-CODES = BlockType.Q8_0  # of the head's own matrices, where their rows are whole blocks
+CODES = BlockType.Q8_0  # of the head's matrices, where their rows are whole blocks
+OUTPUT_CODES = BlockType.Q4_1  # of the largest, which makes its logits: a guess waits for reading it
 N_FEATURES = 3
 LEAST_LAYERS = 4
 
@@ -216,7 +217,7 @@ def load_head(file: HeadFile, ops: Backend, output_rows: Callable[[I64], RawTens
         return found
 
     def matrix(*names: str) -> Weight:
-        return ops.pack([_coded(name, values(name)) for name in names])
+        return ops.pack([_coded(name, values(name), CODES) for name in names])
 
     def layer(*names: str) -> Weight:
         return matrix(*(f"midlayer.{name}.weight" for name in names))
@@ -232,22 +233,22 @@ def load_head(file: HeadFile, ops: Backend, output_rows: Callable[[I64], RawTens
         None,
         None,
     )
-    output = matrix("lm_head.weight") if "lm_head.weight" in file.tensors else ops.pack([output_rows(file.ids)])
+    rows = values("lm_head.weight") if "lm_head.weight" in file.tensors else decode(output_rows(file.ids))
     return Head(
         file.spec.layers[0],
         weights,
         matrix("fc.weight"),
         norm("midlayer.hidden_norm.weight"),
         norm("norm.weight"),
-        output,
+        ops.pack([_coded("lm_head.weight", rows, OUTPUT_CODES)]),
         file.ids,
         len(file.features),
     )
 
 
-def _coded(name: str, values: F32) -> RawTensor:
-    """A matrix in codes of 8 bits."""
-    kind = CODES if values.shape[1] % BLOCKS[CODES].size == 0 else BlockType.F32
+def _coded(name: str, values: F32, kind: BlockType) -> RawTensor:
+    """A matrix in codes, if its rows are whole blocks."""
+    kind = kind if values.shape[1] % BLOCKS[kind].size == 0 else BlockType.F32
     return RawTensor(name, values.shape, kind, encode(values, kind).reshape(-1))
 
 

@@ -169,21 +169,20 @@ class HeadDrafter:
 
     def _run(self, program: Program, parts: Sequence[_Rows], given: F32) -> tuple[F32, F32]:
         """The logits and x of the parts' last rows; they hold until the next run."""
-        counts = [len(part.ids) for part in parts]
-        stops = np.cumsum(counts, dtype=np.int32)
-        positions = np.concatenate([np.arange(part.start, part.start + len(part.ids)) for part in parts])
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        starts, size = [0], self._size
         table = np.zeros((len(parts), max(len(part.pages) for part in parts)), np.int32)
         for row, part in zip(table, parts, strict=True):
-            row[: len(part.pages)] = part.pages
-        pages = table[np.repeat(np.arange(len(parts)), counts), positions // self._size]
-        inputs = StepInputs(
-            np.concatenate([np.array(part.ids, np.int32) for part in parts]),
-            positions.astype(np.int32),
-            (pages * self._size + positions % self._size).astype(np.int32),
-            np.concatenate([[0], stops]).astype(np.int32),
-            table,
-            (stops - 1)[[part.wants_logits for part in parts]],
-            given=given,
-        )
+            pages, places = part.pages, range(part.start, part.start + len(part.ids))
+            row[: len(pages)] = pages
+            ids += part.ids
+            positions += places
+            slots += [pages[place // size] * size + place % size for place in places]
+            starts.append(len(ids))
+        logit_rows = [stop - 1 for stop, part in zip(starts[1:], parts, strict=True) if part.wants_logits]
+        arrays = (np.array(values, np.int32) for values in (ids, positions, slots, starts))
+        inputs = StepInputs(*arrays, table, np.array(logit_rows, np.int32), given=given)
         logits, x = program.run(inputs)
         return self._ops.view(logits), self._ops.view(x)
