@@ -9,7 +9,8 @@ i-th is worth p₁ p₂ … pᵢ. The most valuable guesses of all sequences are
 With many sequences one more row costs what it gives, and speculation ends by itself. How often guesses are right is
 counted for each kind of guess, in all requests and in this one. A free drafter (`Drafter.free`) always guesses, and each
 guess is compared with what came, whether it was verified or not: so a text in which guesses are wrong costs nothing, and
-one in which they become right is noticed at once.
+one in which they become right is noticed at once. Beside a drafter that is not free the text itself guesses too, and where
+it is right as often as that drafter, that one is not asked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from martlet.metrics import SpeculationTotals
-from martlet.sample.draft import Drafter, Proposal, Wish
+from martlet.sample.draft import Drafter, NgramDrafter, Proposal, Wish
 from martlet.sched.cost import TILE, CostModel, Work
 from martlet.sched.planner import Drafts
 from martlet.types import SeqId, Sequence, StepPlan, StepResult
@@ -41,6 +42,11 @@ GUESS_WEIGHT = 0.1  # of the newest measurement in the mean time of a guess
 FORGET = 0.99  # of that time, for each step in which it was too long
 NET_WEIGHT = 0.15  # of the newest step in the mean of what guesses of a drafter that is not free are worth
 RETRY = 64  # tokens after which it is asked again at the latest, if that was nothing
+FIRST_PRIOR, FIRST_WEIGHT = (
+    0.6,
+    0.1,
+)  # how often its first guess of several is right: before any, and the newest's weight
+TEXT_SHARE = 0.85  # of that, from which on the text's guess, which costs nothing, is taken
 
 
 class Trust:
@@ -76,7 +82,9 @@ class _Case:
 
     own: Trust
     guesses: Proposal | None = None
+    text: Proposal | None = None  # what the text itself guessed, beside a drafter that is not free
     n_ids: int = 0
+    first: float = FIRST_PRIOR
     worth: float = 0.3  # tokens that a step with guesses gave more than it cost, of late
     n_vain: int = 0  # how often in a row that was found too little
     retry_at: int = 0  # nothing is asked before it has so many ids
@@ -101,7 +109,9 @@ class Speculator:
         self._drafter = drafter
         self._cost = cost
         self._clock = clock
-        self._trust = Trust(drafter.priors)
+        self._text = None if drafter.free else NgramDrafter()
+        self._text_kinds = len(drafter.priors)  # the text's come after the drafter's
+        self._trust = Trust(drafter.priors if self._text is None else (*drafter.priors, *self._text.priors))
         self._cases: dict[SeqId, _Case] = {}
         self._step = _Step()
         self._asking_s = 0.0  # of the step that runs
@@ -112,13 +122,13 @@ class Speculator:
         self._asking_s = 0.0
         step = self._step = self._look(running, n_waiting)
         found = self._forced(step, forced) if forced else {}
-        judged = self._is_worth_asking(step)
+        judged = self._is_worth_asking(step, 0.0)
         asked = [
             seq
             for seq in step.decoding
             if (most := seq.request.params.draft_tokens) != 0 and (judged or most) and seq.seq_id not in found
         ]
-        if step.mixed and self._drafter.free:
+        if step.mixed:
             self._read_prompts(running)
         if not asked:
             return self._chosen(found)
@@ -132,6 +142,8 @@ class Speculator:
         """Count what came of the guesses; `seconds` is what the step took, with making them."""
         if plan.dropped:
             self._drafter.forget(plan.dropped)
+            if self._text is not None:
+                self._text.forget(plan.dropped)
             for seq in plan.dropped:
                 self._cases.pop(seq, None)
         if self._step.drafted:
@@ -147,6 +159,11 @@ class Speculator:
         }
 
     # -- parts ----------------------------------------------------------------------------------------------------
+    @property
+    def _free(self) -> Drafter:
+        """The one that always guesses."""
+        return self._text or self._drafter
+
     @staticmethod
     def _look(running: Iterable[Sequence], n_waiting: int) -> _Step:
         step, reads = _Step(mixed=n_waiting > 0), 0
@@ -160,14 +177,17 @@ class Speculator:
         step.work.decode_reads = reads + len(step.decoding)
         return step
 
-    def _is_worth_asking(self, step: _Step) -> bool:
-        """Whether guesses can pay in this step at all: those that are all right and fill a tile do."""
+    def _is_worth_asking(self, step: _Step, guess_s: float) -> bool:
+        """Whether guesses that take so long can pay in this step at all: those that are all right and fill a tile do."""
         n = step.work.n_decode
         if step.mixed or not 0 < n <= MOST_JUDGED:
             return False
         room = TILE - n % TILE if n % TILE else TILE
-        asking_s = (self._guess_s or 0.0) * room
-        pays = (n + room) / (self._cost.rows_s(n + room) + asking_s) > LEAST_GAIN * n / self._cost.rows_s(n)
+        return (n + room) / (self._cost.rows_s(n + room) + guess_s * room) > LEAST_GAIN * n / self._cost.rows_s(n)
+
+    def _is_worth_its_time(self, step: _Step) -> bool:
+        """The same of a drafter that is not free."""
+        pays = self._is_worth_asking(step, self._guess_s or 0.0)
         if not pays and self._guess_s is not None:
             self._guess_s *= FORGET  # what was measured once is not true for ever
         return pays
@@ -177,7 +197,7 @@ class Speculator:
         left = PROMPT_READ
         for seq in running[:MOST_JUDGED]:
             if left > 0 and len(seq.ids) - seq.n_cached > 1 and seq.request.params.draft_tokens != 0:
-                left -= self._drafter.read(seq.seq_id, seq.ids, left)
+                left -= self._free.read(seq.seq_id, seq.ids, left)
 
     def _chosen(self, found: dict[SeqId, tuple[int, ...]]) -> Drafts:
         found = {seq: ids for seq, ids in found.items() if ids}
@@ -185,19 +205,22 @@ class Speculator:
         return found
 
     def _from_free(self, asked: list[Sequence], step: _Step, judged: bool) -> Drafts:
-        """Let it read and guess, learn from its last guesses, and take of the new ones what pays."""
+        """Let it guess, and take what pays."""
+        proposals = self._free_guesses(asked, step)
+        for seq, proposal in zip(asked, proposals, strict=True):
+            self._cases[seq.seq_id].guesses = proposal
+        return self._paying(asked, proposals, step) if judged else self._exact(asked, proposals)
+
+    def _free_guesses(self, asked: list[Sequence], step: _Step) -> list[Proposal | None]:
+        """Let the free drafter read and guess, after learning from the last guesses."""
         left = max(16, int(READ_SHARE * self._cost.rows_s(step.work.n_decode) / READ_S))
         wishes = []
         for seq in asked:
             exact = seq.request.params.draft_tokens
-            left -= self._drafter.read(seq.seq_id, seq.ids, len(seq.ids) if exact else max(0, left))
-            self._learn(seq)
+            left -= self._free.read(seq.seq_id, seq.ids, len(seq.ids) if exact else max(0, left))
+            self._learn(seq).n_ids = len(seq.ids)
             wishes.append(Wish(seq.seq_id, seq.ids, exact or MOST_DRAFTED))
-        proposals = self._drafter.propose(wishes)
-        for seq, proposal in zip(asked, proposals, strict=True):
-            case = self._cases[seq.seq_id]
-            case.guesses, case.n_ids = proposal, len(seq.ids)
-        return self._paying(asked, proposals, step) if judged else self._exact(asked, proposals)
+        return self._free.propose(wishes)
 
     @staticmethod
     def _exact(asked: list[Sequence], proposals: list[Proposal | None]) -> dict[SeqId, tuple[int, ...]]:
@@ -212,15 +235,18 @@ class Speculator:
         case = self._cases.get(seq.seq_id)
         if case is None:
             case = self._cases[seq.seq_id] = _Case(self._trust.own())
-        if case.guesses is not None:
-            came = seq.ids[case.n_ids : case.n_ids + len(case.guesses.ids)]
-            for guess, kind, token in zip(case.guesses.ids, case.guesses.kinds, came, strict=False):
-                right = guess == token
-                self._trust.note(kind, right, MEMORY)
-                case.own.note(kind, right, OWN_MEMORY)
-                if not right:
-                    break
-            case.guesses = None
+        if case.guesses is not None and not self._drafter.free and len(seq.ids) > case.n_ids:
+            case.first += FIRST_WEIGHT * ((case.guesses.ids[0] == seq.ids[case.n_ids]) - case.first)
+        for made in (case.guesses, case.text):
+            if made is not None:
+                came = seq.ids[case.n_ids : case.n_ids + len(made.ids)]
+                for guess, kind, token in zip(made.ids, made.kinds, came, strict=False):
+                    right = guess == token
+                    self._trust.note(kind, right, MEMORY)
+                    case.own.note(kind, right, OWN_MEMORY)
+                    if not right:
+                        break
+        case.guesses = case.text = None
         return case
 
     def _paying(self, asked: list[Sequence], proposals: list[Proposal | None], step: _Step) -> Drafts:
@@ -261,32 +287,47 @@ class Speculator:
         return count
 
     def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> Drafts:
-        """Have guesses made as long as each is likely enough to be right to be worth its time."""
-        drafter, wishes, wanting = self._drafter, [], []
-        for seq in asked:
-            case, exact = self._learn(seq), seq.request.params.draft_tokens
+        """Have guesses made where the text has none as good, each as long as it is likely enough to be worth its time."""
+        proposals = self._texts_own(asked, step)
+        wishes, places, worth = [], [], judged and self._is_worth_its_time(step)
+        for place, seq in enumerate(asked):
+            case, exact, text = self._cases[seq.seq_id], seq.request.params.draft_tokens, proposals[place]
             most = min(exact or MOST_DRAFTED, seq.limit - len(seq.ids) - 1)
-            if most < 1 or (exact is None and len(seq.ids) < case.retry_at):
-                continue
-            drafter.read(seq.seq_id, seq.ids, len(seq.ids))
-            wants = _always if exact else self._wants(case, step.work.n_decode)
-            wishes.append(Wish(seq.seq_id, seq.ids, most, wants))
-            wanting.append(seq)
-        if not wishes:
-            return {}
-        start = self._clock()
-        proposals = drafter.propose(wishes)
-        self._asking_s = self._clock() - start
-        n_made = 0
-        for wish, proposal in zip(wishes, proposals, strict=True):
-            case = self._cases[wish.seq]
-            case.guesses, case.n_ids = proposal, len(wish.ids)
-            n_made = max(n_made, 1 if proposal is None else len(proposal.ids))
-        each, known = self._asking_s / n_made, self._guess_s
-        self._guess_s = each if known is None else known + GUESS_WEIGHT * (min(each, 2 * known) - known)
-        found = self._paying(wanting, proposals, step) if judged else self._exact(wanting, proposals)
+            if exact is None:
+                good = text is not None and self._trust.share(case.own, text.kinds[0]) >= TEXT_SHARE * case.first
+                if good or not worth or len(seq.ids) < case.retry_at:
+                    continue
+            proposals[place] = None
+            if most >= 1:
+                self._drafter.read(seq.seq_id, seq.ids, len(seq.ids))
+                wants = _always if exact else self._wants(case, step.work.n_decode)
+                wishes.append(Wish(seq.seq_id, seq.ids, most, wants))
+                places.append(place)
+        if wishes:
+            for place, proposal in zip(places, self._ask(wishes), strict=True):
+                proposals[place] = self._cases[asked[place].seq_id].guesses = proposal
+        found = self._paying(asked, proposals, step) if judged else self._exact(asked, proposals)
         self._consider(wishes, step.net)
         return found
+
+    def _texts_own(self, asked: list[Sequence], step: _Step) -> list[Proposal | None]:
+        """What the text itself guesses."""
+        found = self._free_guesses(asked, step)
+        for place, (seq, proposal) in enumerate(zip(asked, found, strict=True)):
+            if proposal is not None:
+                kinds = tuple(kind + self._text_kinds for kind in proposal.kinds)
+                found[place] = self._cases[seq.seq_id].text = Proposal(proposal.ids, kinds)
+        return found
+
+    def _ask(self, wishes: list[Wish]) -> list[Proposal | None]:
+        """Have the drafter guess, and learn how long a guess takes."""
+        start = self._clock()
+        proposals = self._drafter.propose(wishes)
+        self._asking_s = self._clock() - start
+        n_made = max(1 if proposal is None else len(proposal.ids) for proposal in proposals)
+        each, known = self._asking_s / n_made, self._guess_s
+        self._guess_s = each if known is None else known + GUESS_WEIGHT * (min(each, 2 * known) - known)
+        return proposals
 
     def _consider(self, wishes: list[Wish], net: float) -> None:
         """Ask no more for a while where the drafter's time was not worth it of late."""

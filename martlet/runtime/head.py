@@ -182,7 +182,14 @@ class HeadDrafter:
             slots += [pages[place // size] * size + place % size for place in places]
             starts.append(len(ids))
         logit_rows = [stop - 1 for stop, part in zip(starts[1:], parts, strict=True) if part.wants_logits]
-        arrays = (np.array(values, np.int32) for values in (ids, positions, slots, starts))
-        inputs = StepInputs(*arrays, table, np.array(logit_rows, np.int32), given=given)
+        inputs = StepInputs(
+            np.array(ids, np.int32),
+            np.array(positions, np.int32),
+            np.array(slots, np.int32),
+            np.array(starts, np.int32),
+            table,
+            np.array(logit_rows, np.int32),
+            given=given,
+        )
         logits, x = program.run(inputs)
         return self._ops.view(logits), self._ops.view(x)

@@ -20,7 +20,7 @@ from martlet.errors import FormatError, MartletError, RequestError, UnsupportedE
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.adapters import Adapter
 from martlet.models.decoder import Features, forward, hidden_states
-from martlet.models.heads import CODES, open_head
+from martlet.models.heads import CODES, OUTPUT_CODES, open_head
 from martlet.models.load import load_model
 from martlet.ops.interface import StepInputs, StepLimits
 from martlet.ops.reference import ReferenceBackend
@@ -53,15 +53,20 @@ def llm(tiny: Path, head: Path) -> Iterator[LLM]:
         yield llm
 
 
-def as_packed(values: Any) -> Any:
-    """A matrix as the head's codes hold it."""
-    return decode(RawTensor("", values.shape, CODES, encode(values, CODES).reshape(-1))) if values.ndim == 2 else values
+def as_packed(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The matrices as the head's codes hold them."""
+
+    def held(name: str, values: Any) -> Any:
+        kind = OUTPUT_CODES if name == "lm_head.weight" else CODES
+        return decode(RawTensor("", values.shape, kind, encode(values, kind).reshape(-1)))
+
+    return {name: held(name, values) if values.ndim == 2 else values for name, values in tensors.items()}
 
 
 def reference(tiny: Path) -> HeadReference:
     with open_checkpoint(tiny) as checkpoint:
         embedding = decode(checkpoint.tensors["token_embd.weight"])
-    return HeadReference({name: as_packed(values) for name, values in head_tensors().items()}, embedding)
+    return HeadReference(as_packed(head_tensors()), embedding)
 
 
 def watched(llm: LLM) -> list[tuple[int, list[int], tuple[int, ...]]]:
@@ -151,8 +156,7 @@ def test_without_output_rows_it_takes_the_models(tiny: Path, tmp_path: Path) -> 
         llm.generate("some text", params)
     with open_checkpoint(tiny) as checkpoint:
         embedding = decode(checkpoint.tensors["token_embd.weight"])
-    packed = {name: as_packed(values) for name, values in tensors.items()}
-    by_hand = HeadReference({**packed, "lm_head.weight": embedding[32:128]}, embedding)
+    by_hand = HeadReference(as_packed({**tensors, "lm_head.weight": embedding[32:128]}), embedding)
     for seq, ids, guesses in made:
         rows = np.array([features[seq][place][0] for place in range(len(ids) - 1)])
         assert list(guesses) == by_hand.guesses(rows, ids, 1)[0]
