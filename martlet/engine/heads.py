@@ -63,7 +63,7 @@ def load_drafter(
     """Pack the head, if there is one, whose spare pages come after the model's `n_pages`, and compute a row with it."""
     if head is None:
         return None
-    loaded = load_head(head, ops, partial(output_rows, checkpoint, model.spec))
+    loaded = load_head(head, ops, model, partial(output_rows, checkpoint, model.spec))
     drafter = HeadDrafter(ops, model, loaded, kv.head, limits, page_size, n_pages)
     drafter.warm()
     return drafter

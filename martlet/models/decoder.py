@@ -19,11 +19,18 @@ __all__ = ["Features", "forward", "hidden_states"]
 
 
 class Features:
-    """The residual stream as it enters some layers, side by side, [T, n * C]: what a draft head reads (`heads.py`)."""
+    """The residual stream as it enters some layers, side by side, [T, n * C]: what a draft head reads (`heads.py`).
+
+    The layer after the last stands for what the final norm gives.
+    """
 
     def __init__(self, ops: Backend, layers: Sequence[int], width: int) -> None:
         self.out = ops.empty(Rows.TOKENS, len(layers) * width)
         self._ops, self._layers, self._width = ops, layers, width
+
+    def has(self, layer: int) -> bool:
+        """Whether a layer is one of them."""
+        return layer in self._layers
 
     def take(self, layer: int, x: Array) -> None:
         """Copy x [T, C], which enters `layer`, if that is one of them."""
@@ -36,7 +43,13 @@ class Features:
 def forward(ops: Backend, model: Model, caches: Sequence[Array], features: Features | None = None) -> Array:
     """Return the logits [L, V] of the step's logit rows; `caches` has one KV cache a layer. Call inside a capture."""
     spec = model.spec
-    x = _final(ops, model, caches, Rows.LOGITS, features)  # [L, C]
+    if features is not None and features.has(len(spec.layers)):
+        whole = _final(ops, model, caches, Rows.TOKENS, features)  # [T, C]
+        features.take(len(spec.layers), whole)
+        x = ops.empty(Rows.LOGITS, spec.hidden)
+        ops.take_logit_rows(whole, x)
+    else:
+        x = _final(ops, model, caches, Rows.LOGITS, features)  # [L, C]
     logits = ops.empty(Rows.LOGITS, spec.vocab)
     ops.linear(x, model.head, logits)
     if spec.logit_scale != 1.0 or spec.logit_softcap is not None:

@@ -1,4 +1,6 @@
-"""Heads that guess the next tokens from what a model has computed anyway: EAGLE-3 (arXiv:2503.01840; read `runtime/head.py` next).
+"""Heads that guess the next tokens from what a model has computed anyway: EAGLE (read `runtime/head.py` next).
+
+EAGLE-3 (arXiv:2503.01840):
 
     features   the residual stream of position p as it enters three of the model's layers    [3C]
     x        = fuse(features)                                                                [C]
@@ -9,6 +11,12 @@
 x then stands for the features that p + 1 will have, without fusing, and so on. Files are laid out as published: config.json
 and model.safetensors with fc, midlayer.*, norm, lm_head, d2t (the model's id less the head's, for each of the head's) and
 t2d (whether the head knows an id of the model's). Without lm_head the head shares the model's own output rows. Untrusted.
+
+EAGLE-1 and -2 (arXiv:2401.15077, arXiv:2406.16858): the feature is what the model's final norm gives, [C], and so is x:
+
+    x        = fuse([embedding of token p + 1, feature]) (+ bias);   x += attention(x);   x += ffn(norm(x));   logits = output(x)
+
+Their tensors are fc, layers.0.* without input_layernorm, and embed_tokens, a copy; the output rows are the model's.
 """
 
 from __future__ import annotations
@@ -32,7 +40,7 @@ from martlet.ops.interface import Array, Backend, Rows, Weight
 from martlet.quant.encode import encode
 from martlet.quant.ggml import decode
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
-from martlet.spec import Layer, ModelSpec, Norm
+from martlet.spec import Layer, ModelSpec
 
 __all__ = ["Head", "HeadFile", "guess", "load_head", "open_head"]
 
@@ -40,7 +48,6 @@ F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 CODES = BlockType.Q8_0  # of the head's matrices, where their rows are whole blocks
 OUTPUT_CODES = BlockType.Q4_1  # of the largest, which makes its logits: a guess waits for reading it
-N_FEATURES = 3
 LEAST_LAYERS = 4
 
 
@@ -50,15 +57,22 @@ class HeadFile:
 
     checkpoint: Checkpoint
     spec: ModelSpec  # of the head: one layer, and the head's own vocabulary
-    features: tuple[int, ...]  # layers of the model whose inputs the head reads
+    features: tuple[
+        int, ...
+    ]  # layers of the model whose inputs the head reads; the one after the last: the final norm's
     ids: I64
     tensors: Mapping[str, RawTensor]
+
+    @property
+    def is_third(self) -> bool:
+        """Whether it is EAGLE-3."""
+        return len(self.features) > 1
 
     @property
     def weight_bytes(self) -> int:
         """About what its matrices occupy as packed, the model's output rows included."""
         n_values = sum(tensor.shape[0] * tensor.shape[-1] for tensor in self.tensors.values() if len(tensor.shape) == 2)
-        if "lm_head.weight" not in self.tensors:
+        if "lm_head.weight" not in self.tensors and "d2t" in self.tensors:
             n_values += self.spec.vocab * self.spec.hidden
         return n_values * BLOCKS[CODES].nbytes // BLOCKS[CODES].size
 
@@ -68,18 +82,19 @@ class HeadFile:
         layer = self.spec.layers[0]
         mixer = layer.mixer
         heads = 2 * mixer.n_heads + 2 * mixer.n_kv_heads
-        return (2 * N_FEATURES + 6) * self.spec.hidden + heads * mixer.head_dim + 3 * layer.ffn.ffn_hidden
+        return (2 * len(self.features) + 6) * self.spec.hidden + heads * mixer.head_dim + 3 * layer.ffn.ffn_hidden
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head with its packed weights. The layer's mixer_norm is that of the embedding."""
+    """A head with its packed weights. EAGLE-3's mixer_norm is that of the embedding, and EAGLE-1 has no norms but the ffn's."""
 
     layer: Layer
     weights: LayerWeights
-    fuse: Weight  # [C, 3C]
-    hidden_norm: Array
-    final_norm: Array
+    fuse: Weight  # [C, 3C], of EAGLE-1 [C, 2C]
+    fuse_bias: Array | None
+    hidden_norm: Array | None
+    final_norm: Array | None
     output: Weight  # [D, C]
     ids: I64  # [D], the model's
     n_features: int
@@ -107,8 +122,19 @@ def open_head(path: str | Path, spec: ModelSpec) -> HeadFile:
         raise FormatError(path, f"draft_vocab_size is {n_ids!r:.40}, expected 1 to {spec.vocab:,}")
     plain = {**config, "model_type": "llama", "num_hidden_layers": 1, "vocab_size": n_ids, "tie_word_embeddings": False}
     own = spec_of(replace(checkpoint, metadata=plain))
-    tensors = _checked(checkpoint, own, spec.vocab)
-    return HeadFile(checkpoint, own, _features(path, config, spec), _ids(path, tensors, n_ids, spec.vocab), tensors)
+    tensors = {
+        name.removeprefix("model.").replace("layers.0.", "midlayer."): raw for name, raw in checkpoint.tensors.items()
+    }
+    if len(tensors) != len(checkpoint.tensors):
+        raise FormatError(path, "holds a tensor under two names")
+    fc = tensors.get("fc.weight")
+    if fc is not None and fc.shape == (spec.hidden, 2 * spec.hidden):
+        features: tuple[int, ...] = (len(spec.layers),)
+        own = replace(own, layers=(replace(own.layers[0], mixer_norm=None),))
+    else:
+        features = _features(path, config, spec)
+    tensors = _checked(path, tensors, own, spec.vocab)
+    return HeadFile(checkpoint, own, features, _ids(path, tensors, n_ids, spec.vocab), tensors)
 
 
 def _features(path: Path, config: Mapping[str, Any], spec: ModelSpec) -> tuple[int, ...]:
@@ -127,59 +153,54 @@ def _features(path: Path, config: Mapping[str, Any], spec: ModelSpec) -> tuple[i
         found = [min(1, n - 1), n // 2, n - 1]
     if found is None:
         found = [2, n // 2, n - 3]
-    fits = isinstance(found, list) and len(found) == N_FEATURES
+    fits = isinstance(found, list) and len(found) == 3
     if not fits or not all(type(layer) is int and 0 <= layer < n for layer in found):
-        raise UnsupportedError(
-            f"{path} reads the layers {str(found)[:60]}; {N_FEATURES} numbers from 0 to {n - 1} are supported"
-        )
+        raise UnsupportedError(f"{path} reads the layers {str(found)[:60]}; 3 numbers from 0 to {n - 1} are supported")
     return tuple(found)
 
 
 def _expected(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The tensors that every head has, with their shapes."""
+    """The tensors that every head has, with their shapes; without a norm before its attention it is EAGLE-1."""
     c, mixer, f = spec.hidden, spec.layers[0].mixer, spec.layers[0].ffn.ffn_hidden
     q, kv = mixer.n_heads * mixer.head_dim, mixer.n_kv_heads * mixer.head_dim
+    third = spec.layers[0].mixer_norm is not None
+    k = 2 * c if third else c
     layer = {
-        "hidden_norm": (c,),
-        "input_layernorm": (c,),
+        **({"hidden_norm": (c,), "input_layernorm": (c,)} if third else {}),
         "post_attention_layernorm": (c,),
-        "self_attn.q_proj": (q, 2 * c),
-        "self_attn.k_proj": (kv, 2 * c),
-        "self_attn.v_proj": (kv, 2 * c),
+        "self_attn.q_proj": (q, k),
+        "self_attn.k_proj": (kv, k),
+        "self_attn.v_proj": (kv, k),
         "self_attn.o_proj": (c, q),
         "mlp.gate_proj": (f, c),
         "mlp.up_proj": (f, c),
         "mlp.down_proj": (c, f),
     }
     return {
-        "fc.weight": (c, N_FEATURES * c),
-        "norm.weight": (c,),
+        "fc.weight": (c, 3 * c if third else 2 * c),
+        **({"norm.weight": (c,)} if third else {}),
         **{f"midlayer.{name}.weight": shape for name, shape in layer.items()},
     }
 
 
-def _checked(checkpoint: Checkpoint, spec: ModelSpec, vocab: int) -> dict[str, RawTensor]:
-    """The tensors under one set of names: all that a head needs, of the right shapes, and no others."""
-    path, c = checkpoint.path, spec.hidden
-    tensors = {
-        name.removeprefix("model.").replace("layers.0.", "midlayer."): raw for name, raw in checkpoint.tensors.items()
-    }
-    if len(tensors) != len(checkpoint.tensors):
-        raise FormatError(path, "holds a tensor under two names")
-    expected = _expected(spec)
+def _checked(path: Path, tensors: dict[str, RawTensor], spec: ModelSpec, vocab: int) -> dict[str, RawTensor]:
+    """The tensors, if they are all that a head needs, of the right shapes, and no others."""
+    c, expected = spec.hidden, _expected(spec)
+    version = "EAGLE-1" if spec.layers[0].mixer_norm is None else "EAGLE-3"
     optional = {
         "lm_head.weight": (spec.vocab, c),
         "d2t": (spec.vocab,),
         "t2d": (vocab,),
         "embed_tokens.weight": (vocab, c),  # a copy of the model's, which is used
+        **({"fc.bias": (c,)} if version == "EAGLE-1" else {}),
     }
     for name in expected:
         if name not in tensors:
-            raise FormatError(path, f"the tensor {name} is missing; an EAGLE-3 head needs it")
+            raise FormatError(path, f"the tensor {name} is missing; an {version} head needs it")
     for name, raw in tensors.items():
         shape = expected.get(name) or optional.get(name)
         if shape is None:
-            raise UnsupportedError(f"{path} holds {name!r:.120}, which an EAGLE-3 head here has no use for")
+            raise UnsupportedError(f"{path} holds {name!r:.120}, which an {version} head here has no use for")
         if raw.shape != shape:
             found = "x".join(map(str, raw.shape))
             raise FormatError(path, f"{name} has the shape {found}, expected {'x'.join(map(str, shape))}")
@@ -207,8 +228,15 @@ def _ids(path: Path, tensors: Mapping[str, RawTensor], n_ids: int, vocab: int) -
     return ids
 
 
-def load_head(file: HeadFile, ops: Backend, output_rows: Callable[[I64], RawTensor]) -> Head:
+def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[[I64], RawTensor]) -> Head:
     """Pack a head's weights; `output_rows` gives rows of the model's own output matrix. FormatError for NaN."""
+
+    def output() -> Weight:
+        if "lm_head.weight" in file.tensors:
+            return ops.pack([_coded("lm_head.weight", values("lm_head.weight"), OUTPUT_CODES)])
+        if "d2t" not in file.tensors:
+            return model.head
+        return ops.pack([_coded("lm_head.weight", decode(output_rows(file.ids)), OUTPUT_CODES)])
 
     def values(name: str) -> F32:
         found = decode(file.tensors[name])
@@ -222,25 +250,25 @@ def load_head(file: HeadFile, ops: Backend, output_rows: Callable[[I64], RawTens
     def layer(*names: str) -> Weight:
         return matrix(*(f"midlayer.{name}.weight" for name in names))
 
-    def norm(name: str) -> Array:
-        return ops.upload(values(name))
+    def vector(name: str) -> Array | None:
+        return ops.upload(values(name)) if name in file.tensors else None
 
     weights = LayerWeights(
         AttentionWeights(layer("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer("self_attn.o_proj")),
         FfnWeights(layer("mlp.gate_proj", "mlp.up_proj"), layer("mlp.down_proj")),
-        norm("midlayer.input_layernorm.weight"),
-        norm("midlayer.post_attention_layernorm.weight"),
+        vector("midlayer.input_layernorm.weight"),
+        vector("midlayer.post_attention_layernorm.weight"),
         None,
         None,
     )
-    rows = values("lm_head.weight") if "lm_head.weight" in file.tensors else decode(output_rows(file.ids))
     return Head(
         file.spec.layers[0],
         weights,
         matrix("fc.weight"),
-        norm("midlayer.hidden_norm.weight"),
-        norm("norm.weight"),
-        ops.pack([_coded("lm_head.weight", rows, OUTPUT_CODES)]),
+        vector("fc.bias"),
+        vector("midlayer.hidden_norm.weight"),
+        vector("norm.weight"),
+        output(),
         file.ids,
         len(file.features),
     )
@@ -258,22 +286,34 @@ def guess(ops: Backend, model: Model, head: Head, cache: Array, *, fuses: bool) 
     Call inside a capture. Row t's id is the one after the position whose features it is given, and whose place it takes.
     """
     layer, weights, c = head.layer, head.weights, model.spec.hidden
-    assert layer.mixer_norm is not None
     stream = Stream(ops, c, 1.0)
+    both = ops.empty(Rows.TOKENS, 2 * c)
+    norm = layer.mixer_norm
+    if norm is None:
+        ops.embed(model.embedding, 1.0, ops.columns(both, 0, c))
+        ops.given(ops.columns(both, c, 2 * c))
+        ops.linear(both, head.fuse, stream.x, head.fuse_bias)
+        y = attend(stream, layer, weights, cache)
+        return _finish(stream, head, y)
     if fuses:
         features = ops.empty(Rows.TOKENS, head.n_features * c)
         ops.given(features)
         ops.linear(features, head.fuse, stream.x)
     else:
         ops.given(stream.x)
-    both, embedded = ops.empty(Rows.TOKENS, 2 * c), ops.empty(Rows.TOKENS, c)
+    embedded = ops.empty(Rows.TOKENS, c)
     ops.embed(model.embedding, 1.0, embedded)
-    ops.rms_norm(embedded, weights.mixer_norm, layer.mixer_norm.eps, ops.columns(both, 0, c))
-    ops.rms_norm(stream.x, head.hidden_norm, layer.mixer_norm.eps, ops.columns(both, c, 2 * c))
-    y = attend(stream, layer, weights, cache, both)
+    ops.rms_norm(embedded, weights.mixer_norm, norm.eps, ops.columns(both, 0, c))
+    ops.rms_norm(stream.x, head.hidden_norm, norm.eps, ops.columns(both, c, 2 * c))
+    return _finish(stream, head, attend(stream, layer, weights, cache, both))
+
+
+def _finish(stream: Stream, head: Head, y: Array) -> tuple[Array, Array]:
+    """The rest of the layer, and the logits, of the logit rows; y [T, H * D] is what attention gave."""
+    ops, layer, weights = stream.ops, head.layer, head.weights
     y = stream.narrow(y, layer.mixer.n_heads * layer.mixer.head_dim)
     stream.add(y, weights.mixer.out, None)
     stream.add(feed_forward(stream, layer, weights), weights.ffn.down, None)
     logits = ops.empty(Rows.LOGITS, len(head.ids))
-    ops.linear(stream.normed(Norm(layer.mixer_norm.eps), head.final_norm), head.output, logits)
+    ops.linear(stream.normed(layer.mixer_norm, head.final_norm), head.output, logits)
     return logits, stream.x

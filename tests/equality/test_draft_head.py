@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_head import HeadReference, followed, head_tensors, write_head
+from tiny_head import HeadReference, first_head_tensors, followed, head_tensors, write_head
 from tiny_model import C, V, write_tiny_model
 
 from martlet import LLM, SamplingParams
@@ -115,8 +115,9 @@ def test_the_processors_kernels_guess_the_same(tiny: Path, head: Path) -> None:
     assert n_right >= 0.8 * n_all > 10, "bytes of activations turn over a few that are close"
 
 
-def test_features_are_what_enters_the_layers(tiny: Path) -> None:
-    """Their norm is what a model of only the layers before gives."""
+@pytest.mark.parametrize("ends", [(), (3,)], ids=["three", "and the last norm's"])
+def test_features_are_what_enters_the_layers(tiny: Path, ends: tuple[int, ...]) -> None:
+    """Their norm is what a model of only the layers before gives; what the final norm gives is as it is."""
     ops, ids = ReferenceBackend(), np.arange(20, 29, dtype=np.int32)
     with open_checkpoint(tiny) as checkpoint:
         model = load_model(checkpoint, ops)
@@ -128,13 +129,13 @@ def test_features_are_what_enters_the_layers(tiny: Path) -> None:
         return [ops.kv_cache(1, 32, x.mixer.n_kv_heads, x.mixer.head_dim, "f32") for x in model.spec.layers[:count]]
 
     def both() -> Any:
-        features = Features(ops, (0, 1, 2), C)
+        features = Features(ops, (0, 1, 2, *ends), C)
         return forward(ops, model, all_caches, features), features.out
 
     all_caches = caches(3)
     logits, features = ops.capture(both, limits).run(inputs)
     [plain] = [ops.capture(lambda: forward(ops, model, caches(3)), limits).run(inputs)]
-    assert np.array_equal(logits, plain)
+    assert np.allclose(logits, plain, atol=1e-5)  # BLAS adds in another order where there are more rows
     norm = np.asarray(model.final_norm)
     for layer in (0, 1, 2):
         shorter = replace(
@@ -145,6 +146,9 @@ def test_features_are_what_enters_the_layers(tiny: Path) -> None:
         assert x.shape == (n, C)
         normed = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(model.spec.final_norm.eps)) * norm
         assert np.allclose(normed, expected, atol=1e-6)
+    if ends:
+        whole = ops.capture(lambda: hidden_states(ops, model, caches(3)), limits).run(inputs)
+        assert np.array_equal(features[:, 3 * C :], whole)
 
 
 def test_without_output_rows_it_takes_the_models(tiny: Path, tmp_path: Path) -> None:
@@ -160,6 +164,53 @@ def test_without_output_rows_it_takes_the_models(tiny: Path, tmp_path: Path) -> 
     for seq, ids, guesses in made:
         rows = np.array([features[seq][place][0] for place in range(len(ids) - 1)])
         assert list(guesses) == by_hand.guesses(rows, ids, 1)[0]
+
+
+def test_an_eagle_1_head_guesses_by_its_arithmetic(tiny: Path, tmp_path: Path) -> None:
+    """From what the final norm gives; its output rows are the model's own, unpacked."""
+    tensors = first_head_tensors()
+    config = {"draft_vocab_size": None, "architectures": ["LlamaForCausalLM"]}
+    folder = write_head(tmp_path, tensors, **config)
+    options: dict[str, Any] = {"threads": 1, "max_context": 200, "max_step_tokens": 48, "prefix_cache": False}
+    with LLM(str(tiny), draft=f"eagle={folder}", backend="reference", **options) as llm:
+        made, features = watched(llm), followed(llm)
+        params = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
+        prompts = ["The harbour was quiet. " * 4, "ab"]
+        outputs = [llm.generate(prompts, with_guesses(params, n)) for n in (0, 3)]
+    assert [o.outputs[0].token_ids for o in outputs[0]] == [o.outputs[0].token_ids for o in outputs[1]]
+    with open_checkpoint(tiny) as checkpoint:
+        embedding = decode(checkpoint.tensors["token_embd.weight"])
+    packed = {**as_packed(tensors), "lm_head.weight": embedding}
+    by_hand = HeadReference(packed, embedding)
+    assert len(made) > 40
+    for seq, ids, guesses in made[::3]:
+        rows = np.array([features[seq][place][0] for place in range(len(ids) - 1)])
+        expected, logits = by_hand.guesses(rows, ids, len(guesses))
+        for guess, right, row in zip(guesses, expected, logits, strict=True):
+            best = np.sort(row)[-2:]
+            if best[1] - best[0] < 1e-2:
+                break
+            assert guess == right, f"after {len(ids)} ids"
+
+
+def test_an_eagle_1_head_changes_no_answer(tiny: Path, tmp_path: Path) -> None:
+    """The last layer computes more rows for it, and no bit of a row differs for that."""
+    write_head(tmp_path, first_head_tensors(), draft_vocab_size=None)
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=20, ignore_eos=True, logprobs=2, prompt_logprobs=1, n=2)
+    found = []
+    for draft in ("off", f"eagle={tmp_path}"):
+        with LLM(str(tiny), draft=draft, threads=1, max_context=200, max_seqs=4) as llm:
+            asked = params if draft == "off" else with_guesses(params, 3)
+            outputs = llm.generate(["The harbour was quiet. " * 4, "ab"], asked)
+            found.append(
+                [(repr(o.prompt_logprobs), [(c.token_ids, repr(c.logprobs)) for c in o.outputs]) for o in outputs]
+            )
+            assert (llm.engine.totals.speculation.n_drafted > 100) == (draft != "off")
+    assert found[0] == found[1]
+
+
+def with_guesses(params: SamplingParams, n: int) -> SamplingParams:
+    return SamplingParams(**{**{f: getattr(params, f) for f in params.__dataclass_fields__}, "draft_tokens": n})
 
 
 def test_memory_is_planned_with_the_head(tiny: Path, head: Path) -> None:
@@ -217,7 +268,7 @@ FILES: list[tuple[dict[str, Any] | None, dict[str, Any], type[MartletError], str
     (None, {"eagle_aux_hidden_state_layer_ids": [0, 1]}, UnsupportedError, "3 numbers"),
     (None, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}, UnsupportedError, "3 numbers"),
     (changed("midlayer.hidden_norm.weight", None), {}, FormatError, "midlayer.hidden_norm.weight is missing"),
-    (changed("fc.weight", np.zeros((C, 2 * C), np.float32)), {}, FormatError, "fc.weight has the shape 64x128"),
+    (changed("fc.weight", np.zeros((C, C), np.float32)), {}, FormatError, "fc.weight has the shape 64x64"),
     (changed("midlayer.self_attn.q_proj.bias", np.zeros(64, np.float32)), {}, UnsupportedError, "q_proj.bias"),
     (changed("d2t", None), {}, FormatError, "d2t is missing"),
     (changed("d2t", np.full(96, 200)), {}, FormatError, "d2t names ids outside 0 to 257"),
