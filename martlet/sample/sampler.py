@@ -136,7 +136,7 @@ class SequenceSampler:
             if params.ignore_eos:
                 self._banned[shared.eog_ids] = True
             self._allowed_ids = np.flatnonzero(~self._banned)
-        self._end_ids = np.union1d(shared.eog_ids, np.array(params.stop_token_ids, np.int64))
+        self._end_ids = np.array(sorted({*shared.eog_ids.tolist(), *params.stop_token_ids}), np.int64)
         changed = {"penalties", "dry"} & set(params.active_steps)
         self._takes_best = params.greedy and not (
             changed or self._bias or self._bad_words or params.no_repeat_ngram_size
