@@ -83,7 +83,7 @@ class EngineConfig:
     page_size: int = PAGE_SIZE
     max_step_tokens: int = 512
     max_seqs: int = 16
-    draft: str = "auto"  # who guesses tokens: auto or ngram (the text itself), model=PATH, eagle=PATH, off
+    draft: str = "auto"  # who guesses tokens: auto or ngram (the text itself), model=, eagle= or medusa=PATH, off
     policy: str = "fcfs"  # who runs first, and who gives its pages back
     stall_ms: float | None = None  # longest step while anybody decodes; None: a few times one that only decodes
     max_waiting: int | None = None  # sequences in the queue; None: any number
@@ -226,7 +226,7 @@ def _validate(config: EngineConfig) -> None:
     if not isinstance(config.draft, str) or not (config.draft in DRAFTERS or _names_model(config.draft)):
         hint = nearest(str(config.draft), DRAFTERS)
         raise RequestError(
-            f"draft is {config.draft!r}; expected {', '.join(DRAFTERS)}, model=PATH or eagle=PATH.{hint}",
+            f"draft is {config.draft!r}; expected {', '.join(DRAFTERS)}, model=PATH, eagle=PATH or medusa=PATH.{hint}",
             param="draft",
         )
     for name in ("chat_template", "tokenizer_pre"):
@@ -248,9 +248,9 @@ def _validate(config: EngineConfig) -> None:
 
 
 def _names_model(draft: str) -> bool:
-    """Whether it is model=PATH or eagle=PATH."""
+    """Whether it is a drafter with a path."""
     kind, _, path = draft.partition("=")
-    return kind in ("model", "eagle") and _is_path(path)
+    return kind in ("model", "eagle", "medusa") and _is_path(path)
 
 
 def _is_path(value: object) -> bool:

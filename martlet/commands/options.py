@@ -182,7 +182,7 @@ def add_scheduling_options(group: _ArgumentGroup) -> None:
         "--draft",
         metavar="HOW",
         help="guess tokens and verify several in a step: auto (the default: where it pays), ngram (the same), off,"
-        " model=NAME for a smaller model of the same vocabulary, or eagle=PATH for a head that was trained for the model",
+        " model=NAME for a smaller model of the same vocabulary, or eagle=PATH or medusa=PATH for a head that was trained for the model",
     )
     group.add_argument("--max-waiting", type=int, metavar="N", help="refuse requests when N sequences wait")
     group.add_argument(

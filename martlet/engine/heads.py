@@ -12,46 +12,49 @@ from martlet.errors import RequestError, UnsupportedError
 from martlet.formats.checkpoint import Checkpoint
 from martlet.models.heads import HeadFile, load_head, open_head
 from martlet.models.load import Model, output_rows
+from martlet.models.medusa import MedusaFile, load_medusa, open_medusa
 from martlet.ops.interface import Backend, StepLimits
 from martlet.runtime.head import HeadDrafter
 from martlet.runtime.kv import KvMemory
+from martlet.runtime.medusa import MedusaDrafter
 from martlet.spec import ModelSpec
 
 __all__ = ["load_drafter", "open_draft_head", "with_head_pages"]
 
 
-def open_draft_head(config: EngineConfig, spec: ModelSpec, resources: ExitStack) -> HeadFile | None:
+def open_draft_head(config: EngineConfig, spec: ModelSpec, resources: ExitStack) -> HeadFile | MedusaFile | None:
     """The head that the settings name, None if they name none; `resources` closes its file.
 
     Raises RequestError where there is nothing, FormatError and UnsupportedError for a head that does not fit the model.
     """
     kind, _, path = config.draft.partition("=")
-    if kind != "eagle":
+    if kind not in ("eagle", "medusa"):
         return None
     if not Path(path).exists():
         raise RequestError(f"There is no file or folder {path!r}: give the path of a draft head.", param="draft")
     if config.oracle:
         raise UnsupportedError("draft heads while the oracle checks every operation")
-    head = open_head(path, spec)
+    head = open_head(path, spec) if kind == "eagle" else open_medusa(path, spec)
     resources.callback(head.checkpoint.close)
     return head
 
 
 def with_head_pages(
-    head: HeadFile | None, model: Model, kv: KvMemory, ops: Backend, config: EngineConfig, n_pages: int
+    head: HeadFile | MedusaFile | None, model: Model, kv: KvMemory, ops: Backend, config: EngineConfig, n_pages: int
 ) -> tuple[Model, KvMemory]:
     """The model with the features that the head reads, if there is one, and the memory with its pages."""
     if head is None:
         return model, kv
+    model = replace(model, features=head.features)
+    if isinstance(head, MedusaFile):  # it has no keys
+        return model, kv
     mixer = head.spec.layers[0].mixer
     cache = ops.kv_cache(n_pages + config.max_seqs, config.page_size, mixer.n_kv_heads, mixer.head_dim, "f16")
-    return replace(model, features=head.features), replace(
-        kv, head=cache, head_fingerprint=head.checkpoint.fingerprint()
-    )
+    return model, replace(kv, head=cache, head_fingerprint=head.checkpoint.fingerprint())
 
 
 def load_drafter(
-    head: HeadFile | None,
+    head: HeadFile | MedusaFile | None,
     checkpoint: Checkpoint,
     model: Model,
     kv: KvMemory,
@@ -59,10 +62,15 @@ def load_drafter(
     limits: StepLimits,
     page_size: int,
     n_pages: int,
-) -> HeadDrafter | None:
+) -> HeadDrafter | MedusaDrafter | None:
     """Pack the head, if there is one, whose spare pages come after the model's `n_pages`, and compute a row with it."""
     if head is None:
         return None
+    drafter: HeadDrafter | MedusaDrafter
+    if isinstance(head, MedusaFile):
+        drafter = MedusaDrafter(ops, load_medusa(head, ops, model), model.spec.hidden, limits)
+        drafter.warm()
+        return drafter
     loaded = load_head(head, ops, model, partial(output_rows, checkpoint, model.spec))
     drafter = HeadDrafter(ops, model, loaded, kv.head, limits, page_size, n_pages)
     drafter.warm()

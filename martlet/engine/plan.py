@@ -18,6 +18,7 @@ from martlet.kv_types import KV_TYPES, parse_kv_types
 from martlet.models.decoder import forward
 from martlet.models.heads import HeadFile
 from martlet.models.load import load_model
+from martlet.models.medusa import MedusaFile
 from martlet.ops.interface import Array, Rows, StepLimits, Weight
 from martlet.ops.null import NullBackend
 from martlet.quant.table import RawTensor
@@ -127,8 +128,15 @@ def measure(
     return Footprint(model.spec, counter.weights, counter.activations(limits), counter.logits(limits))
 
 
-def with_head(footprint: Footprint, head: HeadFile, config: EngineConfig) -> Footprint:
+def with_head(footprint: Footprint, head: HeadFile | MedusaFile, config: EngineConfig) -> Footprint:
     """The footprint of a model together with a draft head."""
+    if isinstance(head, MedusaFile):
+        features = int(BYTE_FORMS * 4 * config.max_step_tokens * footprint.spec.hidden)
+        logits = 4 * config.max_seqs * head.n_heads * (footprint.spec.vocab if head.ids is None else len(head.ids))
+        weights = footprint.weights + head.weight_bytes
+        return replace(
+            footprint, weights=weights, activations=footprint.activations + features, logits=footprint.logits + logits
+        )
     activations = int(BYTE_FORMS * 4 * config.max_step_tokens * (head.width + len(head.features) * head.spec.hidden))
     return replace(
         footprint,

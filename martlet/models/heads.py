@@ -42,7 +42,18 @@ from martlet.quant.ggml import decode
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 from martlet.spec import Layer, ModelSpec
 
-__all__ = ["Head", "HeadFile", "guess", "load_head", "open_head"]
+__all__ = [
+    "CODES",
+    "OUTPUT_CODES",
+    "Head",
+    "HeadFile",
+    "coded",
+    "finite",
+    "guess",
+    "load_head",
+    "open_head",
+    "open_head_folder",
+]
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -100,15 +111,20 @@ class Head:
     n_features: int
 
 
-def open_head(path: str | Path, spec: ModelSpec) -> HeadFile:
-    """Open a head's folder (or its .safetensors file) for a model; FormatError or UnsupportedError says what does not fit."""
-    path = Path(path)
+def open_head_folder(path: Path) -> Checkpoint:
+    """Open a head's folder, or its .safetensors file with the config.json beside it."""
     folder = path.parent if path.name.endswith(".safetensors") else path
     if not (folder / "config.json").exists():
         raise FormatError(path, "is no draft head; expected a folder with config.json and model.safetensors")
     if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
         raise FormatError(path, "holds its weights as a pickle, which is a program: convert them to model.safetensors")
-    checkpoint = open_checkpoint(folder)
+    return open_checkpoint(folder)
+
+
+def open_head(path: str | Path, spec: ModelSpec) -> HeadFile:
+    """Open an EAGLE head for a model; FormatError or UnsupportedError says what does not fit."""
+    path = Path(path)
+    checkpoint = open_head_folder(path)
     config = dict(checkpoint.metadata)
     for key, ours, what in (("hidden_size", spec.hidden, "hidden size"), ("vocab_size", spec.vocab, "vocabulary")):
         if config.get(key) != ours:
@@ -233,19 +249,16 @@ def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[
 
     def output() -> Weight:
         if "lm_head.weight" in file.tensors:
-            return ops.pack([_coded("lm_head.weight", values("lm_head.weight"), OUTPUT_CODES)])
+            return ops.pack([coded("lm_head.weight", values("lm_head.weight"), OUTPUT_CODES)])
         if "d2t" not in file.tensors:
             return model.head
-        return ops.pack([_coded("lm_head.weight", decode(output_rows(file.ids)), OUTPUT_CODES)])
+        return ops.pack([coded("lm_head.weight", decode(output_rows(file.ids)), OUTPUT_CODES)])
 
     def values(name: str) -> F32:
-        found = decode(file.tensors[name])
-        if not np.isfinite(found).all():
-            raise FormatError(file.checkpoint.path, f"{name} has values that are not finite numbers")
-        return found
+        return finite(file.checkpoint.path, file.tensors[name])
 
     def matrix(*names: str) -> Weight:
-        return ops.pack([_coded(name, values(name), CODES) for name in names])
+        return ops.pack([coded(name, values(name), CODES) for name in names])
 
     def layer(*names: str) -> Weight:
         return matrix(*(f"midlayer.{name}.weight" for name in names))
@@ -274,7 +287,15 @@ def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[
     )
 
 
-def _coded(name: str, values: F32, kind: BlockType) -> RawTensor:
+def finite(path: Path, tensor: RawTensor) -> F32:
+    """A tensor's values; FormatError where one is no finite number."""
+    found = decode(tensor)
+    if not np.isfinite(found).all():
+        raise FormatError(path, f"{tensor.name} has values that are not finite numbers")
+    return found
+
+
+def coded(name: str, values: F32, kind: BlockType) -> RawTensor:
     """A matrix in codes, if its rows are whole blocks."""
     kind = kind if values.shape[1] % BLOCKS[kind].size == 0 else BlockType.F32
     return RawTensor(name, values.shape, kind, encode(values, kind).reshape(-1))

@@ -176,7 +176,7 @@ class Backend(Protocol):
         """out[t] = table[ids[t]] * scale, with the step's ids; out [T, C]."""
 
     def given(self, out: Array) -> None:
-        """out[t] = given[t], the step's; out [T, W], which nothing else of the program writes. At most one of a program."""
+        """out[t] = given[t], the step's, before anything else writes out, [T, W]. At most one of a program."""
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         """out = x / sqrt(mean(x²) + eps) * weight over groups of len(weight) columns; in place allowed.

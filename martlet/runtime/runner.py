@@ -22,6 +22,7 @@ from martlet.runtime.adapters import AdapterBank
 from martlet.runtime.flatten import SequenceRows, StepBuffers
 from martlet.runtime.head import HeadDrafter
 from martlet.runtime.kv import KvMemory
+from martlet.runtime.medusa import MedusaDrafter
 from martlet.runtime.page_moves import PageMoves
 from martlet.runtime.recent import RecentGroups
 from martlet.runtime.tier_file import TierFile
@@ -79,7 +80,9 @@ class Runner:
         self._bank: AdapterBank | None = None  # once there is an adapter
         self._moves = PageMoves(ops, kv.all, tier)
         self._masks: ThreadPoolExecutor | None = None
-        self.head: HeadDrafter | None = None  # which is told what the model, whose `features` it reads, computes
+        self.head: HeadDrafter | MedusaDrafter | None = (
+            None  # which is told what the model, whose `features` it reads, computes
+        )
 
     def run(self, plan: StepPlan) -> StepResult:
         """Move a plan's pages, compute its spans together and sample for those that ask for it."""
@@ -121,7 +124,7 @@ class Runner:
 
         return self._ops.capture(step, self._limits)
 
-    def _tell(self, head: HeadDrafter, spans: tuple[Span, ...], features: F32) -> None:
+    def _tell(self, head: HeadDrafter | MedusaDrafter, spans: tuple[Span, ...], features: F32) -> None:
         """Give the head the features [T, W] of the rows whose next ids are known: no guess that was wrong is among them."""
         row = 0
         for span in spans:
