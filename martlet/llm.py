@@ -212,6 +212,8 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of one prompt or several, in the order of the prompts (vLLM's offline API)."""
         parts = self._parts
+        if isinstance(params, BeamSearchParams) and params.structured is not None and parts.grammars is not None:
+            parts.grammars.compile(params.structured)  # here, so that the engine's other threads do not wait for it
         asked = []
         for prompt in listed(prompts):
             tokens = tokens_of(prompt, parts.tokenizer)

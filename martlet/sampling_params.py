@@ -157,7 +157,7 @@ class SamplingParams:
     # What to return.
     logprobs: int | None = None  # how many of the best beside the sampled token; -1: the whole vocabulary
     prompt_logprobs: int | None = None
-    logprobs_mode: Literal["raw", "processed"] = "raw"
+    logprobs_mode: Literal["raw", "allowed", "processed"] = "raw"
     detokenize: bool = True
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None  # keep the last so many prompt tokens; -1: as many as the context holds
@@ -191,8 +191,8 @@ class SamplingParams:
             raise _refuse("best_of", self.best_of, f"at least n ({self.n}): the best n of them are returned")
         if self.mirostat == 1:
             raise _refuse("mirostat", 1, "0 (off) or 2 (mirostat v2)")
-        if self.logprobs_mode not in ("raw", "processed"):
-            raise _refuse("logprobs_mode", self.logprobs_mode, "'raw' or 'processed'")
+        if self.logprobs_mode not in ("raw", "allowed", "processed"):
+            raise _refuse("logprobs_mode", self.logprobs_mode, "'raw', 'allowed' or 'processed'")
         if self.truncate_prompt_tokens == 0:
             raise _refuse("truncate_prompt_tokens", 0, "at least 1, or -1 for as many as the context holds")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -139,6 +139,7 @@ class Request:
     arrival_s: float = 0.0
     scheduling: Scheduling = Scheduling()
     adapter: str = ""  # the digest of the adapter that it runs with (`models/adapters.py`); "": none
+    n_answered: int = 0  # the last ids of the prompt that are part of the answer: a form begins before them
 
     @property
     def cache_salt(self) -> str:

@@ -94,7 +94,7 @@ MEANINGS = {
     "mirostat_eta": "how fast mirostat adapts",
     "logprobs": "log-probabilities of the N best tokens, with --json; -1: of all",
     "prompt_logprobs": "the same for the prompt's tokens",
-    "logprobs_mode": "before (raw) or after (processed) the sampling steps",
+    "logprobs_mode": "before (raw; allowed: of tokens that may be sampled) or after (processed) the sampling steps",
     "skip_special_tokens": "leave the text of control tokens out",
     "draft_tokens": "guess N tokens at a time, whether it pays or not; 0: none (default: as many as pay)",
     "truncate_prompt_tokens": "keep the last N tokens of the prompt; -1: what fits",

@@ -6,6 +6,10 @@ the beam that it forks from, shared but for the last one, which is copied, so th
 Names and algorithm are those of vLLM's offline API; the score of a beam is that of Hugging Face transformers:
 
     log-probability of the generated tokens / (their number ** length_penalty)
+
+With a form (docs/structured.md) only tokens that it allows are asked for, with the log-probabilities that the model gives them
+among all tokens; so the beams are those of the search without a form that may be written, and one ends only where the
+text is complete.
 """
 
 from __future__ import annotations
@@ -20,12 +24,14 @@ from martlet.engine.driver import Asked, Driver
 from martlet.engine.outputs import RequestOutput
 from martlet.errors import MartletError, RequestError
 from martlet.sampling_params import SamplingParams
+from martlet.structured import Structured
 from martlet.tokenizer.tokenizer import Tokenizer
-from martlet.types import Request, Scheduling
+from martlet.types import GRAMMAR_LIMIT, Request, Scheduling
 
 __all__ = ["BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "search_beams"]
 
 MAX_WIDTH = 256
+_Found = tuple[list[tuple[int, float]], str | None]  # likeliest next tokens; GRAMMAR_LIMIT if a string was cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,7 @@ class BeamSearchParams:
     max_tokens: int
     ignore_eos: bool = False  # an end token is a token like any other
     temperature: float = 0.0  # only 0: there is nothing to draw
-    structured: None = None  # no form: a beam is held to nothing
+    structured: Structured | None = None  # what every beam is held to; a mapping of its fields is taken too
     length_penalty: float = 1.0  # above 1 favours long answers, below it short ones; 0: the plain log-probability
 
     def __post_init__(self) -> None:
@@ -46,11 +52,7 @@ class BeamSearchParams:
                 raise RequestError(f"{name} is {value!r}; expected a whole number from 1 to {most:,}.", param=name)
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos is {self.ignore_eos!r}; expected True or False.", param="ignore_eos")
-        if self.structured is not None:
-            raise RequestError(
-                "structured: beam search holds answers to no form; use generate, with n for several answers.",
-                param="structured",
-            )
+        object.__setattr__(self, "structured", Structured.from_value(self.structured))
         if self.temperature != 0:
             raise RequestError(
                 f"temperature is {self.temperature!r}; beam search draws nothing, so only 0 has a meaning.",
@@ -61,16 +63,33 @@ class BeamSearchParams:
             raise RequestError(
                 f"length_penalty is {penalty!r}; expected a number from -100 to 100.", param="length_penalty"
             )
+        self.one_token()  # which refuses what contradicts a form
+
+    def one_token(self) -> SamplingParams:
+        """How a beam is asked for its likeliest next tokens."""
+        return SamplingParams(
+            max_tokens=1,
+            temperature=0,
+            ignore_eos=self.ignore_eos and self.structured is not None,
+            structured=self.structured,
+            logprobs=2 * self.beam_width,
+            logprobs_mode="raw" if self.structured is None else "allowed",
+            detokenize=False,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """One beam. `token_ids` are the generated ones, with the token that ended it; `text` is without."""
+    """One beam. `token_ids` are the generated ones, with the token that ended it; `text` is without.
+
+    It ends with "length" at max_tokens, or if a string in its form came to the form's `string_limit`.
+    """
 
     token_ids: tuple[int, ...] = ()
     cum_logprob: float = 0.0
     text: str = ""
     finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | None = None  # "grammar_limit" if a string came to its limit
 
     def score(self, length_penalty: float) -> float:
         """What beams are ranked by."""
@@ -97,17 +116,20 @@ class _Search:
         self._done: list[BeamSearchSequence] = []
         self._most = min(params.max_tokens, room)
 
-    def advance(self, found: Sequence[Sequence[tuple[int, float]]]) -> None:
+    def advance(self, found: Sequence[_Found]) -> None:
         """Take each beam's likeliest next tokens: choose the beams that live on."""
         penalty, width = self.params.length_penalty, self.params.beam_width
         longer: list[BeamSearchSequence] = []
-        for beam, tokens in zip(self.beams, found, strict=True):
+        for beam, (tokens, limit) in zip(self.beams, found, strict=True):
             for token_id, logprob in tokens:
-                ids, total = (*beam.token_ids, token_id), beam.cum_logprob + logprob
-                if token_id in self._ends:
-                    self._done.append(BeamSearchSequence(ids, total, finish_reason="stop"))
-                else:
-                    longer.append(BeamSearchSequence(ids, total, finish_reason="length"))
+                ends = token_id in self._ends
+                made = BeamSearchSequence(
+                    (*beam.token_ids, token_id),
+                    beam.cum_logprob + logprob,
+                    finish_reason="stop" if ends and limit is None else "length",
+                    stop_reason=limit if ends else None,
+                )
+                (self._done if ends else longer).append(made)
         self._done = self._best(self._done)
         self.beams = sorted(longer, key=lambda beam: beam.score(penalty), reverse=True)[:width]
         if not self.beams or len(self.beams[0].token_ids) == self._most:
@@ -144,11 +166,11 @@ def search_beams(
         _Search(BeamSearchOutput(text, list(ids)), params, tokenizer.eog_ids, max(1, context - len(ids)))
         for text, ids, _ in prompts
     ]
-    one = SamplingParams(max_tokens=1, temperature=0, logprobs=2 * params.beam_width, detokenize=False)
+    one = params.one_token()
     numbers = itertools.count()
     while live := [(search, prompt) for search, prompt in zip(searches, prompts, strict=True) if search.beams]:
         asked = [
-            Asked(Request(f"{name}-{next(numbers)}", (*ids, *beam.token_ids), one, scheduling=scheduling))
+            Asked(_asked(f"{name}-{next(numbers)}", ids, beam, one, scheduling))
             for search, (_, ids, scheduling) in live
             for beam in search.beams
         ]
@@ -160,13 +182,22 @@ def search_beams(
     return [search.output for search in searches]
 
 
-def _likeliest(answer: RequestOutput) -> list[tuple[int, float]]:
+def _asked(
+    name: str, prompt: Sequence[int], beam: BeamSearchSequence, one: SamplingParams, scheduling: Scheduling
+) -> Request:
+    ids = beam.token_ids
+    return Request(name, (*prompt, *ids), one, scheduling=scheduling, n_answered=len(ids))
+
+
+def _likeliest(answer: RequestOutput) -> _Found:
     [completion] = answer.outputs
     if answer.error is not None or completion.logprobs is None:
         raise MartletError(f"The beam search failed: {answer.error or completion.finish_reason}")
-    return [(token_id, entry.logprob) for token_id, entry in completion.logprobs[0].items()]
+    tokens = [(token_id, entry.logprob) for token_id, entry in completion.logprobs[0].items()]
+    return tokens, GRAMMAR_LIMIT if completion.stop_reason == GRAMMAR_LIMIT else None
 
 
 def _with_text(beam: BeamSearchSequence, tokenizer: Tokenizer) -> BeamSearchSequence:
-    ids = beam.token_ids[:-1] if beam.finish_reason == "stop" else beam.token_ids
+    ends = beam.finish_reason == "stop" or beam.stop_reason is not None
+    ids = beam.token_ids[:-1] if ends else beam.token_ids
     return replace(beam, text=tokenizer.decode(ids, skip_special=True))

@@ -72,6 +72,8 @@ class CapsuleWriter(Observer):
             row["scheduling"] = {k: v for k, v in asdict(request.scheduling).items() if v}
         if request.adapter:
             row["adapter"] = request.adapter
+        if request.n_answered:
+            row["answered"] = request.n_answered
         self._requests.append(row)
 
     def stepped(self, record: StepRecord) -> None:

@@ -94,7 +94,8 @@ class Schedule:
         outputs = row.get("outputs")
         if not isinstance(outputs, list) or len(outputs) != params.n or not prompt:
             raise self._wrong(where, f"a prompt and {params.n} outputs")
-        self.requests.append(Request(row["id"], prompt, params))
+        n_answered = self._whole(row.get("answered", 0), 0, len(prompt), "an answer's ids in a prompt")
+        self.requests.append(Request(row["id"], prompt, params, n_answered=n_answered))
         self.outputs.append([list(self._ids(answer, where)) for answer in outputs])
 
     # -- steps ----------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class _Running:
         self.stop_ids, self.min_tokens = seq.stop_ids, 0 if params.structured is not None else params.min_tokens
         self.sampler: SequenceSampler | None = None  # of a request that wants no token, only its prompt's logprobs
         if params.max_tokens != 0:
-            self.sampler = shared.start(params, seq.request.prompt_ids, seq.index)
+            self.sampler = shared.start(params, seq.request.prompt_ids, seq.index, seq.request.n_answered)
 
 
 class Runner:

@@ -1,7 +1,7 @@
 """Log-probabilities, in float64 (read `sampler.py` next).
 
-What they are of is the caller's choice: of the model's own logits ("raw"), or of the candidates left after all steps
-("processed"), which are the probabilities that the token was drawn with. Rows are taken one at a time: nothing of the
+What they are of is the caller's choice: of the model's own logits ("raw"; "allowed" lists only tokens that may be
+sampled), or of the candidates left after all steps ("processed"), which are the probabilities that the token was drawn with. Rows are taken one at a time: nothing of the
 size of a prompt times the vocabulary is ever held.
 """
 
@@ -19,10 +19,12 @@ from martlet.types import TokenLogprobs
 __all__ = ["candidate_logprobs", "token_logprobs"]
 
 
-def token_logprobs(logits: NDArray[np.floating], token_id: int, top: int) -> TokenLogprobs:
-    """Log-probability of a token under softmax(logits), its rank, and the `top` best (all of them for -1).
+def token_logprobs(
+    logits: NDArray[np.floating], token_id: int, top: int, ids: NDArray[np.int64] | None = None
+) -> TokenLogprobs:
+    """Log-probability of a token under softmax(logits), its rank, and the `top` best (all of them for -1) among `ids`.
 
-    `logits` is [V]. Equal tokens rank by id. Tokens of probability 0 are not listed. Raises SampleError for NaN logits.
+    `logits` is [V], `ids` ascend, None is all. Equal tokens rank by id. Tokens of probability 0 are not listed. Raises SampleError for NaN logits.
     """
     best = float(logits.max())
     if not math.isfinite(best):
@@ -30,8 +32,10 @@ def token_logprobs(logits: NDArray[np.floating], token_id: int, top: int) -> Tok
     log_total = log_sum_exp(logits)
     own = logits[token_id]
     rank = 1 + int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token_id] == own))
-    at = highest(logits, len(logits) if top < 0 else top) if top else np.empty(0, np.int64)
-    at = at[np.argsort(-logits[at], kind="stable")]
+    listed_logits = logits if ids is None else logits[ids]
+    at = highest(listed_logits, len(listed_logits) if top < 0 else top) if top else np.empty(0, np.int64)
+    at = at[np.argsort(-listed_logits[at], kind="stable")]
+    at = at if ids is None else ids[at]
     at = at[logits[at] > -np.inf]
     listed = tuple(zip(at.tolist(), (logits[at].astype(np.float64) - log_total).tolist(), strict=True))
     return TokenLogprobs(token_id, float(own) - log_total, rank, listed)

@@ -87,9 +87,11 @@ class Sampler:
             raise RequestError("structured: this engine has no grammars.", param="structured")
         return self._constraints(params.structured)
 
-    def start(self, params: SamplingParams, prompt_ids: Sequence[int], index: int = 0) -> SequenceSampler:
-        """Begin a sequence, the `index`-th of its request."""
-        return SequenceSampler(self, params, prompt_ids, index)
+    def start(
+        self, params: SamplingParams, prompt_ids: Sequence[int], index: int = 0, n_answered: int = 0
+    ) -> SequenceSampler:
+        """Begin a sequence, the `index`-th of its request; a form has the last `n_answered` ids behind it already."""
+        return SequenceSampler(self, params, prompt_ids, index, n_answered)
 
     def seed_of(self, params: SamplingParams) -> int:
         """The request's seed, or one drawn for it."""
@@ -99,7 +101,14 @@ class Sampler:
 class SequenceSampler:
     """Samples one sequence, token after token. `seed` is what its random numbers are made from."""
 
-    def __init__(self, shared: Sampler, params: SamplingParams, prompt_ids: Sequence[int], index: int = 0) -> None:
+    def __init__(
+        self,
+        shared: Sampler,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        index: int = 0,
+        n_answered: int = 0,
+    ) -> None:
         self.params = params
         self.index = index
         self.seed = shared.seed_of(params)
@@ -110,6 +119,9 @@ class SequenceSampler:
         self._steps = [_STEPS[name] for name in params.active_steps]
         self._mirostat = params.mirostat == 2 and not params.greedy
         self.constraint = shared.constraint_of(params)
+        if self.constraint is not None:
+            for token_id in prompt_ids[len(prompt_ids) - n_answered :]:
+                _take(self.constraint, token_id)
         self._bits = np.zeros(n_mask_words(shared.vocab), np.uint32) if self.constraint is not None else None
         self._bits_at = -1  # the number of generated tokens that the bits are for
         self._coming: dict[int, tuple[int, int]] = {}  # position in the answer → the token there, where that was known
@@ -117,6 +129,7 @@ class SequenceSampler:
         self._bans = bool(
             params.logit_bias or params.allowed_token_ids or self._bad_words or params.no_repeat_ngram_size
         )
+        self._lists_allowed = params.logprobs_mode == "allowed" and params.logprobs is not None
         self._look_ahead()
 
     def _set_masks(self) -> None:
@@ -170,8 +183,8 @@ class SequenceSampler:
             self._coming = {at: known for at, known in self._coming.items() if known[1] <= n_generated}
 
     def _advance(self, token_id: int, mu: float) -> None:
-        if self.constraint is not None and not self.constraint.advance(token_id):
-            raise SampleError(f"Token {token_id} is not one that the grammar allows here.")
+        if self.constraint is not None:
+            _take(self.constraint, token_id)
         if self._n_ids == len(self._ids):
             self._ids = np.concatenate((self._ids, np.zeros(max(64, self._n_ids), np.int64)))
         self._ids[self._n_ids] = token_id
@@ -212,7 +225,7 @@ class SequenceSampler:
         step computes one of them or many, for they follow from the ids before them.
         """
         at = self.n_generated
-        if self.constraint is None or self._bans or at in self._coming:
+        if self.constraint is None or self._bans or self._lists_allowed or at in self._coming:
             return
         text = self.constraint.forced()
         if len(text) >= LEAST_FORCED:
@@ -245,7 +258,7 @@ class SequenceSampler:
         elif self._takes_best and self._may(best, mask):
             token_id, c = best, None
         else:
-            c = self._candidates(known, self._mask() if self.constraint is not None else mask)
+            c = self._candidates(known, mask)
             for step in self._steps:
                 c = step(self, c)
             if self._mirostat:
@@ -253,14 +266,16 @@ class SequenceSampler:
             token_id = steps.draw(c, 0.0 if len(c.ids) == 1 else uniform(self.seed, self.index, self.n_generated))
             if self._mirostat:
                 mu = steps.mirostat_mu(c, token_id, mu, params.mirostat_tau, params.mirostat_eta)
-        entry = None if params.logprobs is None else self._logprobs(logits, c, token_id)
+        entry = None if params.logprobs is None else self._logprobs(logits, c, token_id, mask)
         self._advance(token_id, mu)
         return token_id, entry
 
-    def _logprobs(self, logits: F32, c: Candidates | None, token_id: int) -> TokenLogprobs:
+    def _logprobs(self, logits: F32, c: Candidates | None, token_id: int, mask: Mask | None) -> TokenLogprobs:
         top = self.params.logprobs or 0
         if self.params.logprobs_mode == "raw":
             return token_logprobs(logits, token_id, top)
+        if self._lists_allowed:
+            return token_logprobs(logits, token_id, top, self._candidates(logits[: self._shared.vocab], mask).ids)
         c = Candidates(np.array([token_id]), np.zeros(1)) if c is None else c
         return candidate_logprobs(c, token_id, top)
 
@@ -274,8 +289,8 @@ class SequenceSampler:
         )
 
     def _candidates(self, logits: F32, mask: Mask | None) -> Candidates:
-        """All tokens that may be sampled, with bias."""
-        ids = self._allowed_ids
+        """All tokens that may be sampled, with bias; what a grammar allows takes the place of `mask`."""
+        ids, mask = self._allowed_ids, mask if self.constraint is None else self._mask()
         if mask is not None:
             ids = np.flatnonzero(mask[: self._shared.vocab] & ~self._banned)
         n = len(ids)
@@ -320,6 +335,11 @@ class SequenceSampler:
     def window(self, last_n: int) -> int:
         """Where the last `last_n` ids begin; -1 means all ids."""
         return 0 if last_n < 0 else max(0, self._n_ids - last_n)
+
+
+def _take(constraint: Constraint, token_id: int) -> None:
+    if not constraint.advance(token_id):
+        raise SampleError(f"Token {token_id} is not one that the grammar allows here.")
 
 
 def _tokens_of(tokenizer: Tokenizer, text: bytes) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from held_load import BEAM_FORM, HELD, HELD_SLOWLY, all_held
 from seen import Answers, Seen
 from tiny_head import fit_head
 
@@ -33,15 +34,21 @@ SHUFFLED = (0, 1, 5, 3, 2, 4)
 POLICIES = ("priority", "shortest", "prefix", "fair", "deadline")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Load:
-    """The requests of a matrix: token ids with parameters, and the prompt of a beam search."""
+    """The requests of a matrix: token ids with parameters; the fifth's prompt is that of a beam search as well."""
 
     context: int
     few: int  # pages, of which running sequences need more
     some: int  # pages, of which kept prefixes need more
     requests: tuple[Request, ...]
     fillers: tuple[tuple[int, ...], ...]  # prompts that push others out of memory
+    is_held: bool = False  # every request, and the beams, to a form
+
+    @cached_property
+    def held(self) -> Load:
+        """The same, with every request held to a form."""
+        return replace(self, requests=all_held(self.requests), is_held=True)
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Feature:
         str, ...
     ] = ()  # what is asked before and after each request: "like", itself, "filler", itself "again"
     beams: bool = False
+    held: bool = False  # all requests are held to forms, what these force coming several tokens in a step
     draft: str | None = None  # who guesses: "ngram", "model": the model itself, "head": one fitted to these answers
     disk: str | None = None  # "cold": an empty folder; "warm": one that another engine has left
     excludes: tuple[str, ...] = ()  # of another way to do the same
@@ -159,6 +167,7 @@ FEATURES: dict[str, Feature] = {
         draft="head",
         excludes=("n-gram draft", "draft model"),
     ),
+    "held": Feature(lambda seen: seen.n_forced > 0 and seen.n_masks > 0, held=True),
     "forks": Feature(
         lambda seen: seen.n_shared > 0 and (seen.n_copies > 0 or seen.share > PAGE or seen.n_preempted > 0), max_seqs=4
     ),
@@ -182,15 +191,22 @@ def _page_bytes(path: Path, kv_dtype: str, draft: str = "off") -> int:
         return PAGE * llm.plan.kv_per_token
 
 
+@cache
+def held_answers(path: Path, load: Load, kv_dtype: str) -> Answers:
+    """The plain run of the requests that are held to forms."""
+    return plain_answers(path, load.held, kv_dtype)
+
+
 def plain_answers(path: Path, load: Load, kv_dtype: str) -> Answers:
-    """The plain run."""
+    """The plain run; what forms force comes one token at a time in it."""
     with open_row(path, load.context, kv_dtype, PLENTY) as llm:
-        seen = Seen(llm)
+        seen = Seen(llm, forces=False)
         _drive(llm, load.requests)
         seen.answers.beams = _search(llm, load)
     assert seen.most_spans == 1
     assert (seen.n_copies, seen.n_preempted, seen.n_shared, seen.n_again, seen.n_evicted) == (0, 0, 0, 0, 0)
     assert max(seen.chunks.values()) == 1
+    assert seen.n_forced == seen.n_accepted == 0
     assert not any(n for n, _, _ in seen.uses())
     return seen.answers
 
@@ -265,6 +281,8 @@ def _differences(found: Answers, plain: Answers, load: Load) -> list[str]:
 
 def check(path: Path, load: Load, plain: Answers, kv_dtype: str, features: Sequence[str], folder: Path) -> None:
     """Assert that a row gives the bits of the plain run, and that every feature of it happened."""
+    if any(FEATURES[name].held for name in features):
+        load, plain = load.held, held_answers(path, load, kv_dtype)
     seen = run_row(path, load, kv_dtype, features, folder)
     assert _differences(seen.answers, plain, load) == []
     missing = [name for name in features if not FEATURES[name].proof(seen)]
@@ -320,7 +338,8 @@ def _drive(
 
 def _search(llm: LLM, load: Load) -> Any:
     """The beams of a prompt that is also one of the requests."""
-    params = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=True)
+    form = BEAM_FORM if load.is_held else None
+    params = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=form is None, structured=form)
     [output] = llm.beam_search({"prompt_token_ids": list(load.requests[4].prompt_ids)}, params)
     return [(beam.token_ids, beam.cum_logprob, beam.finish_reason) for beam in output.sequences]
 
@@ -353,26 +372,6 @@ def _other(request: Request, what: str, ids: tuple[int, ...]) -> Request:
     return replace(request, request_id=f"{request.request_id}-{what}", prompt_ids=ids, params=params)
 
 
-# An answer that is held to a schema which it does not come to the end of; names are forced, several tokens in a step.
-_HELD: dict[str, Any] = {
-    "structured": {
-        "json": {
-            "type": "array",
-            "minItems": 500,
-            "items": {
-                "type": "object",
-                "properties": {"direction": {"enum": ["north", "south"]}, "length": {"type": "integer", "maximum": 99}},
-                "required": ["direction", "length"],
-                "additionalProperties": False,
-            },
-        }
-    },
-    "ignore_eos": False,
-}
-# Nothing is forced: the answer takes a step for every token, so that several of one prompt run beside each other.
-_HELD_SLOWLY = {"structured": {"regex": "([a-m]|[n-z0-9]{2}){500}"}, "ignore_eos": False}
-
-
 def make_load(
     vocab: int, prompts: Sequence[int], n_new: int, *, context: int, few: int, some: int, seed: int = 5
 ) -> Load:
@@ -390,7 +389,7 @@ def make_load(
     settings: list[dict[str, Any]] = [
         {"temperature": 1.0, "seed": 2, "presence_penalty": 0.5, "logprobs": 1, "max_tokens": 4 * n_new},
         {"temperature": 0.0, "logprobs": 2, "max_tokens": 2 * n_new},
-        {"temperature": 1.0, "top_p": 0.95, "seed": 7, "logprobs": 2, **_HELD},
+        {"temperature": 1.0, "top_p": 0.95, "seed": 7, "logprobs": 2, **HELD},
         {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 1},
         {
             "temperature": 0.7,
@@ -400,7 +399,7 @@ def make_load(
             "logprobs": 0,
             "max_tokens": n_new // 2,
         },
-        {"temperature": 1.2, "top_k": 40, "seed": 11, "n": 3, "logprobs": 1, **_HELD_SLOWLY},
+        {"temperature": 1.2, "top_k": 40, "seed": 11, "n": 3, "logprobs": 1, **HELD_SLOWLY},
     ]
     requests = tuple(
         Request(

@@ -39,11 +39,15 @@ class Answers:
 class Seen(Observer):
     """Stands before the executor, and watches the engine: the answers, and what was done for them."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, *, forces: bool = True) -> None:
+        """`forces` False: what a grammar forces is not told to the engine, so that it comes one token at a time."""
         self.answers = Answers()
         self.sequences: dict[SeqId, Running] = {}
         self.most_spans = self.n_mixed = self.n_copies = self.n_loads = self.n_swapped = self.n_shared = 0
         self.n_accepted = self.n_refused = 0  # guesses
+        self.n_forced = self.n_masks = 0  # tokens that forms forced; masks that were worked out
+        self._forces = forces
+        self._told: dict[SeqId, tuple[int, ...]] = {}  # what a sequence's form forces next
         self.n_preempted = self.n_again = self.n_failed = self.n_evicted = 0
         self.n_threads = 1 + sum(thread.name.startswith("martlet-") for thread in threading.enumerate())
         self.share = share_tokens(llm.config.kv_dtype)  # where sequences may leave what they share
@@ -131,8 +135,16 @@ class Seen(Observer):
     def _spy(self, span: Any, logits: Any) -> Any:
         seq, sampled = self.sequences[span.seq], self._sample(span, logits)
         n_good = 1 + len(sampled.more) if span.draft else span.n_logits  # rows after a wrong guess are of no text
-        self.n_accepted += len(sampled.more)
+        told = self._told.get(span.seq, ())
+        forced = bool(span.draft) and told[: len(span.draft)] == span.draft
+        self.n_forced += len(sampled.more) if forced else 0
+        self.n_accepted += 0 if forced else len(sampled.more)
         self.n_refused += len(span.draft) - len(sampled.more)
+        sampler = self._runner._sequences[span.seq].sampler
+        self.n_masks += sampler is not None and sampler.constraint is not None and sampler._bits_at >= 0
+        self._told[span.seq] = sampled.forced
+        if not self._forces:
+            sampled.forced = ()
         first = span.start + span.count - span.n_logits
         for row, position in enumerate(range(first, first + n_good)):
             key = seq.request.request_id, seq.index, position

@@ -99,7 +99,6 @@ def test_the_context_ends_beams(llm: LLM) -> None:
         ("temperature", 0.7),
         ("length_penalty", float("nan")),
         ("ignore_eos", 1),
-        ("structured", {"regex": "a"}),
     ],
 )
 def test_wrong_values_are_refused_by_name(name: str, value: object) -> None:
