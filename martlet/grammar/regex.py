@@ -154,7 +154,7 @@ class _Deterministic:
         self.kinds = [_WORD if c in word else _OTHER for c in range(self.alphabet.n_classes)]
         self.rows = [look.table.tolist() for look in (*nfa.aheads, *nfa.behinds)]
         self.universal = [_universal_states(look) for look in nfa.aheads]
-        self.deadline = time.monotonic() + _MOST_SECONDS
+        self.deadline = time.thread_time() + _MOST_SECONDS
         self._closed: dict[tuple[Key, int], list[Thread]] = {}
 
     @property
@@ -206,7 +206,7 @@ class _Deterministic:
         found = self._closed.get((key, following))
         if found is not None:
             return found
-        if time.monotonic() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise RequestError(
                 f"The pattern took more than {_MOST_SECONDS:g} s to compile: make it simpler.", code="grammar_too_large"
             )

@@ -101,7 +101,6 @@ def test_a_keyword_is_enforced(keyword: str, schema: Any, right: str, wrong: str
 @pytest.mark.parametrize(
     ("pointer", "schema"),
     [
-        ("#/unevaluatedProperties", {"unevaluatedProperties": False}),
         ("#/items/$dynamicRef", {"items": {"$dynamicRef": "#a"}}),
         ("#/properties/a~1b/$ref", {"properties": {"a/b": {"$ref": "https://example.com/s"}}}),
         ("#/$ref", {"$ref": "#/$defs/nothing"}),

@@ -92,10 +92,11 @@ class Algebra:
         self._working: set[tuple[Node, bool, str]] = set()
         self._open: set[Goal] = set()
         self._assumed = False
-        self._constants: dict[bytes, Node] = {}
+        self._constants: dict[str, Node] = {}
         self._values: dict[int, list[tuple[str, Node]]] = {}
         self.array_possible: Callable[[ArrayForm, bool], bool] = lambda form, prune: True  # set by plans.py
         self.object_possible: Callable[[ObjectForm, bool], bool] = lambda form, prune: True
+        self.values_of: Callable[[Goal], dict[bytes, Any] | None] = lambda goal: None
         every_number = Texts(None, number_language(integer=False, digits=digits))
         self._words = Kind("word", WORDS, frozenset(), word_leaf, frozenset.__and__, frozenset.__or__, _no_words)
         self._strings = Kind("string", ANY_TEXT, NO_TEXT, string_leaf, _text_and, _text_or, _no_text)
@@ -127,10 +128,11 @@ class Algebra:
             )
         return goal.type
 
-    def constant(self, text: bytes) -> Node:
-        """The schema of one value, given as JSON."""
+    def constant(self, value: Any) -> Node:
+        """The schema of one value."""
+        text = json.dumps(value)
         if text not in self._constants:
-            self._constants[text] = self._loader.made_up({"const": json.loads(text)}, "#")
+            self._constants[text] = self._loader.made_up({"const": value}, "#")
         return self._constants[text]
 
     def strings_of(self, goal: Goal) -> Texts:
@@ -349,9 +351,10 @@ class Algebra:
         self._known.clear()
         self.array_possible = lambda form, prune: True
         self.object_possible = lambda form, prune: True
+        self.values_of = lambda goal: None
 
     def _check_time(self) -> None:
-        if self.deadline is not None and time.monotonic() > self.deadline:
+        if self.deadline is not None and time.thread_time() > self.deadline:
             raise self.too_much(f"more than {self._limits.seconds:g} s of work")
 
     def too_much(self, what: str) -> SchemaError:

@@ -98,7 +98,7 @@ class Inside:
     ) -> None:
         self._machine, self._is_array, self._points, self._end = machine, is_array, points, end
         self._known: dict[tuple[Survivors, bytes], State] = {}
-        self.keeps_text = is_array and any(point[0].form.unique for _, point, _ in points)
+        self.keeps_text = is_array and any(point[0].keeps_texts for _, point, _ in points)
 
     def resume(self, met: Survivors, text: bytes = b"") -> State:
         """The state after a value that met these goals."""
@@ -123,7 +123,7 @@ class Inside:
 
 def _with(point: Point, text: bytes) -> Point:
     """A point in an array of different items, once one was written."""
-    if isinstance(point[0], ArrayPlan) and point[0].form.unique and text:
+    if isinstance(point[0], ArrayPlan) and point[0].keeps_texts and text:
         return (*point[:-1], point[-1] | {text})
     return point
 
@@ -249,8 +249,10 @@ class KeySet:
         if self.is_free:
             self.root = self.machine.made(known_names_tree, plans)
         else:
-            names = dict.fromkeys(name for plan in plans for name in plan.names if self._may_come(name))
-            self.root = self.machine.made(names_tree, tuple(names))
+            names = dict.fromkeys(name for plan in plans for name in plan.names)
+            if len(plans) > 1:  # what is known to one as a name that must not be there may come by another
+                names |= dict.fromkeys(sorted(frozenset().union(*(plan.all_names for plan in plans))))
+            self.root = self.machine.made(names_tree, tuple(name for name in names if self._may_come(name)))
 
     def _may_come(self, name: str) -> bool:
         """Whether a known name may come, without working out what comes after it where that is simple."""

@@ -1,6 +1,8 @@
 """A schema document as a graph of nodes: what is where, and what a reference names (read `reader.py` next).
 
-References are followed within the document: JSON pointers, `$anchor`, `$id`.
+References are followed within the document: JSON pointers, `$anchor`, `$id`; those that depend on the way by which a
+schema was come to (`$dynamicRef`, `$recursiveRef`) where all ways lead to one schema: there is only one, or the document's
+root has one, with which every way begins.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from martlet.grammar.json.evaluated import settle_unevaluated
 from martlet.grammar.json.nodes import Node, Problem, SchemaError
 from martlet.grammar.json.reader import Reader, escaped, shortened
 from martlet.grammar.types import Limits
@@ -33,8 +36,12 @@ class Loader:
         self._pointers: dict[int, str] = {}
         self._bases: dict[int, str] = {}
         self._anchors: dict[tuple[str, str], Any] = {}
+        self._dynamic: dict[str, dict[str, Any]] = {}  # $dynamicAnchor → base → schema
+        self.has_unevaluated = False
         self._index(document, "#", "", 0)
         self.root = self.node(document, "#", "", 0)
+        if self.has_unevaluated and not self.problems:
+            self.problems += settle_unevaluated(list(self._nodes.values()), self.fresh, self._draft > 8)
 
     def _index(self, schema: Any, pointer: str, base: str, depth: int) -> None:
         """Find every $id and $anchor, wherever a schema may be."""
@@ -53,8 +60,13 @@ class Loader:
                 self._resources.setdefault(base, schema)
             if anchor:
                 self._anchors.setdefault((base, anchor), schema)
-        if isinstance(schema.get("$anchor"), str):
-            self._anchors.setdefault((base, schema["$anchor"]), schema)
+        for key in ("$anchor", "$dynamicAnchor"):
+            if isinstance(schema.get(key), str):
+                self._anchors.setdefault((base, schema[key]), schema)
+                if key == "$dynamicAnchor":
+                    self._dynamic.setdefault(schema[key], {}).setdefault(base, schema)
+        if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+            self.has_unevaluated = True
         self._pointers.setdefault(id(schema), pointer)
         self._bases[id(schema)] = base
         for key, value in schema.items():
@@ -88,9 +100,41 @@ class Loader:
         self._keep.append(schema)
         return self.node(schema, pointer, "", 0)
 
+    def fresh(self, pointer: str) -> Node:
+        """A new node that says nothing yet, for what a keyword comes to."""
+        key = object()
+        self._keep.append(key)
+        made = self._nodes[id(key)] = Node(pointer, len(self._nodes))
+        return made
+
+    def resolve_dynamic(self, key: str, reference: str, base: str) -> tuple[Any, str, str] | str:
+        """What a $dynamicRef or $recursiveRef names, or why that is not known."""
+        found = self.resolve(reference, base)
+        if found is None:
+            return "nothing is there in this document"
+        schema, _, base_there = found
+        root_base = self._bases.get(id(self._document), "")
+        if key == "$recursiveRef":
+            if not (isinstance(schema, dict) and schema.get("$recursiveAnchor") is True):
+                return found
+            alike = {self._bases[id(one)]: one for one in self._resources.values() if _is_recursive(one)}
+        else:
+            name = unquote(urldefrag(reference).fragment)
+            alike = self._dynamic.get(name, {})
+            if alike.get(base_there) is not schema:
+                return found  # a plain anchor or a pointer: as $ref
+        if root_base in alike:
+            schema = alike[root_base]
+        elif len(alike) > 1:
+            return "which of several schemas it names depends on the path"
+        return schema, self._pointers.get(id(schema), "#"), self._bases[id(schema)]
+
     def resolve(self, reference: str, base: str) -> tuple[Any, str, str] | None:
         """What a $ref names: the schema, its pointer and its base; None if it is not in the document."""
-        address, fragment = urldefrag(urljoin(base, reference) if base else reference)
+        local = reference.startswith("#")  # of names that are no paths (urn:…) urljoin knows nothing
+        address, fragment = (
+            (base, reference[1:]) if local else urldefrag(urljoin(base, reference) if base else reference)
+        )
         if address not in self._resources:
             address = address if reference.startswith("#") is False and address else base
             if address not in self._resources:
@@ -113,6 +157,10 @@ class Loader:
             base_there = self._bases.get(id(found), base_there)
             pointer += f"/{raw}"
         return found, pointer, base_there
+
+
+def _is_recursive(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema.get("$recursiveAnchor") is True
 
 
 def _draft_of(document: Any) -> int:

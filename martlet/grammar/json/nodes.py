@@ -77,6 +77,8 @@ class Node:
     max_properties: int | None = None
     dependent_required: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dependent_schemas: dict[str, Node] = field(default_factory=dict)
+    unevaluated_properties: Node | None = None  # `evaluated.py` makes ordinary schemas of both
+    unevaluated_items: Node | None = None
 
     @property
     def is_any(self) -> bool:

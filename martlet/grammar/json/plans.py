@@ -7,137 +7,21 @@ last one is asked before a choice is offered, so that no choice leads nowhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 from martlet.grammar.json.algebra import Algebra, Goal
-from martlet.grammar.json.forms import ArrayForm, Contains, Exists, Literals, ObjectForm
+from martlet.grammar.json.array_plans import ArrayPlan
+from martlet.grammar.json.covering import Covering
+from martlet.grammar.json.finite import values_of
+from martlet.grammar.json.forms import ArrayForm, Exists, Literals, ObjectForm
 from martlet.grammar.json.nodes import Node, Problem, SchemaError
 from martlet.grammar.json.sets import ANY_TEXT, Texts
 from martlet.grammar.language import Language, literals
+from martlet.grammar.types import MANY
 
 __all__ = ["ArrayPlan", "KeyClass", "ObjectPlan", "Plans"]
 
-
-class ArrayPlan:
-    """An array form; a point in it is (number of items, how many of them counted for each `contains`)."""
-
-    def __init__(self, form: ArrayForm, algebra: Algebra, prune: bool) -> None:
-        self.form, self._algebra, self._prune = form, algebra, prune
-        self.contains = sorted(form.contains, key=lambda one: (one.node.number, one.positive, one.start, one.low))
-        if len(self.contains) > 1 and any(one.high is not None for one in self.contains):
-            pointers = sorted({one.node.pointer for one in self.contains})
-            raise SchemaError([Problem(pointers[0], f"counts items together with {', '.join(pointers[1:])}")])
-        if form.unique and not prune:
-            self._check_unique()
-        self.cap = max(len(form.prefix), form.low, form.high or 0, *(one.start for one in self.contains), 0)
-
-    def goal(self, index: int, *more: tuple[Node, bool]) -> Goal:
-        """What the item at a place must meet."""
-        return self._algebra.goal(self.form.goal(index) | frozenset(more))
-
-    def _inhabited(self, goal: Goal) -> bool:
-        return self._algebra.inhabited(goal, self._prune)
-
-    def _check_unique(self) -> None:
-        """Refuse arrays of different items whose items are too much to compare."""
-        kind = self._algebra.type_of(self.goal(0))
-        several = self._most_items is None or self._most_items > 1
-        if several and (kind.arrays or kind.objects or self.form.prefix or self.contains):
-            why = "is enforced for strings, numbers and words of one schema only"
-            raise SchemaError([Problem(f"{self.form.unique}/uniqueItems", why)])
-
-    @cached_property
-    def limit(self) -> int | None:
-        """The most items that there can be."""
-        most = self._most_items
-        if not self.form.unique or self.form.prefix:
-            return most
-        kind = self._algebra.type_of(self.goal(0))
-        if kind.arrays or kind.objects or kind.strings.finite is None or kind.numbers.finite is None:
-            return most
-        values = {float(text) for text in kind.numbers.finite}
-        n_values = len(kind.words) + len(kind.strings.finite) + len(values)
-        return n_values if most is None else min(most, n_values)
-
-    @cached_property
-    def _most_items(self) -> int | None:
-        form = self.form
-        for index in range(len(form.prefix) + 1):
-            if form.high is not None and index >= form.high:
-                return form.high
-            if not self._inhabited(self.goal(index)):
-                return index
-        return form.high
-
-    def possible(self, index: int, counts: tuple[int, ...]) -> bool:
-        """Whether the array can still end well."""
-        needed = sum(max(one.low - count, 0) for one, count in zip(self.contains, counts, strict=True))
-        if self.limit is not None and max(self.form.low, index + needed) > self.limit:
-            return False
-        for one, count in zip(self.contains, counts, strict=True):
-            if one.low > count and not self._room(one, index, one.low - count):
-                return False
-            if one.high is not None and not self._spare(one, index, one.high - count):
-                return False
-        return True
-
-    def _room(self, one: Contains, index: int, needed: int) -> bool:
-        """Whether `needed` places from `index` on can hold items that count."""
-        end = len(self.form.prefix)
-        for place in range(max(index, one.start), end):
-            if self.limit is not None and place >= self.limit:
-                return False
-            needed -= self._inhabited(self.goal(place, (one.node, one.positive)))
-            if needed <= 0:
-                return True
-        places = None if self.limit is None else self.limit - max(index, one.start, end)
-        return (places is None or places >= needed) and self._inhabited(self.goal(end, (one.node, one.positive)))
-
-    def _spare(self, one: Contains, index: int, allowed: int) -> bool:
-        """Whether no more than `allowed` of the items that must still come count whatever they are."""
-        end = max(len(self.form.prefix), one.start)
-        forced = 0
-        for place in range(max(index, one.start), min(self.form.low, end)):
-            forced += not self._inhabited(self.goal(place, (one.node, not one.positive)))
-        beyond = self.form.low - max(index, end)
-        if beyond > 0 and not self._inhabited(self.goal(end, (one.node, not one.positive))):
-            forced += beyond
-        return forced <= allowed
-
-    def choices(
-        self, index: int, counts: tuple[int, ...], written: frozenset[bytes]
-    ) -> list[tuple[Goal, int, tuple[int, ...], frozenset[bytes]]]:
-        """Goals of the next item, each with the point after it; it is none of those `written`, if they must differ."""
-        if self.limit is not None and index >= self.limit:
-            return []
-        after = min(index + 1, self.cap)
-        base = self.form.goal(min(index, len(self.form.prefix)))
-        base |= frozenset((self._algebra.constant(text), False) for text in written)
-        options: list[tuple[Literals, tuple[int, ...]]] = [(base, counts)]
-        for number, one in enumerate(self.contains):
-            if index < one.start:
-                continue
-            counted = (*counts[:number], counts[number] + 1, *counts[number + 1 :])
-            does = frozenset({(one.node, one.positive)})
-            if one.high is not None:
-                doesnt = frozenset({(one.node, not one.positive)})
-                options = [(goal | doesnt, same) for goal, same in options]
-                if counts[number] < one.high:
-                    options.append((base | does, counted))
-            elif counts[number] < one.low:
-                options.append((base | does, counted))
-        found = []
-        for goal_literals, count in options:
-            goal = self._algebra.goal(goal_literals)
-            if self._inhabited(goal) and self.possible(after, count):
-                found.append((goal, after, count, written))
-        return found
-
-    def may_end(self, index: int, counts: tuple[int, ...], written: frozenset[bytes]) -> bool:
-        """Whether the array may end."""
-        return index >= self.form.low and all(
-            count >= one.low for one, count in zip(self.contains, counts, strict=True)
-        )
+MOST_EXISTS = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +46,7 @@ class ObjectPlan:
             form.exists, key=lambda one: (one.part.number, -1 if one.where is None else one.where)
         )
         names: dict[str, None] = {}
-        for part in sorted(form.parts, key=lambda part: part.number):
+        for part in self.parts:
             names |= dict.fromkeys(part.properties)
         own: dict[str, Literals] = {}
         for name, literal in sorted(form.own, key=lambda pair: pair[0]):
@@ -178,10 +62,19 @@ class ObjectPlan:
         self.bit = {name: 1 << i for i, name in enumerate(self.names)}
         self.required = sum(self.bit.get(name, 0) for name in form.required)
         self.cap = max(form.low, 0 if form.high is None else form.high + 1)
+        if len(self.exists) > MOST_EXISTS:
+            pointers = list(dict.fromkeys(one.part.pointer for one in self.exists))
+            why = f"asks for more than {MOST_EXISTS} properties by what they are not, with {', '.join(pointers[1:9])}"
+            raise SchemaError([Problem(pointers[0], why)])
 
     @property
     def _allowed_names(self) -> Texts:
         return self._algebra.strings_of(self._algebra.goal(self.form.names)) if self.form.names else ANY_TEXT
+
+    @property
+    def unknown(self) -> bool:
+        """What counts as the answer to a question that is too much work: while only pruning is at stake, yes."""
+        return self._prune
 
     def _inhabited(self, goal: Goal) -> bool:
         return self._algebra.inhabited(goal, self._prune)
@@ -255,33 +148,16 @@ class ObjectPlan:
         form, needed = self.form, self.required & ~used
         if not self.can_have_required:
             return False
-        extra = 0 if not missing else self._extra(used, needed, missing)
-        if extra is None or (form.high is not None and count + needed.bit_count() + extra > form.high):
+        room = MANY if form.high is None else form.high - count - needed.bit_count()
+        if room < 0 or (missing and not Covering(self, used, needed).has_place_for(missing, room)):
             return False
         if count + needed.bit_count() >= form.low:
             return True
         left = sum(not used & self.bit[name] and self.goal_of(name) is not None for name in self.names)
         return count + left >= form.low or bool(self.classes)
 
-    def _extra(self, used: int, needed: int, missing: int) -> int | None:
-        """Properties beyond the required ones that `exists` still takes; None if there are not enough."""
-        taken, extra = used, 0
-        for number, one in enumerate(self.exists):
-            if not missing >> number & 1:
-                continue
-            for i, name in enumerate(self.names):
-                goal = None if taken >> i & 1 or not self.meets(one, name, None) else self.goal_of(name)
-                if goal is not None and self._with(goal, one):
-                    taken |= 1 << i
-                    extra += not needed >> i & 1
-                    break
-            else:
-                if not any(self.meets(one, None, key) and self._with(goal, one) for key, goal in self.classes):
-                    return None
-                extra += 1
-        return extra
-
-    def _with(self, goal: Goal, one: Exists) -> Goal | None:
+    def with_value(self, goal: Goal, one: Exists) -> Goal | None:
+        """A value's goal together with that of an `exists`; None if nothing meets both."""
         joined = self._algebra.goal(goal.literals | one.value)
         return joined if self._inhabited(joined) else None
 
@@ -317,9 +193,8 @@ class ObjectPlan:
         options = [(goal, missing)]
         for number, one in enumerate(self.exists):
             if missing >> number & 1 and self.meets(one, name, key):
-                joined = self._with(goal, one)
-                if joined is not None:
-                    options.append((joined, missing & ~(1 << number)))
+                joined = ((self.with_value(other, one), left & ~(1 << number)) for other, left in options)
+                options += [(other, left) for other, left in joined if other is not None]
         return [(goal, (used, count, left)) for goal, left in options if self.possible(used, count, left)]
 
     def may_end(self, used: int, count: int, missing: int) -> bool:
@@ -335,8 +210,10 @@ class Plans:
         self._arrays: dict[ArrayForm, ArrayPlan] = {}
         self._objects: dict[ObjectForm, ObjectPlan] = {}
         self._classes: dict[tuple[ObjectPlan, ...], list[KeyClass]] = {}
+        self.listing: set[Goal] = set()  # goals whose values are being listed
         algebra.array_possible = self._array_possible
         algebra.object_possible = self._object_possible
+        algebra.values_of = partial(values_of, self)
 
     def array(self, form: ArrayForm) -> ArrayPlan:
         """The plan of an array."""

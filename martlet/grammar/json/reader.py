@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["Reader", "escaped", "shortened"]
 
 REFUSED = {
-    "unevaluatedProperties": "what other keywords have looked at is not tracked; use additionalProperties",
-    "unevaluatedItems": "what other keywords have looked at is not tracked; use items",
-    "$dynamicRef": "references that depend on the path are not supported; use $ref",
-    "$recursiveRef": "references that depend on the path are not supported; use $ref",
     "extends": "draft 3 is not supported; use allOf",
     "disallow": "draft 3 is not supported; use not",
     "divisibleBy": "draft 3 is not supported; use multipleOf",
@@ -65,6 +61,8 @@ ASSERTIONS = frozenset(
         "then",
         "else",
         "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
         "minimum",
         "maximum",
         "exclusiveMinimum",
@@ -93,6 +91,8 @@ ASSERTIONS = frozenset(
         "dependentRequired",
         "dependentSchemas",
         "dependencies",
+        "unevaluatedProperties",
+        "unevaluatedItems",
     ]
 )
 
@@ -121,9 +121,12 @@ class Reader:
             self._reference(schema["$ref"])
             if self.draft < 8:
                 return  # before 2019-09, what stands beside $ref says nothing
+        for key in ("$dynamicRef", "$recursiveRef"):
+            if key in schema:
+                self._dynamic_reference(key, schema[key])
         self.loader.enforced.update(key for key in schema if key in ASSERTIONS)
         for key in schema:
-            if key in REFUSED and not (key == "unevaluatedProperties" and schema[key] in (True, {})):
+            if key in REFUSED:
                 self.loader.problem(f"{self.pointer}/{escaped(key)}", REFUSED[key])
             elif key not in ASSERTIONS and key not in ANNOTATIONS:
                 self.loader.ignored.append(Problem(f"{self.pointer}/{escaped(key)}", "no keyword: an annotation"))
@@ -202,6 +205,17 @@ class Reader:
         schema, pointer, base = found
         self.node.all_of.append(self.loader.node(schema, pointer, base, self.depth + 1))
 
+    def _dynamic_reference(self, key: str, reference: Any) -> None:
+        if not isinstance(reference, str) or (key == "$recursiveRef" and reference != "#"):
+            self.wrong(key, "the address of a schema" if key == "$dynamicRef" else "'#'")
+            return
+        found = self.loader.resolve_dynamic(key, reference, self.base)
+        if isinstance(found, str):
+            self.loader.problem(f"{self.pointer}/{key}", f"{reference!r:.100}: {found}")
+            return
+        schema, pointer, base = found
+        self.node.all_of.append(self.loader.node(schema, pointer, base, self.depth + 1))
+
     def _types(self) -> None:
         schema, node = self.schema, self.node
         if "type" in schema:
@@ -235,7 +249,7 @@ class Reader:
         if negated is not None:
             node.not_.append(negated)
         condition = self.sub("if")
-        if condition is not None and ("then" in schema or "else" in schema):
+        if condition is not None and ("then" in schema or "else" in schema or self.loader.has_unevaluated):
             node.if_ = (condition, self.sub("then"), self.sub("else"))
 
     def _numbers(self) -> None:
@@ -302,6 +316,7 @@ class Reader:
             least = self.count("minContains")
             node.contains = (contains, 1 if least is None else least, self.count("maxContains"))
         node.unique = schema.get("uniqueItems") is True
+        node.unevaluated_items = self.sub("unevaluatedItems")
 
     def _objects(self) -> None:
         node, schema = self.node, self.schema
@@ -324,6 +339,7 @@ class Reader:
                     node.dependent_schemas[name] = self.child(value, key, name)
         for name, value in self.mapping("dependentSchemas").items():
             node.dependent_schemas[name] = self.child(value, "dependentSchemas", name)
+        node.unevaluated_properties = self.sub("unevaluatedProperties")
 
     def _names(self, value: Any, *path: str) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
