@@ -25,6 +25,7 @@ from typing import Any
 from martlet.errors import RequestError, nearest
 from martlet.kv_types import RECENT_TOKENS, parse_kv_types, share_tokens
 from martlet.machine import MachineLimits, choose_threads, read_machine
+from martlet.structured import ITEM_LIMIT, STRING_LIMIT
 
 __all__ = [
     "BACKENDS",
@@ -92,6 +93,10 @@ class EngineConfig:
     offline: bool = False
     oracle: bool = False
     prefix_cache: bool = True  # what is computed for a prompt is kept for others that begin like it
+    string_limit: int = (
+        STRING_LIMIT  # bytes of a string in JSON that is held to a form which does not bound it; 0: none
+    )
+    item_limit: int = ITEM_LIMIT  # items of an array, properties of an object, the same
     exact_turns: bool = True  # a chat's next prompt repeats the tokens of its answers, however the text would be cut
     chat_template: str | None = None
     tokenizer_pre: str | None = None
@@ -236,6 +241,10 @@ def _validate(config: EngineConfig) -> None:
     for name in ("offline", "oracle", "prefix_cache", "exact_turns"):
         if not isinstance(getattr(config, name), bool):
             raise RequestError(f"{name} is {getattr(config, name)!r}; expected True or False.", param=name)
+    for name in ("string_limit", "item_limit"):
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise RequestError(f"{name} is {value!r}; expected a whole number, 0 for no limit.", param=name)
     stall = config.stall_ms
     if stall is not None and (isinstance(stall, bool) or not isinstance(stall, int | float) or not 0 < stall < 1e9):
         raise RequestError(f"stall_ms is {stall!r}; expected milliseconds, above 0 and below 1e9.", param="stall_ms")

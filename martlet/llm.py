@@ -84,6 +84,8 @@ class LLMOptions(TypedDict, total=False):
     offline: bool | None
     oracle: bool | None
     prefix_cache: bool | None
+    string_limit: int | None
+    item_limit: int | None
     exact_turns: bool | None
     chat_template: str | None
     tokenizer_pre: str | None

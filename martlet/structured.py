@@ -13,7 +13,10 @@ from typing import Any, Literal
 
 from martlet.errors import RequestError, nearest
 
-__all__ = ["Structured", "Tag"]
+__all__ = ["ITEM_LIMIT", "STRING_LIMIT", "Structured", "Tag"]
+
+STRING_LIMIT = 1 << 16  # bytes
+ITEM_LIMIT = 1 << 12
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar", "tags")
 _MOST_CHARACTERS = 1 << 20
@@ -57,7 +60,9 @@ class Structured:
     # of JSON: no white space; a space after comma and colon, as Python writes it; or any, bounded
     whitespace: Literal["compact", "single", "any"] = "compact"
     ordered: bool = True  # of JSON: properties come in the schema's order
-    string_limit: int = 1 << 16  # of JSON: bytes of a string that the schema does not bound; 0: none
+    # of JSON, where the schema does not bound them; 0: none, None: what the engine's settings say
+    string_limit: int | None = None  # bytes of a string
+    item_limit: int | None = None  # items of an array, properties of an object
     # Where reasoning comes first: the answer is free until this text, and then held.
     after: str | None = None
     after_begin: str | None = None  # the text that begins the reasoning, if it need not be there
@@ -79,8 +84,10 @@ class Structured:
             self._set("tags", _tags(self.tags))
         if self.whitespace not in ("compact", "single", "any"):
             raise _refuse("whitespace", self.whitespace, "'compact', 'single' or 'any'")
-        if isinstance(self.string_limit, bool) or not isinstance(self.string_limit, int) or self.string_limit < 0:
-            raise _refuse("string_limit", self.string_limit, "a number of bytes, 0 for none")
+        for name, what in (("string_limit", "bytes"), ("item_limit", "items")):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise _refuse(name, value, f"a number of {what}, 0 for none")
         if self.after == "" or self.after_begin == "" or (self.after_begin and not self.after):
             raise _refuse("after", self.after, "the text that ends the reasoning, or none")
         self._check_kind()

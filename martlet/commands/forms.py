@@ -12,7 +12,14 @@ from typing import Any
 
 from martlet.errors import RequestError
 
-__all__ = ["add_structured_options", "structured_options"]
+__all__ = ["add_limit_options", "add_structured_options", "structured_options"]
+
+
+def add_limit_options(group: Any) -> None:
+    """How long what a form does not bound may be; settings of the engine."""
+    for name, what in (("string", "bytes of a string"), ("item", "items of an array or object")):
+        help_ = f"most {what} where JSON is held to a form that does not bound it (0: no limit)"
+        group.add_argument(f"--{name}-limit", type=int, metavar="N", help=help_)
 
 
 def add_structured_options(parser: ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.commands.forms import add_structured_options, structured_options
+from martlet.commands.forms import add_limit_options, add_structured_options, structured_options
 from martlet.config import BACKENDS, SCHEDULING_POLICIES, Setting, resolve_config
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
@@ -178,6 +178,7 @@ def add_scheduling_options(group: _ArgumentGroup) -> None:
         metavar="X",
         help="longest step in milliseconds while an answer runs (default: three times one without prompts)",
     )
+    add_limit_options(group)
     group.add_argument(
         "--draft",
         metavar="HOW",
@@ -287,6 +288,8 @@ def engine_options(args: Namespace) -> LLMOptions:
         "stall_ms": args.stall_ms,
         "max_waiting": args.max_waiting,
         "max_waiting_tokens": args.max_waiting_tokens,
+        "string_limit": args.string_limit,
+        "item_limit": args.item_limit,
         "exact_turns": getattr(args, "exact_turns", None),
         "chat_template": None if template is None else _read_template(Path(template)),
         "tokenizer_pre": args.tokenizer_pre,
@@ -395,5 +398,5 @@ def print_settings(title: str, settings: tuple[Setting, ...]) -> None:
     """Effective settings with their origins, on stderr."""
     print(f"{title}:", file=sys.stderr)
     for setting in settings:
-        note = f": {setting.note}" if setting.note else ""
-        print(f"  {setting.name:<26} {setting.value!s:<20} ({setting.origin}{note})", file=sys.stderr)
+        why = f"{setting.origin}: {setting.note}" if setting.note else str(setting.origin)
+        print(f"  {setting.name:<26} {setting.value!s:<20} ({why})", file=sys.stderr)

@@ -167,7 +167,9 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
             tier = open_kept_pages(config, checkpoint, model.spec, ops, kv, resources)
         with timeline.phase("compile"):
-            grammars = Grammars(tokenizer, min(tokenizer.vocab_size, model.spec.vocab), getattr(ops, "store", None))
+            n_vocab = min(tokenizer.vocab_size, model.spec.vocab)
+            form_limits = config.string_limit, config.item_limit
+            grammars = Grammars(tokenizer, n_vocab, getattr(ops, "store", None), form_limits)
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)
             runner = Runner(ops, model, kv, limits, config.page_size, sampler, tier)
             runner.head = load_drafter(head, checkpoint, model, kv, ops, limits, config.page_size, plan.n_pages)

@@ -6,6 +6,7 @@ engine's thread; threads may share it.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -22,19 +23,30 @@ from martlet.grammar.regex import regex_language
 from martlet.grammar.text import END, Again, either, free_text, language_state, one_of, then
 from martlet.grammar.types import State
 from martlet.grammar.vocabulary import Vocabulary
-from martlet.structured import Structured, Tag
+from martlet.structured import ITEM_LIMIT, STRING_LIMIT, Structured, Tag
 from martlet.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Grammars", "compile_state"]
 
 MOST_GRAMMARS = 128
+BOUND = re.compile(r'"max(?:Items|Properties)"\s*:\s*(\d{1,15})(?:\.0*)?\s*[,}]')
 
 
 class Grammars:
     """Compiled grammars of one tokenizer, the least recently used forgotten first."""
 
-    def __init__(self, tokenizer: Tokenizer, n_vocab: int | None = None, kernels: Any = None) -> None:
-        """`n_vocab` is the width of the logits; `kernels` the store of compiled kernels, without which masks are slow."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        n_vocab: int | None = None,
+        kernels: Any = None,
+        limits: tuple[int, int] = (STRING_LIMIT, ITEM_LIMIT),
+    ) -> None:
+        """`n_vocab` is the width of the logits; `kernels` the store of compiled kernels, without which masks are slow.
+
+        `limits` are `string_limit` and `item_limit` of requests that do not say.
+        """
+        self._limits = limits
         self._tokenizer = tokenizer
         self._n_vocab = n_vocab or tokenizer.vocab_size
         self._kernels = kernels
@@ -55,7 +67,12 @@ class Grammars:
             if asked.kind in ("json", "json_object"):
                 warm(vocabulary)
             grammar = Grammar(
-                state, vocabulary, name=asked.kind, string_limit=asked.string_limit, forget=releasing(state)
+                state,
+                vocabulary,
+                name=asked.kind,
+                string_limit=self._limits[0] if asked.string_limit is None else asked.string_limit,
+                item_limit=_beyond_bounds(asked, self._limits[1] if asked.item_limit is None else asked.item_limit),
+                forget=releasing(state),
             )
             self._compiled[asked] = grammar
             if len(self._compiled) > MOST_GRAMMARS:
@@ -83,6 +100,13 @@ class Grammars:
             found = Vocabulary(tokens, ends, n_vocab=self._n_vocab, kernels=self._kernels)
             self._vocabularies[key] = found
         return found
+
+
+def _beyond_bounds(asked: Structured, limit: int) -> int:
+    """A limit of items, raised beyond every number of items that a schema of the request bounds arrays or objects by."""
+    schemas = [asked.json or "", *(tag.schema for tag in asked.tags or ())]
+    bounds = [int(bound) for schema in schemas for bound in BOUND.findall(schema)]
+    return max([limit, *(bound + 1 for bound in bounds)]) if limit else 0
 
 
 def _marks_of(asked: Structured) -> frozenset[str]:

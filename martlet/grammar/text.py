@@ -220,13 +220,14 @@ _CHARACTERS = bytes((*range(0x80), *range(0xC2, 0xF5)))  # with which a characte
 class _Then:
     """One state's text, and then another's: what follows begins where the first cannot go on."""
 
-    __slots__ = ("_first", "_made", "_second", "accepts", "budget", "lexeme")
+    __slots__ = ("_first", "_made", "_second", "accepts", "budget", "is_json", "lexeme")
 
     def __init__(self, first: State, second: State, made: dict[State, State]) -> None:
         self._first, self._second, self._made = first, second, made
         self.accepts = first.accepts and second.accepts
         self.lexeme = first.lexeme
         self.budget = first.budget
+        self.is_json = first.is_json
 
     def step(self, byte: int) -> State | None:
         state = self._first.step(byte)
@@ -298,6 +299,10 @@ class _Either(Plain):
     @property
     def accepts(self) -> bool:
         return self._a.accepts or self._b.accepts
+
+    @property
+    def is_json(self) -> bool:
+        return self._a.is_json or self._b.is_json
 
     def step(self, byte: int) -> State | None:
         a, b = self._a.step(byte), self._b.step(byte)

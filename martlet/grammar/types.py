@@ -137,6 +137,10 @@ class State(Protocol):
         No byte goes on with both. None where there is no such lexeme; then its bytes are followed one by one.
         """
 
+    @property
+    def is_json(self) -> bool:
+        """Whether the text is inside JSON."""
+
     def parts(self) -> tuple[State, ...] | None:
         """States that allow together just the texts that this one does; None where it is one of a piece."""
 
@@ -190,6 +194,11 @@ class Plain:
         """None."""
         return None
 
+    @property
+    def is_json(self) -> bool:
+        """No."""
+        return False
+
     def parts(self) -> tuple[State, ...] | None:
         """None."""
         return None
@@ -224,7 +233,10 @@ class Constraint(Protocol):
         """Whether the mask has this token (cheaper than the mask)."""
 
     def advance(self, token_id: int) -> bool:
-        """Take one token. False, and nothing changed, if it is not allowed. An end-of-sequence id ends the text."""
+        """Take one token. False, and nothing changed, if it is not allowed. An end-of-sequence id ends the text.
+
+        Beside what the mask allows it may take tokens that only a limit has left out.
+        """
 
     def rollback(self, n_tokens: int) -> None:
         """Take the last `n_tokens` advances back."""
@@ -239,7 +251,7 @@ class Constraint(Protocol):
         """The longest text that must follow whatever is chosen; b"" if there is a choice. The state stays as it is."""
 
     def is_limited(self) -> bool:
-        """Whether a string was ended because it was too long."""
+        """Whether a string, array or object was ended because it was too long."""
 
     def clone(self) -> Constraint:
         """Another one in the same state; what is computed once stays shared."""

@@ -332,6 +332,7 @@ def test_a_string_at_the_limit_may_only_end() -> None:
 
 
 def test_the_limit_is_a_number() -> None:
-    for wrong in (-1, 1.5, True, "9"):
-        with pytest.raises(RequestError, match="string_limit"):
-            Structured(json={}, string_limit=wrong)
+    for name in ("string_limit", "item_limit"):
+        for wrong in (-1, 1.5, True, "9"):
+            with pytest.raises(RequestError, match=name):
+                Structured(json={}, **{name: wrong})

@@ -44,6 +44,11 @@ class ByteState(Plain):
         self.machine = machine
         self._next: dict[int, State | None] = {}
 
+    @property
+    def is_json(self) -> bool:
+        """Yes."""
+        return True
+
     def step(self, byte: int) -> State | None:
         """The state after one more byte."""
         try:
