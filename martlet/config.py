@@ -241,10 +241,7 @@ def _validate(config: EngineConfig) -> None:
     for name in ("offline", "oracle", "prefix_cache", "exact_turns"):
         if not isinstance(getattr(config, name), bool):
             raise RequestError(f"{name} is {getattr(config, name)!r}; expected True or False.", param=name)
-    for name in ("string_limit", "item_limit"):
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise RequestError(f"{name} is {value!r}; expected a whole number, 0 for no limit.", param=name)
+    _validate_forms(config)
     stall = config.stall_ms
     if stall is not None and (isinstance(stall, bool) or not isinstance(stall, int | float) or not 0 < stall < 1e9):
         raise RequestError(f"stall_ms is {stall!r}; expected milliseconds, above 0 and below 1e9.", param="stall_ms")
@@ -254,6 +251,13 @@ def _validate(config: EngineConfig) -> None:
             " sequence needs a token in every step. Raise max_step_tokens or lower max_seqs.",
             param="max_step_tokens",
         )
+
+
+def _validate_forms(config: EngineConfig) -> None:
+    for name in ("string_limit", "item_limit"):
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise RequestError(f"{name} is {value!r}; expected a whole number, 0 for no limit.", param=name)
 
 
 def _names_model(draft: str) -> bool:

@@ -101,12 +101,7 @@ MEANINGS = {
 }
 BAR = 30  # characters
 MAX_TEMPLATE = 4 << 20  # bytes
-NOT_OPTIONS = {
-    "n",
-    "best_of",
-    "detokenize",
-    "structured",
-}  # a terminal shows one answer, as text; forms have options of their own
+NOT_OPTIONS = {"n", "best_of", "detokenize", "structured"}  # a terminal shows one answer, as text
 
 
 def add_engine_options(parser: ArgumentParser, context: str = "the model's, if it fits") -> None:

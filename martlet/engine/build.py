@@ -167,9 +167,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
             tier = open_kept_pages(config, checkpoint, model.spec, ops, kv, resources)
         with timeline.phase("compile"):
-            n_vocab = min(tokenizer.vocab_size, model.spec.vocab)
-            form_limits = config.string_limit, config.item_limit
-            grammars = Grammars(tokenizer, n_vocab, getattr(ops, "store", None), form_limits)
+            grammars = _grammars(config, tokenizer, model.spec.vocab, ops)
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)
             runner = Runner(ops, model, kv, limits, config.page_size, sampler, tier)
             runner.head = load_drafter(head, checkpoint, model, kv, ops, limits, config.page_size, plan.n_pages)
@@ -203,6 +201,11 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             grammars,
             resources.pop_all(),
         )
+
+
+def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Backend) -> Grammars:
+    n_vocab = min(tokenizer.vocab_size, n_logits)
+    return Grammars(tokenizer, n_vocab, getattr(ops, "store", None), (config.string_limit, config.item_limit))
 
 
 def _scheduler(

@@ -186,7 +186,7 @@ def test_anthropics_tools(client: httpx.Client) -> None:
             "groups",
         ),  # fault STR-23
         ({"guided_json": {"properties": {"x": {"enum": []}}, "required": ["x"]}}, "guided_json", "/x"),  # fault STR-15
-        ({"guided_json": {"unevaluatedProperties": False}}, "guided_json", "unevaluatedProperties"),  # fault STR-17
+        ({"guided_json": {"format": "regex"}}, "guided_json", "format"),  # fault STR-17
         ({"guided_json": {"type": "object"}, "guided_regex": "a"}, "guided_regex", "one of them"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": " *"}}, "structured_outputs", "whitespace_pattern"),
         ({"response_format": {"type": "xml"}}, "response_format", "xml"),
