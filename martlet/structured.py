@@ -57,6 +57,7 @@ class Structured:
     triggers: tuple[str, ...] = ()
     at_least_one: bool = False  # of tags: the answer begins with one, and there is no free text but between tags
     stop_after_first: bool = False
+    at_start: bool = False  # of tags: only the beginning of the answer is one; an answer that begins otherwise is free
     # of JSON: no white space; a space after comma and colon, as Python writes it; or any, bounded
     whitespace: Literal["compact", "single", "any"] = "compact"
     ordered: bool = True  # of JSON: properties come in the schema's order
@@ -70,7 +71,7 @@ class Structured:
     def __post_init__(self) -> None:
         if self.json is not None:
             self._set("json", _json_text("json", self.json))
-        for name in ("json_object", "at_least_one", "stop_after_first", "ordered"):
+        for name in ("json_object", "at_least_one", "stop_after_first", "at_start", "ordered"):
             if not isinstance(getattr(self, name), bool):
                 raise _refuse(name, getattr(self, name), "true or false")
         for name in ("regex", "grammar", "after", "after_begin"):
@@ -79,7 +80,8 @@ class Structured:
                 raise _refuse(name, value, "text")
         if self.choice is not None:
             self._set("choice", _texts("choice", self.choice, _MOST_CHOICES))
-        self._set("triggers", _texts("triggers", self.triggers, 64) if self.triggers else ())
+        most = 1024 if self.at_start else 64
+        self._set("triggers", _texts("triggers", self.triggers, most) if self.triggers else ())
         if self.tags is not None:
             self._set("tags", _tags(self.tags))
         if self.whitespace not in ("compact", "single", "any"):

@@ -165,7 +165,8 @@ def _tags(asked: Structured) -> State:
     tags = asked.tags
     again = Again()
     following = END if asked.stop_after_first else again
-    bodies = [_tag_body(tag, _json(tag.schema, asked), following) for tag in tags]
+    inside = {schema: _json(schema, asked) for schema in dict.fromkeys(tag.schema for tag in tags)}
+    bodies = [_tag_body(tag, inside[tag.schema], following) for tag in tags]
     begins = [tag.begin for tag in tags]
     if asked.at_least_one:
         more = [*begins, *("\n" + begin for begin in begins)]
@@ -173,7 +174,7 @@ def _tags(asked: Structured) -> State:
         return one_of(begins, lambda i: bodies[i])
     triggers = asked.triggers or tuple(dict.fromkeys(begins))
     opened = [_opened(trigger, begins, bodies) for trigger in triggers]
-    again.target = free_text(triggers, lambda i: opened[i], may_end=True)
+    again.target = free_text(triggers, lambda i: opened[i], may_end=True, at_start=asked.at_start)
     return again.target
 
 

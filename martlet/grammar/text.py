@@ -112,44 +112,51 @@ def language_state(language: Language, after: State = END) -> State | None:
     return _Automaton(dfa, lambda label: after, (1,), lambda q: False).at(dfa.start)
 
 
-def free_text(marks: Sequence[str], after: Callable[[int], State], may_end: bool) -> State:
-    """Any text up to the first of the marks, and then what follows mark number `after(i)`; all of it if none comes."""
+def free_text(marks: Sequence[str], after: Callable[[int], State], may_end: bool, *, at_start: bool = False) -> State:
+    """Any text up to the first of the marks, and then what follows mark number `after(i)`; all of it if none comes.
+
+    `at_start`: a mark is one only where the text begins with it.
+    """
     anything = Language.everything()
     inside = literals(marks)
-    without = anything - (anything + inside + anything)
-    dfa, whole = _up_to(without, marks)
+    without = anything - ((inside if at_start else anything + inside) + anything)
+    dfa, whole = _up_to(without, marks, at_start)
     states = [after(i) for i in range(len(marks))]
     labels = range(1, len(marks) + 1)
     return _Automaton(dfa, lambda label: states[label - 1], labels, lambda q: may_end and whole[q]).at(dfa.start)
 
 
-def _up_to(without: Language, marks: Sequence[str]) -> tuple[Dfa, list[bool]]:
+def _up_to(without: Language, marks: Sequence[str], at_start: bool) -> tuple[Dfa, list[bool]]:
     """The automaton of texts that end with their first mark, labelled by its number from 1 on; and where a text without
     any mark is whole, which is not so inside a character.
 
     It is the automaton of texts without a mark, to which the steps that complete one are added: whether a byte does is
-    known from the last bytes before it. So its states are pairs: (state without a mark, last bytes that count).
+    known from the last bytes before it. So its states are pairs: (state without a mark, last bytes that count); where
+    marks count at the start only these are all bytes, and None once they are not the beginning of one.
     """
     plain = to_bytes(without)
     encoded = [mark.encode() for mark in marks]
+    whole_marks = {text: i for i, text in reversed(list(enumerate(encoded)))}
     prefixes = {text[:n] for text in encoded for n in range(len(text) + 1)}
-    numbers: dict[tuple[int, bytes], int] = {(plain.start, b""): 1}
-    queue = [(plain.start, b"")]
+    first: tuple[int, bytes | None] = (plain.start, b"")
+    numbers, queue = {first: 1}, [first]
     rows: list[list[int]] = [[0] * 256]
     ends: list[tuple[int, int, int]] = []
     for q, seen in queue:
         row = [0] * 256
         for byte in range(256):
-            text = seen + bytes((byte,))
-            done = next((i for i, mark in enumerate(encoded) if text.endswith(mark)), None)
+            text = None if seen is None else seen + bytes((byte,))
+            done = None if text is None else whole_marks.get(text)
+            if done is None and text is not None and not at_start:
+                done = next((i for i, mark in enumerate(encoded) if text.endswith(mark)), None)
             if done is not None:
                 ends.append((len(rows), byte, done))
                 continue
             after = int(plain.table[q, byte])
             if after == 0:
                 continue
-            while text not in prefixes:
-                text = text[1:]
+            while text is not None and text not in prefixes:
+                text = None if at_start else text[1:]
             key = after, text
             if key not in numbers:
                 numbers[key] = len(numbers) + 1
@@ -309,6 +316,9 @@ class _Either(Plain):
         if a is None or b is None:
             return b if a is None else a
         return _Either(a, b)
+
+    def parts(self) -> tuple[State, ...] | None:
+        return self._a, self._b
 
     def next_bytes(self) -> bytes | None:
         return bytes(sorted({*first_bytes(self._a), *first_bytes(self._b)}))

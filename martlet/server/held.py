@@ -11,7 +11,8 @@ Nothing is weakened: what cannot be held to is refused, with the field's name (d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +193,7 @@ _CALLS = {
         "<｜tool▁calls▁begin｜>",
     ),
 }
+MOST_BARE_TOOLS = 100  # whose calls nothing opens, so that each way to begin one is looked for
 _SEVERAL = ("hermes",)  # formats in which one call may simply follow another
 
 
@@ -215,7 +217,7 @@ def asked_tools(body: ChatRequest, form: ToolFormat | None) -> tuple[Structured 
     if not tools or choice == "none":
         return None, False
     written = _CALLS.get(form.name) if form is not None else None
-    if written is None or (written[2] is None and not must):
+    if written is None:
         if must:
             raise RequestError(
                 "tool_choice: how this model writes calls is not one of the forms that an answer can be held to"
@@ -225,7 +227,9 @@ def asked_tools(body: ChatRequest, form: ToolFormat | None) -> tuple[Structured 
             )
         return None, False
     begin, end, trigger = written
-    tags = []
+    if trigger is None and not must and len(tools) > MOST_BARE_TOOLS:
+        return None, False
+    tags: list[dict[str, Any]] = []
     for number, tool in enumerate(tools):
         name, schema = tool.get("name"), tool.get("parameters")
         if not isinstance(name, str) or not name:
@@ -233,14 +237,25 @@ def asked_tools(body: ChatRequest, form: ToolFormat | None) -> tuple[Structured 
         schema = {"type": "object"} if schema in (None, {}) else schema
         if isinstance(schema, dict) and tool.get("strict"):
             schema = _strict(schema)
-        text = begin.replace("%j", json.dumps(name, ensure_ascii=False)).replace("%s", name)
-        tags.append({"begin": text, "schema": schema, "end": end})
+        quoted = json.dumps(name, ensure_ascii=False)
+        for form_ in (begin,) if trigger is not None or must else _llama_begins(begin):
+            tags.append({"begin": form_.replace("%j", quoted).replace("%s", name), "schema": schema, "end": end})
     alone = body.parallel_tool_calls is False or wanted is not None or (form is not None and form.name not in _SEVERAL)
     fields: dict[str, Any] = {"tags": tags, "stop_after_first": alone, "at_least_one": must, "whitespace": "single"}
-    if not must:
+    if not must and trigger is not None:
         fields["triggers"] = (trigger,)
+    elif not must:  # nothing opens a call: an answer that begins as one is one
+        upto = [re.split(r",\s*\"parameters\"", tag["begin"])[0] for tag in tags]
+        fields |= {"triggers": tuple(dict.fromkeys(upto)), "at_start": True, "stop_after_first": True}
     strict = must or any(tool.get("strict") for tool in tools)
     return named("tools", lambda: Structured.from_value(fields)), strict
+
+
+def _llama_begins(begin: str) -> Iterator[str]:
+    """The ways in which Llama 3 begins a call: with or without its control token, a type, spaces."""
+    for text in (begin, begin.replace('{"name"', '{"type": "function", "name"')):
+        for spaced in (text, text.replace('": ', '":').replace(', "', ',"')):
+            yield from (spaced, f"<|python_tag|>{spaced}")
 
 
 def _wanted(choice: str | dict[str, Any] | None) -> str | None:
@@ -268,6 +283,7 @@ def joined(structure: Structured | None, tools: Structured | None) -> Structured
         json=structure.json,
         json_object=structure.json_object,
         at_least_one=True,
+        at_start=False,
         triggers=(),
         stop_after_first=True,
     )
