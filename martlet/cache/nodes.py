@@ -90,12 +90,14 @@ class Node:
         "children",
         "held",
         "ids",
+        "n_pages",
         "n_resident",
         "n_slotted",
         "name",
         "order",
         "page",
         "parent",
+        "root",
         "slot",
         "used",
     )
@@ -103,6 +105,7 @@ class Node:
     def __init__(self, ids: Ids, parent: Node | None, used: int, *, key: bytes | None = None) -> None:
         self.ids = ids
         self.parent = parent
+        self.root: Node = self if parent is None else parent.root
         self.used = used  # when it was used last, or a node below it that is gone
         self.children: dict[Ids, Node] = {}
         self.order: list[Ids] = []  # the same ids, sorted; none of them begins like another one entire
@@ -111,6 +114,7 @@ class Node:
         self.held = 0  # 1 if others own its page too, and 1 for each child that is held
         self.n_resident = 0  # children with a page
         self.n_slotted = 0  # children with a slot
+        self.n_pages = 0  # of a root: nodes below it with a page
         self.name: str | bytes = b""  # of a root: its salt, or its key as long as nobody has named the salt
         self._key = key
 

@@ -8,7 +8,7 @@ compared and never digests. The last page of a sequence may be a leaf with fewer
                        └── [32 … 40]                   a page in part, full or not, is shared by copying it
 
 The tree is one owner of each of its pages, sequences are the others (`cache/pages.py`). A page that only the tree owns,
-and all below it too, can be evicted: least recently used leaf first. With a second tier (`cache/tiers.py`) its tokens
+and all below it too, can be evicted: least recently used leaf first, or by shares (`cache/shares.py`). With a second tier (`cache/tiers.py`) its tokens
 may stay in the tree with a slot instead of a page. Pages in memory are always above those that are in the tier only.
 Each salt has a tree of its own: nothing is shared between two salts.
 
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from martlet.cache.explain import Evicted, FirstPages
 from martlet.cache.nodes import Ids, LeafQueue, Node, root_key
 from martlet.cache.pages import PagePool
+from martlet.cache.shares import FairLeaves
 from martlet.cache.tiers import TierSlots
 from martlet.types import CacheUse, MissReason, PageId, Save, SlotId
 
@@ -45,9 +46,12 @@ class RadixCache:
 
     `share_tokens` is where a sequence may leave what it shares: 1 for anywhere; a multiple of the page size when the
     keys and values of a group of so many positions depend on one another, then only whole groups are kept and found.
+    `fair`: the salt with the most pages makes room first.
     """
 
-    def __init__(self, pool: PagePool, *, share_tokens: int = 1, tier: TierSlots | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, *, share_tokens: int = 1, tier: TierSlots | None = None, fair: bool = False
+    ) -> None:
         assert share_tokens == 1 or share_tokens % pool.page_size == 0
         self._pool = pool
         self._size = pool.page_size
@@ -55,7 +59,7 @@ class RadixCache:
         self._tier = tier
         self.roots: dict[str | bytes, Node] = {}  # by salt; by key until the salt is named
         self._nodes: dict[PageId, Node] = {}  # who has which page
-        self._leaves = LeafQueue(self._is_free_leaf)
+        self._leaves = (FairLeaves if fair else LeafQueue)(self._is_free_leaf)
         self._now = 0  # a count of uses
         self._n_evictable = 0
         self._evicted = Evicted()
@@ -112,8 +116,7 @@ class RadixCache:
         tail = () if match.tail is None else match.tail[:1]
         for page in (*match.pages[-1:], *tail):
             self._nodes[page].used = self._now
-        self._pool.share(match.pages)
-        self._pool.share(tail)
+        self._pool.share((*match.pages, *tail))
         if self._tier is not None and match.slots:
             self._tier.pin([slot for slot, _ in match.slots])
             node = self._tier.owner(match.slots[-1][0])
@@ -129,10 +132,7 @@ class RadixCache:
     def _explain(
         self, salt: str, path: list[Node], near: list[tuple[int, Node]], rest: Ids, limit: int
     ) -> tuple[MissReason, int | None, int | None]:
-        """Why no more of the ids is cached: `path` is, and of `rest`, the page after it, what `near` has of it.
-
-        Returns the reason, and where another token stands in the cache and which.
-        """
+        """Why no more than `path`, and of `rest` after it what `near` has, is cached; where another token stands, and which."""
         agree, child = near[0] if near else (0, None)
         reach = len(path) * self._size + agree
         if reach >= limit:
@@ -235,7 +235,7 @@ class RadixCache:
 
     # -- making room ----------------------------------------------------------------------------------------------
     def evict(self, n_pages: int, *, save: bool = True) -> int:
-        """Free up to n_pages pages that only the tree owns, least recently used leaf first; return how many.
+        """Free up to n_pages pages that only the tree owns, from the leaves on; return how many.
 
         With a second tier full pages go there first, unless `save` is False or they are there already. The saves run
         before anything is written to the freed pages: a plan's saves come before all else.
@@ -254,8 +254,7 @@ class RadixCache:
 
     def _remove_if_empty(self, node: Node) -> None:
         """Take a node without page and slot out of the tree, and a root without children."""
-        parent = node.parent
-        if node.page is None and node.slot is None and parent is not None:
+        if node.page is None and node.slot is None and (parent := node.parent) is not None:
             assert not node.children
             self._unlink(node, parent)
             self._evicted.add(parent.key, node.ids)
@@ -275,7 +274,7 @@ class RadixCache:
         self._pool.free(nodes)
         for node in [*nodes.values(), *self.roots.values()]:
             node.page = None
-            node.held = node.n_resident = 0
+            node.held = node.n_resident = node.n_pages = 0
         for node in nodes.values():
             if node.slot is None and node.parent is not None:
                 self._unlink(node, node.parent)
@@ -299,11 +298,10 @@ class RadixCache:
     def adopt(self, records: Iterable[tuple[SlotId, bytes, bytes, Ids]]) -> int:
         """Take over what a tier's file holds, before anything else; returns how many slots.
 
-        A record is (slot, key, the key of the page before, ids), least recently used first; `TierSlots.adopt` says which
-        are refused.
+        A record is (slot, key, key of the page before, ids), least recently used first; `TierSlots.adopt` refuses some.
         """
-        assert self._tier is not None
         assert not self.roots
+        assert self._tier is not None
         roots = self._tier.adopt(records, self._size)
         for root in roots:
             self.roots[root.name] = root
@@ -322,6 +320,7 @@ class RadixCache:
         node.page = page
         node.used = self._now
         node.parent.n_resident += 1
+        node.root.n_pages += 1
         self._n_evictable += 1
         self._hold(node)
 
@@ -338,6 +337,7 @@ class RadixCache:
         self._n_evictable -= 1
         self._pool.free((page,))
         parent.n_resident -= 1
+        node.root.n_pages -= 1
         parent.used = max(parent.used, node.used)
         self._leaves.offer(parent)
 
@@ -394,6 +394,7 @@ class RadixCache:
                 slotted[node.slot] = node
             todo += node.children.values()
         assert resident == self._nodes
+        assert sum(root.n_pages for root in self.roots.values()) == len(resident)
         assert self._n_evictable == sum(node.held == 0 for node in resident.values())
         if self._tier is not None:
             self._tier.check(slotted)

@@ -56,9 +56,9 @@ def make_cache(config: EngineConfig, pages: PagePool, tier: TierFile | None) -> 
     """The prefix cache, with what the tier's file holds already in it; None if the settings want none."""
     if not config.prefix_cache:
         return None
-    share = share_tokens(config.kv_dtype)
+    share, fair = share_tokens(config.kv_dtype), config.policy == "fair"
     if tier is None or tier.n_slots == 0:  # 0: the disk was found full at the first try
-        return RadixCache(pages, share_tokens=share)
-    cache = RadixCache(pages, share_tokens=share, tier=TierSlots(tier.n_slots))
+        return RadixCache(pages, share_tokens=share, fair=fair)
+    cache = RadixCache(pages, share_tokens=share, tier=TierSlots(tier.n_slots), fair=fair)
     cache.adopt((record.slot, record.key, record.parent, record.ids) for record in tier.records())
     return cache

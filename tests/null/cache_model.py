@@ -51,7 +51,7 @@ class Model:
     def __init__(
         self, seed: int, n_pages: int, share_tokens: int = 1, n_slots: int | None = None, failures: float = 0.05
     ) -> None:
-        self.random = random.Random(seed)
+        self.random, self.fair = random.Random(seed), seed % 2 == 1
         self.n_pages, self.share_tokens, self.n_slots, self.failures = n_pages, share_tokens, n_slots, failures
         self.kept: dict[str, set[tuple[int, ...]]] = {"": set(), "x": set()}
         self.disk: dict[SlotId, Slot] = {}
@@ -63,7 +63,7 @@ class Model:
     def _begin(self) -> None:
         self.pool = PagePool(self.n_pages, SIZE)
         self.tier = None if self.n_slots is None else TierSlots(self.n_slots)
-        self.cache = RadixCache(self.pool, share_tokens=self.share_tokens, tier=self.tier)
+        self.cache = RadixCache(self.pool, share_tokens=self.share_tokens, tier=self.tier, fair=self.fair)
         self.cells: dict[PageId, list[Cell]] = {}
         self.live: list[Seq] = []
         self.plan = Plan()

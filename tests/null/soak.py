@@ -68,7 +68,11 @@ class Soak:
         self.pool = PagePool(options.n_pages, options.page_size)
         share = options.share_pages * options.page_size or 1
         tier = TierSlots(options.n_slots) if options.n_slots else None
-        self.cache = RadixCache(self.pool, share_tokens=share, tier=tier) if options.cache else None
+        self.cache = (
+            RadixCache(self.pool, share_tokens=share, tier=tier, fair=options.policy == "fair")
+            if options.cache
+            else None
+        )
         limits = SchedulerLimits(options.context, options.step_tokens, options.max_seqs, options.max_seqs + 2, 40, 400)
         self.scheduler = Scheduler(
             self.pool,

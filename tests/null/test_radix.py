@@ -311,3 +311,38 @@ def test_random_sequences(seed: int, n_pages: int, share_tokens: int, n_steps: i
     model.finish()
     assert model.n_matched > 0
     assert model.lost or n_pages == 400
+
+
+# -- shares -----------------------------------------------------------------------------------------------------------
+def test_the_salt_with_the_most_pages_makes_room_first() -> None:
+    """By hand: "a" has 2 pages, used first; "b" has 6, used after. Four pages come from "b", then the two take turns."""
+    pool = PagePool(8, SIZE)
+    cache = RadixCache(pool, fair=True)
+    put(pool, cache, list(range(2 * SIZE)), "a")
+    for start in (100, 200, 300):
+        put(pool, cache, list(range(start, start + 2 * SIZE)), "b")
+    assert pool.n_free == 0
+    assert cache.evict(4) == 4
+    cache.check()
+    assert cache.match("a", list(range(2 * SIZE)), 2 * SIZE).n_tokens == 2 * SIZE
+    assert cache.match("b", list(range(100, 108)), 8).n_tokens == 0  # of a tree, the least recently used go
+    assert cache.match("b", list(range(200, 208)), 8).n_tokens == 0
+    assert cache.match("b", list(range(300, 308)), 8).n_tokens == 8
+    assert cache.evict(2) == 2
+    assert [
+        cache.match(salt, ids, 8).n_tokens for salt, ids in (("a", list(range(8))), ("b", list(range(300, 308))))
+    ] == [4, 4]
+    assert cache.evict(9) == 2
+    assert pool.n_free == 8
+    cache.check()
+
+
+def test_one_who_floods_the_cache_takes_nothing_from_one_below_its_share() -> None:
+    """Two tenants, one of whom floods: the other's prefix of three of eight pages is there to the end."""
+    pool = PagePool(8, SIZE)
+    cache = RadixCache(pool, fair=True)
+    put(pool, cache, list(range(3 * SIZE)), "quiet")
+    for flood in range(50):
+        cache.evict(max(0, 2 - pool.n_free))
+        put(pool, cache, [1000 + flood, *range(2 * SIZE - 1)], "loud")
+    assert cache.match("quiet", list(range(3 * SIZE)), 3 * SIZE).n_tokens == 3 * SIZE
