@@ -16,6 +16,7 @@ import pytest
 from kinds import write_kind
 from matrix import open_row
 from seen import Seen
+from tiny_head import fit_head
 
 from martlet import SamplingParams
 from martlet.sched.policy import POLICIES
@@ -129,13 +130,15 @@ def test_each_distinct_request_has_one_answer(kind: str, kv_dtype: str, tmp_path
                 llm.engine.step()
         plain = {request.request_id: alone.answers.of(request.request_id) for request in distinct}
     assert alone.most_spans == 1
+    folder = tmp_path.with_name(f"{tmp_path.name}-head")
+    head = fit_head(lambda draft: open_row(path, CONTEXT, kv_dtype, 64, draft=draft), path, distinct, folder)
     answers: dict[str, list[Any]] = defaultdict(list)
     happened: Counter[str] = Counter()
     for number in range(N_ENGINES):
         first, stop = (N_REQUESTS * n // N_ENGINES for n in (number, number + 1))
         asked = [(rng.choice(distinct), serial) for serial in range(first, stop)]
         options = options_of(number, rng) | {"kv_disk": str(tmp_path), "kv_disk_size": 1 << 20}
-        options["draft"] = ("ngram", f"model={path}", "off")[number % 3]
+        options["draft"] = ("ngram", f"model={path}", "off", f"eagle={head}")[number % 4]
         with open_row(path, CONTEXT, kv_dtype, PAGES, **options) as llm:
             seen = Seen(llm)
             pressure = Pressure(seen, llm.engine, rng)
