@@ -235,3 +235,67 @@ def test_guesses_are_counted_by_their_position() -> None:
     assert totals.count(1, 1) == 1
     assert (totals.drafted, totals.accepted) == ([2, 1, 1], [2, 0, 0])
     assert (totals.n_spans, totals.n_drafted, totals.n_accepted) == (2, 4, 2)
+
+
+class Costly:
+    """A drafter that takes a tenth of a step for each guess, all of which are right with one probability."""
+
+    free, priors = False, (0.5,)
+
+    def __init__(self, right: float, script: Sequence[int]) -> None:
+        self.rng, self.right, self.script = random.Random(5), right, script
+        self.seconds, self.n_asked = 0.0, 0
+
+    def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
+        return 0
+
+    def forget(self, seqs: Any) -> None: ...
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+        self.n_asked += 1
+        [wish] = wishes
+        ids: list[int] = []
+        wants: bool | None = True
+        while wants and len(ids) < wish.most:
+            self.seconds += 0.0025
+            wants = wish.wants(0)
+            if wants is not None:
+                ids.append(self.script[len(wish.ids) + len(ids)] if self.rng.random() < self.right else -1)
+        return [Proposal(tuple(ids), (0,) * len(ids)) if ids else None]
+
+
+def beside_the_text(right: float, script: Sequence[int], steps: int = 150) -> tuple[float, Costly]:
+    """Tokens a second ÷ those without guesses, for a text that goes on as the script says."""
+    cost, drafter = CostModel(), Costly(right, script)
+    speculator = Speculator(drafter, cost, lambda: drafter.seconds)
+    request = Request("0", (1,), SamplingParams(max_tokens=None))
+    seq = Running(SeqId(0), request, ids=list(script[:2]), limit=1 << 30, n_cached=1)
+    seconds = 0.0
+    for _ in range(steps):
+        before = drafter.seconds
+        guesses = speculator.propose([seq], 0, {}).get(seq.seq_id, ())
+        taken = machine(1 + len(guesses))
+        cost.observe(Work(n_decode=1, n_draft=len(guesses)), taken)
+        seconds += taken + drafter.seconds - before
+        for place in range(len(guesses) + 1):
+            seq.ids.append(script[len(seq.ids)])
+            seq.n_cached += 1
+            if place < len(guesses) and guesses[place] != seq.ids[-1]:
+                break
+    return (len(seq.ids) - 2) / seconds * machine(1), drafter
+
+
+def test_a_text_that_repeats_itself_needs_no_other_drafter() -> None:
+    """Of 150 steps the drafter is asked in the first only, until the text has been copied for a while."""
+    rng = random.Random(3)
+    rate, drafter = beside_the_text(0.6, [rng.randrange(1000) for _ in range(40)] * 100)
+    assert rate > 2.4
+    assert drafter.n_asked < 60
+
+
+@pytest.mark.parametrize(("right", "least"), [(0.0, 0.95), (0.2, 0.95), (0.9, 1.5)])
+def test_in_a_text_that_is_new_the_other_drafter_is_asked(right: float, least: float) -> None:
+    rng = random.Random(3)
+    rate, drafter = beside_the_text(right, [rng.randrange(100_000) for _ in range(5000)])
+    assert rate > least
+    assert drafter.n_asked > (100 if right > 0.5 else 5)
