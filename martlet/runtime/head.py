@@ -9,7 +9,9 @@ head computes those positions when a guess is wanted, with the ids that have com
     from       |            | the model's features, fused      | x       | x …
     written to |            | the sequence's pages             | its last page, and then a spare one
 
-The likeliest token is guessed, of a kind that its probability says. Only how fast an answer comes depends on all this.
+Positions for which no guess was wanted for long are left out where many sequences run: computing them all would take a
+twentieth of the model's own time. The likeliest token is guessed, of a kind that its probability says. Only how fast an answer
+comes depends on all this.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ __all__ = ["HeadDrafter"]
 
 F32 = NDArray[np.float32]
 FEW = 8  # positions of a sequence that are computed with its next guess, in one step
-MANY = 32  # positions that it may be behind
+MANY, MOST = 32, 512  # positions that it may be behind: of a few sequences, and of many, for which it is seldom asked
+A_FEW = 4  # sequences
 
 
 @dataclass(slots=True)
@@ -119,8 +122,13 @@ class HeadDrafter:
             text = self._texts[seq] = _Text(rows, start, start)
         text.features.append(features.copy())
         text.stop += len(features)
-        if text.stop - text.start > MANY:
-            self._catch_up(text)
+        if len(self._texts) <= A_FEW:
+            if text.stop - text.start > MANY:
+                self._catch_up(text)
+        elif text.stop - text.start > MOST:
+            text.take(
+                text.stop - text.start - MANY
+            )  # without their keys its guesses are worse, and are judged as they are
 
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
         """It reads with the model."""
