@@ -1,23 +1,28 @@
 """How precisely keys and values are kept: the KV types and the bytes of their pages (read `ops/kv_codes.py` next).
 
     f32, f16   as they are
-    q8         8-bit codes with a scale for each position and 32 channels, as ggml's Q8_0
+    q8         8-bit codes with a scale for each position and 32 channels, as ggml's Q8_0; a layer whose keys have channels
+               beyond STEEP is f16 nevertheless: beside them 8 bits tell the others' values apart no more
     q4         4-bit codes: keys per channel over the positions of a page (a scale and a minimum for each channel),
                values per position over 32 channels; the newest positions of a sequence stay f16 (KIVI, arXiv:2402.02750)
 
 A page holds keys and values of 32 positions of a layer. Each (page, KV head) is a run of bytes: its codes, then its
-scales. What differs by layer is written "q4,q8:3,q8:17": q4, but q8 in layers 3 and 17, counted from 0.
+scales. What differs by layer is written "q4,q8:3,q8:17": q4, but q8 in layers 3 and 17, counted from 0; a layer that is
+named has the type that is named.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from martlet.errors import RequestError, nearest
 
-__all__ = ["KV_BLOCK", "KV_TYPES", "RECENT_TOKENS", "KvType", "KvTypes", "parse_kv_types", "share_tokens"]
+__all__ = ["KV_BLOCK", "KV_TYPES", "RECENT_TOKENS", "STEEP", "KvType", "KvTypes", "parse_kv_types", "share_tokens"]
 
 KV_BLOCK = 32  # codes that share a scale (and, in q4, a minimum)
+GUARDED = "q8"
+STEEP = 127.0  # of a key's bias: a step of an 8-bit code is then as large as the keys of most channels
 RECENT_TOKENS = 64  # q4: positions p and p // RECENT_TOKENS * RECENT_TOKENS … p are seen in f16
 
 
@@ -71,6 +76,11 @@ class KvTypes:
         """The type of a layer."""
         return KV_TYPES[self.layers.get(layer, self.usual)]
 
+    def guarded(self, steep: Iterable[int]) -> KvTypes:
+        """These types with f16 where q8 would be too coarse: in the layers `steep`, unless they are named."""
+        coarse = {layer: "f16" for layer in steep if layer not in self.layers and self.usual == GUARDED}
+        return KvTypes(self.usual, {**self.layers, **coarse})
+
     def __str__(self) -> str:
         return ",".join([self.usual, *(f"{kind}:{layer}" for layer, kind in sorted(self.layers.items()))])
 
@@ -89,7 +99,8 @@ def parse_kv_types(text: object) -> KvTypes:
             )
         layers[int(layer)] = _known(kind)
     kind = _known(usual)
-    return KvTypes(kind, {layer: other for layer, other in sorted(layers.items()) if other != kind})
+    named = {layer: other for layer, other in sorted(layers.items()) if other != kind or kind == GUARDED}
+    return KvTypes(kind, named)
 
 
 def share_tokens(text: str) -> int:

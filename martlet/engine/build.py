@@ -310,7 +310,10 @@ def load_template(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineCo
 
 
 def _decided(config: EngineConfig, plan: MemoryPlan) -> EngineConfig:
-    """The settings with the context that the plan chose."""
+    """The settings with the context and the KV types that the plan chose."""
+    if plan.kv_dtype != config.kv_dtype:
+        note = "keys too uneven for 8 bits stay f16; name a layer to decide otherwise"
+        config = config.with_value("kv_dtype", plan.kv_dtype, Origin.MODEL_FILE, note)
     if config.max_context is not None:
         return config
     origin = Origin.MODEL_FILE if plan.context_note == "the model's own" else Origin.MACHINE

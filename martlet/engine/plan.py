@@ -14,10 +14,10 @@ from typing import Any
 
 from martlet.config import EngineConfig
 from martlet.errors import CapacityError, RequestError
-from martlet.kv_types import KV_TYPES, parse_kv_types
+from martlet.kv_types import KV_TYPES, STEEP, parse_kv_types
 from martlet.models.decoder import forward
 from martlet.models.heads import HeadFile
-from martlet.models.load import load_model
+from martlet.models.load import load_model, steep_layers
 from martlet.models.medusa import MedusaFile
 from martlet.ops.interface import Array, Rows, StepLimits, Weight
 from martlet.ops.null import NullBackend
@@ -44,6 +44,7 @@ class Footprint:
     activations: int
     logits: int
     head_kv: int = 0  # of a draft head, a position
+    steep: tuple[int, ...] = ()  # layers that q8 would be too coarse for
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ def measure(
     limits = step_limits(config, model.spec.vocab, config.page_size)
     caches = [None for _ in model.spec.layers]
     forward(counter, model, caches)
-    return Footprint(model.spec, counter.weights, counter.activations(limits), counter.logits(limits))
+    steep = steep_layers(checkpoint, model.spec, STEEP)
+    return Footprint(model.spec, counter.weights, counter.activations(limits), counter.logits(limits), steep=steep)
 
 
 def with_head(footprint: Footprint, head: HeadFile | MedusaFile, config: EngineConfig) -> Footprint:
@@ -217,13 +219,13 @@ def context_table(
 def _plan(
     footprint: Footprint, config: EngineConfig, available: int | None, context: int, note: str, sequences: int = 1
 ) -> MemoryPlan:
-    types = parse_kv_types(config.kv_dtype)
+    types = parse_kv_types(config.kv_dtype).guarded(footprint.steep)
     return MemoryPlan(
         weights=footprint.weights,
         activations=footprint.activations,
         logits=footprint.logits,
         overhead=OVERHEAD_BYTES,
-        kv_dtype=config.kv_dtype,
+        kv_dtype=str(types),
         kv_per_token=kv_bytes_per_token(footprint.spec, types, config.page_size) + footprint.head_kv,
         recent=recent_bytes(
             footprint.spec, types, step_limits(config, footprint.spec.vocab, context), config.page_size

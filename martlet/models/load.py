@@ -22,7 +22,7 @@ from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
 from martlet.spec import Layer, ModelSpec
 
-__all__ = ["AttentionWeights", "FfnWeights", "LayerWeights", "Model", "load_model", "output_rows"]
+__all__ = ["AttentionWeights", "FfnWeights", "LayerWeights", "Model", "load_model", "output_rows", "steep_layers"]
 
 IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", ".attn_rot_embd")  # computed, not learned
@@ -100,6 +100,22 @@ def output_rows(checkpoint: Checkpoint, spec: ModelSpec, ids: NDArray[np.intp]) 
     """The rows `ids` of the matrix that makes logits, as they are stored."""
     name = "token_embd.weight" if spec.tied_embeddings else "output.weight"
     return _checked(checkpoint, spec)[name].take_rows(ids)
+
+
+def steep_layers(checkpoint: Checkpoint, spec: ModelSpec, most: float) -> tuple[int, ...]:
+    """Layers with a key's bias beyond `most`: such channels have keys of that size at every position (Qwen2.5 has one)."""
+    tensors = checkpoint.tensors
+    if checkpoint.kind != "gguf":
+        tensors = canonical_names(tensors, spec.family)[0]
+    found = []
+    for i, layer in enumerate(spec.layers):
+        raw = tensors.get(f"blk.{i}.attn_k.bias")
+        first, width = 0, layer.mixer.n_kv_heads * layer.mixer.head_dim
+        if raw is None:
+            raw, first = tensors.get(f"blk.{i}.attn_qkv.bias"), layer.mixer.n_heads * layer.mixer.head_dim
+        if raw is not None and np.abs(decode(raw)[first : first + width]).max() > most:
+            found.append(i)
+    return tuple(found)
 
 
 def _expected(spec: ModelSpec, names: Mapping[str, RawTensor]) -> dict[str, tuple[int, ...]]:

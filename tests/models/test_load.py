@@ -12,10 +12,12 @@ import pytest
 from steps import Running
 from tiny import golden, write_gguf, write_hf
 
+from martlet.config import resolve_config
+from martlet.engine.build import plan_for
 from martlet.errors import FormatError, UnsupportedError
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.families import FAMILIES, spec_of
-from martlet.models.load import load_model
+from martlet.models.load import load_model, steep_layers
 from martlet.ops.null import NullBackend
 
 Change = Callable[[dict[str, Any], dict[str, np.ndarray]], None]
@@ -205,3 +207,22 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
     matrices = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (matrices, matrices)
+
+
+@pytest.mark.parametrize("form", ["gguf", "hf"])
+def test_layers_whose_keys_are_too_uneven_for_8_bits(form: str, tmp_path: Path) -> None:
+    """One channel of 128 among the key's biases of layer 1; as large a one among the query's is of no account."""
+    config, tensors, _ = golden("qwen2")
+    tensors = {name: values.copy() for name, values in tensors.items()}
+    tensors["model.layers.1.self_attn.k_proj.bias"][3] = -128.0
+    tensors["model.layers.2.self_attn.q_proj.bias"][3] = 500.0
+    write = write_gguf if form == "gguf" else write_hf
+    with open_checkpoint(write(config, tensors, tmp_path / ("m.gguf" if form == "gguf" else "m"))) as checkpoint:
+        spec = spec_of(checkpoint)
+        assert steep_layers(checkpoint, spec, 127.0) == (1,)
+        assert steep_layers(checkpoint, spec, 128.0) == ()
+        plan = plan_for(checkpoint, resolve_config({"model": "m", "kv_dtype": "q8", "backend": "null"}))
+        assert plan.kv_dtype == "q8,f16:1"
+        q8 = plan_for(checkpoint, resolve_config({"model": "m", "kv_dtype": "q8,q8:1", "backend": "null"}))
+        # two heads of 12 channels, values filled to 16: 2 (24 + 32) in f16, 2 (14 + 18) in q8
+        assert plan.kv_per_token - q8.kv_per_token == 112 - 64
