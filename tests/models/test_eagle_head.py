@@ -1,0 +1,132 @@
+"""The trained head's script: the published layout, the unrolled steps, and that a loss falls (tools/train_eagle.py)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+from eagle.corpus import Conversation
+from eagle.head import Head, load_head, save_head
+from eagle.target import Target, extract, feature_layers, open_features
+from eagle.training import Plan, batches, measure, step_loss, train
+from train_eagle import new_head
+from tiny import IDS, C, V, golden, write_hf
+
+pytestmark = pytest.mark.oracle
+
+DRAFT = 40
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    config, weights, _ = golden("llama")
+    return Target.load(write_hf(config, weights, tmp_path_factory.mktemp("llama") / "hf"))
+
+
+def conversations(count: int) -> list[Conversation]:
+    """A text in which each token tells the next, behind prompts of several lengths."""
+    lines = []
+    for start in range(count):
+        ids = [(7 * (start + n) + 3) % DRAFT for n in range(12 + start % 5)]
+        lines.append(Conversation(ids, [n >= 4 for n in range(len(ids))], start % 2 == 0))
+    return lines
+
+
+def test_target_agrees_with_transformers(target: Target) -> None:
+    final = target.states(torch.tensor([IDS, IDS[::-1]]))[0, :, 3]
+    logits = golden("llama")[2]
+    np.testing.assert_allclose(final @ target.head.T, logits, rtol=0, atol=1e-4 * np.abs(logits).max())
+
+
+def test_head_that_is_the_last_layer_agrees_with_transformers(target: Target) -> None:
+    """With the last layer's input as its feature and no eye for the embedding, the head is the target's last layer."""
+    assert feature_layers(3) == (2, 1, 0)
+    head = new_head(target, conversations(8), V, None)
+    head.d2t, head.output = torch.zeros(V, dtype=torch.long), target.head
+    with torch.no_grad():
+        head.fc.weight.copy_(torch.eye(C, 3 * C))  # the first feature enters layer 2 of 3
+        for part in (head.midlayer.self_attn.q_proj, head.midlayer.self_attn.k_proj, head.midlayer.self_attn.v_proj):
+            part.weight[:, :C] = 0
+    features = target.states(torch.tensor([IDS]))[:, :, :3].flatten(2)
+    [made] = head.unroll(features, torch.tensor([[*IDS[1:], 5]]), 1)
+    logits = golden("llama")[2]
+    np.testing.assert_allclose(head.logits(made)[0].detach(), logits, rtol=0, atol=1e-4 * np.abs(logits).max())
+
+
+def test_unrolled_steps_are_what_guessing_one_at_a_time_gives(target: Target) -> None:
+    torch.manual_seed(1)
+    head = new_head(target, conversations(8), DRAFT, None)
+    features = target.states(torch.tensor([IDS]))[0, :, :3].flatten(1)
+    for end in (1, 7, 20):
+        known = torch.tensor(IDS[: end + 1])
+        guesses = head.guess(features[:end], known, 4)
+        assert all(head.t2d[guess] for guess in guesses)
+        ids = torch.tensor([[*IDS[1 : end + 1], *guesses[:3]]])
+        steps = head.unroll(features[None, :end], ids, 4)
+        assert [int(head.draft_ids[head.logits(x)[0, -1].argmax()]) for x in steps] == guesses
+
+
+def test_loss_falls_and_guesses_come_true(target: Target, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    lines = conversations(40)
+    for part in (lines[:25], lines):  # the second call goes on from the first
+        extract(target, part, tmp_path / "states")
+    data = open_features(lines, tmp_path / "states", C)
+    assert len(data.lines) == 40
+    np.testing.assert_allclose(
+        data.states[data.starts[30] : data.starts[31]], target.states(torch.tensor([lines[30].ids]))[0], atol=0.02
+    )
+    head = new_head(target, lines, DRAFT, None)
+    head.output = torch.randn(DRAFT, C)  # a target that can be learned: of each token what its own text goes on with
+    following = torch.zeros(V, C)
+    following[torch.arange(DRAFT)] = 40 * torch.nn.functional.normalize(head.output[(torch.arange(DRAFT) + 7) % DRAFT])
+    states = np.array(data.states)
+    states[:, 3] = following[[token for line in lines for token in line.ids]]
+    data = type(data)(data.lines, data.starts, states)
+    before, losses, plan = measure(head, data, list(range(40)), 3), list[float](), Plan(1, batches=80, tokens=256)
+    losses.append(step_loss(head, next(batches(head, data, list(range(40)), plan)), plan).item())
+    train(head, data, list(range(40)), plan, lambda _, __, x: losses.append(x))
+    after = measure(head, data, list(range(40)), 3)
+    assert losses[-1] < 0.5 * losses[0]
+    assert after.length > 3 > before.length
+
+
+def test_file_has_the_published_layout(target: Target, tmp_path: Path) -> None:
+    head = new_head(target, conversations(40), DRAFT, 4)
+    save_head(head, tmp_path, {"tokens": 0})
+    from safetensors.numpy import load_file
+
+    shapes = {name: (tensor.shape, str(tensor.dtype)) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    layer, attention, f = "midlayer.", "midlayer.self_attn.", 80
+    assert shapes == {
+        "fc.weight": ((C, 3 * C), "float16"),
+        layer + "hidden_norm.weight": ((C,), "float16"),
+        layer + "input_layernorm.weight": ((C,), "float16"),
+        layer + "post_attention_layernorm.weight": ((C,), "float16"),
+        attention + "q_proj.weight": ((C, 2 * C), "float16"),
+        attention + "k_proj.weight": ((C, 2 * C), "float16"),  # 4 KV heads of 12, where the target has 2
+        attention + "v_proj.weight": ((C, 2 * C), "float16"),
+        attention + "o_proj.weight": ((C, C), "float16"),
+        layer + "mlp.gate_proj.weight": ((f, C), "float16"),
+        layer + "mlp.up_proj.weight": ((f, C), "float16"),
+        layer + "mlp.down_proj.weight": ((C, f), "float16"),
+        "norm.weight": ((C,), "float16"),
+        "d2t": ((DRAFT,), "int64"),
+        "t2d": ((V,), "bool"),
+    }
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["draft_vocab_size"], config["num_key_value_heads"], config["vocab_size"]) == (DRAFT, 4, V)
+    again = load_head(tmp_path, target)
+    assert isinstance(again, Head)
+    ids = torch.tensor(IDS[:6])
+    features = target.states(ids[None, :5])[0, :, :3].flatten(1)
+    with torch.no_grad():
+        old, new = (h.unroll(features[None], ids[None, 1:], 1)[0] for h in (head, again))
+    np.testing.assert_allclose(old, new, atol=0.02)
