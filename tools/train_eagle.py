@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from eagle.corpus import Conversation, generate, read_corpus
 from eagle.head import Head, HeadConfig, load_head, save_head
+from eagle.start import fit_start
 from eagle.target import Features, Target, extract, feature_layers, open_features
 from eagle.training import Plan, measure, train
 
@@ -33,7 +34,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     corpus, states = args.work / "corpus.jsonl", args.work / "states.f16"
     generate(args.model, corpus, count=args.prompts, tokens=args.tokens, seed=args.seed, threads=args.threads)
-    lines = list(read_corpus(corpus))
+    lines = list(read_corpus(corpus))[: args.prompts]
     extract(Target.load(args.model, torch.bfloat16), lines, states)
     target = Target.load(args.model)
     data = open_features(lines, states, target.spec.hidden)
@@ -43,11 +44,12 @@ def main() -> None:
         head = load_head(args.resume, target)
     else:
         head = new_head(target, [data.lines[i] for i in training], args.draft_vocab, args.kv_heads)
+        fit_start(head, target, data, training)
     _train(head, data, training, held_out, args)
 
 
 def new_head(target: Target, lines: list[Conversation], draft_vocab: int, kv_heads: int | None) -> Head:
-    """A head that has the commonest tokens of the answers as its draft vocabulary and begins as the target's last layer."""
+    """A head that has the commonest tokens of the answers as its draft vocabulary; random otherwise."""
     counts = Counter(token for line in lines for token, own in zip(line.ids, line.answered, strict=True) if own)
     common = sorted(token for token, _ in counts.most_common(draft_vocab))
     spec, attention = target.spec, target.attention
@@ -64,9 +66,7 @@ def new_head(target: Target, lines: list[Conversation], draft_vocab: int, kv_hea
         max_position_embeddings=spec.context,
         eagle_aux_hidden_state_layer_ids=feature_layers(len(spec.layers)),
     )
-    head = Head(config, target, torch.tensor(common))
-    head.start_from(target)
-    return head
+    return Head(config, target, torch.tensor(common))
 
 
 def _train(head: Head, data: Features, training: list[int], held_out: list[int], args: argparse.Namespace) -> None:
@@ -84,7 +84,10 @@ def _train(head: Head, data: Features, training: list[int], held_out: list[int],
 
     def report(step: int, tokens: int, loss: float) -> None:
         acceptance = measure(head, data, held_out)
-        print(f"train: step {step}, {tokens} tokens, loss {loss:.3f}; accepted of guesses 1, 2, …: {acceptance}", flush=True)
+        print(
+            f"train: step {step}, {tokens} tokens, loss {loss:.3f}; accepted of guesses 1, 2, …: {acceptance}",
+            flush=True,
+        )
         save_head(head, args.out, {"tokens": tokens, "loss": round(loss, 4), "acceptance": acceptance.chances})
 
     report(0, 0, float("nan"))
@@ -104,7 +107,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=40, help="of training")
     parser.add_argument("--steps", type=int, default=3, help="draft steps unrolled in training")
     parser.add_argument("--rate", type=float, default=1e-3, help="the highest learning rate")
-    parser.add_argument("--report", type=float, default=5, help="minutes between measurements, each of which writes OUT")
+    parser.add_argument(
+        "--report", type=float, default=5, help="minutes between measurements, each of which writes OUT"
+    )
     parser.add_argument("--resume", type=Path, help="a head to go on from")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=7)

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
+import torch
 from eagle.corpus import Conversation
 from eagle.head import Head, load_head, save_head
+from eagle.start import fit_start
 from eagle.target import Target, extract, feature_layers, open_features
 from eagle.training import Plan, batches, measure, step_loss, train
-from train_eagle import new_head
 from tiny import IDS, C, V, golden, write_hf
+from train_eagle import new_head
 
 pytestmark = pytest.mark.oracle
 
@@ -48,12 +50,28 @@ def test_target_agrees_with_transformers(target: Target) -> None:
 def test_head_that_is_the_last_layer_agrees_with_transformers(target: Target) -> None:
     """With the last layer's input as its feature and no eye for the embedding, the head is the target's last layer."""
     assert feature_layers(3) == (2, 1, 0)
-    head = new_head(target, conversations(8), V, None)
+    head, last = new_head(target, conversations(8), V, None), target.layers[-1]
     head.d2t, head.output = torch.zeros(V, dtype=torch.long), target.head
-    with torch.no_grad():
-        head.fc.weight.copy_(torch.eye(C, 3 * C))  # the first feature enters layer 2 of 3
-        for part in (head.midlayer.self_attn.q_proj, head.midlayer.self_attn.k_proj, head.midlayer.self_attn.v_proj):
-            part.weight[:, :C] = 0
+    blind = torch.cat((torch.zeros_like(last["qkv"]), last["qkv"]), 1)  # [q, k and v, 2C]
+    gate, up = last["gate_up"].chunk(2)
+    layer = "midlayer."
+    given = {
+        "fc.weight": torch.eye(C, 3 * C),  # the first feature enters layer 2 of 3
+        layer + "hidden_norm.weight": last["attn_norm"],
+        layer + "input_layernorm.weight": torch.ones(C),
+        layer + "post_attention_layernorm.weight": last["ffn_norm"],
+        layer + "self_attn.q_proj.weight": blind[:C],
+        layer + "self_attn.k_proj.weight": blind[C : C + C // 2],
+        layer + "self_attn.v_proj.weight": blind[C + C // 2 :],
+        layer + "self_attn.o_proj.weight": last["out"],
+        layer + "mlp.gate_proj.weight": gate,
+        layer + "mlp.up_proj.weight": up,
+        layer + "mlp.down_proj.weight": last["down"],
+        "norm.weight": target.final_norm,
+    }
+    missing = head.load_state_dict(given, strict=False)
+    assert not missing.unexpected_keys
+    assert missing.missing_keys == ["d2t", "t2d"]
     features = target.states(torch.tensor([IDS]))[:, :, :3].flatten(2)
     [made] = head.unroll(features, torch.tensor([[*IDS[1:], 5]]), 1)
     logits = golden("llama")[2]
@@ -90,7 +108,7 @@ def test_loss_falls_and_guesses_come_true(target: Target, tmp_path: Path) -> Non
     states = np.array(data.states)
     states[:, 3] = following[[token for line in lines for token in line.ids]]
     data = type(data)(data.lines, data.starts, states)
-    before, losses, plan = measure(head, data, list(range(40)), 3), list[float](), Plan(1, batches=80, tokens=256)
+    before, losses, plan = measure(head, data, list(range(40)), 3), list[float](), Plan(1, batches=60, tokens=256, rate=1e-2)
     losses.append(step_loss(head, next(batches(head, data, list(range(40)), plan)), plan).item())
     train(head, data, list(range(40)), plan, lambda _, __, x: losses.append(x))
     after = measure(head, data, list(range(40)), 3)
@@ -103,7 +121,9 @@ def test_file_has_the_published_layout(target: Target, tmp_path: Path) -> None:
     save_head(head, tmp_path, {"tokens": 0})
     from safetensors.numpy import load_file
 
-    shapes = {name: (tensor.shape, str(tensor.dtype)) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    shapes = {
+        name: (tensor.shape, str(tensor.dtype)) for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
     layer, attention, f = "midlayer.", "midlayer.self_attn.", 80
     assert shapes == {
         "fc.weight": ((C, 3 * C), "float16"),
@@ -130,3 +150,30 @@ def test_file_has_the_published_layout(target: Target, tmp_path: Path) -> None:
     with torch.no_grad():
         old, new = (h.unroll(features[None], ids[None, 1:], 1)[0] for h in (head, again))
     np.testing.assert_allclose(old, new, atol=0.02)
+
+
+def test_start_is_the_best_linear_guess(target: Target, tmp_path: Path) -> None:
+    """Where the final state is linear in the features and the next embedding, the head begins by knowing it."""
+    torch.manual_seed(3)
+    rng = np.random.default_rng(3)
+    lines = [Conversation(list(map(int, rng.integers(0, V, 60))), [True] * 60, True) for _ in range(40)]
+    extract(target, lines, tmp_path / "states")
+    data = open_features(lines, tmp_path / "states", C)
+    head = new_head(target, lines, V, None)
+    by_feature, by_token = torch.randn(C, 3 * C) / 100, torch.randn(C, 24) @ torch.randn(24, C) / 5  # 24: rank of values
+    by_feature[:, 0] = 1  # most models' final states have much in common
+    states = np.array(data.states, np.float32)
+    states[:, 0, 0] = 4
+    for i in range(40):
+        part = slice(data.starts[i], data.starts[i + 1])
+        features = torch.from_numpy(states[part, :3]).flatten(1)[:-1]
+        embedded = head.midlayer.input_layernorm(target.embedding[torch.tensor(lines[i].ids[1:])]).detach()
+        goal = features @ by_feature.T + embedded @ by_token.T
+        states[part, 3][1:] = goal * target.final_norm
+    data = type(data)(data.lines, data.starts, states)
+    fit_start(head, target, data, list(range(40)))
+    ids = torch.tensor([lines[0].ids])
+    [x] = head.unroll(torch.from_numpy(states[:59, :3]).flatten(1)[None], ids[:, 1:], 1)
+    goal = torch.from_numpy(states[1:60, 3]) / target.final_norm
+    error = (x[0, :-1] - goal[:-1]).pow(2).mean() / goal.var()
+    assert error < 0.1  # attention looks at its own position, not quite alone

@@ -40,7 +40,10 @@ def generate(model: str, path: Path, *, count: int, tokens: int, seed: int, thre
     done = sum(1 for _ in path.open(encoding="utf-8")) if path.exists() else 0
     if done >= count:
         return
-    with LLM(model, threads=threads, max_context=4 * tokens + 512, draft="off") as llm, path.open("a", encoding="utf-8") as out:
+    with (
+        LLM(model, threads=threads, max_context=4 * tokens + 512, draft="off") as llm,
+        path.open("a", encoding="utf-8") as out,
+    ):
         for start in range(done, len(asked), BATCH):
             rng = random.Random(f"{seed} {start}")
             for line in _answer(llm, asked[start : start + BATCH], tokens, rng):

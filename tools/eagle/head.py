@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from eagle.target import Target, rms_norm, rotate
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 __all__ = ["Head", "HeadConfig", "load_head", "save_head"]
 
@@ -82,7 +82,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Every row by itself."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class MidLayer(nn.Module):
@@ -119,34 +119,9 @@ class Head(nn.Module):
         """The target's id of each id of the draft vocabulary."""
         return torch.arange(len(self.d2t)) + self.d2t
 
-    def start_from(self, target: Target) -> None:
-        """Begin as the target's last layer, which reads the last feature; the embedding's half of q, k and v begins small."""
-        c, last = self.config.hidden_size, target.layers[-1]
-        layer, attention = self.midlayer, self.midlayer.self_attn
-        with torch.no_grad():
-            self.fc.weight.normal_(std=0.002)
-            self.fc.weight[:, 2 * c :] += torch.eye(c)
-            n_q, n_kv = len(attention.q_proj.weight), len(last["qkv"])
-            n_kv = (n_kv - n_q) // 2
-            for part, rows in zip(
-                (attention.q_proj, attention.k_proj, attention.v_proj), last["qkv"].split((n_q, n_kv, n_kv)), strict=True
-            ):
-                part.weight.normal_(std=0.02)
-                repeat = len(part.weight) // len(rows)  # more KV heads than the target's: each is repeated
-                heads = rows.view(-1, self.config.head_dim, c).repeat_interleave(repeat, 0)
-                part.weight[:, c:] = heads.reshape(-1, c)
-            attention.o_proj.weight.copy_(last["out"])
-            gate, up = last["gate_up"].chunk(2)
-            for name, rows in (("gate_proj", gate), ("up_proj", up), ("down_proj", last["down"])):
-                getattr(layer.mlp, name).weight.copy_(rows)
-            layer.hidden_norm.weight.copy_(last["attn_norm"])
-            layer.input_layernorm.weight.copy_(target.layers[0]["attn_norm"])
-            layer.post_attention_layernorm.weight.copy_(last["ffn_norm"])
-            self.norm.weight.copy_(target.final_norm)
-
     def logits(self, x: Tensor) -> Tensor:
         """Of the draft vocabulary: x [..., C] as a step returns it → [..., draft vocabulary]."""
-        return F.linear(self.norm(x), self.output)
+        return functional.linear(self.norm(x), self.output)
 
     def unroll(self, features: Tensor, ids: Tensor, steps: int) -> list[Tensor]:
         """What `steps` draft steps make of every position when all guesses are right (EAGLE-3's training-time test).
@@ -196,7 +171,7 @@ class Head(nn.Module):
             q, k, v = self._project(g, token, positions)
             keys, values = torch.cat((keys, k), 2), torch.cat((values, v), 2)
             mask = torch.arange(keys.shape[2]) <= positions[:, None]
-            g = self._finish(g, F.scaled_dot_product_attention(q, keys, values, mask))[:, -1:]
+            g = self._finish(g, functional.scaled_dot_product_attention(q, keys, values, mask))[:, -1:]
             guesses.append(int(self.draft_ids[self.logits(g).argmax()]))
             token, positions = torch.tensor([guesses[-1:]]), positions[-1:] + 1
         return guesses
@@ -205,7 +180,7 @@ class Head(nn.Module):
 def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     """Attention of one step's rows: causal over step 0's, and each over its own of the steps since."""
     if len(keys) == 1:
-        return F.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True)
+        return functional.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True)
     t, scale = q.shape[2], q.shape[3] ** -0.5
     scores = (q @ keys[0].transpose(2, 3)).float() * scale  # [B, H, T, T]
     scores = scores.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), float("-inf"))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from eagle.corpus import Conversation
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from martlet.errors import UnsupportedError
 from martlet.formats.checkpoint import open_checkpoint
@@ -24,7 +24,16 @@ from martlet.models.load import LayerWeights, Model, load_model
 from martlet.ops.reference import ReferenceBackend
 from martlet.spec import Activation, Attention, Layer, ModelSpec
 
-__all__ = ["Features", "Target", "batches_by_length", "extract", "feature_layers", "open_features", "rms_norm", "rotate"]
+__all__ = [
+    "Features",
+    "Target",
+    "batches_by_length",
+    "extract",
+    "feature_layers",
+    "open_features",
+    "rms_norm",
+    "rotate",
+]
 
 
 def feature_layers(n_layers: int) -> tuple[int, int, int]:
@@ -34,7 +43,7 @@ def feature_layers(n_layers: int) -> tuple[int, int, int]:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) * weight, in float32."""
-    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps)
+    return functional.rms_norm(x.float(), (x.shape[-1],), weight, eps)
 
 
 def rotate(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
@@ -94,7 +103,7 @@ class Target:
             x = x + self._attend(rms_norm(x, weights["attn_norm"], self.eps), products, positions)
             y = rms_norm(x, weights["ffn_norm"], self.eps)
             gate, up = _product(y, products["gate_up"]).chunk(2, -1)
-            x = x + _product(F.silu(gate) * up, products["down"])
+            x = x + _product(functional.silu(gate) * up, products["down"])
         features = [kept[number] for number in feature_layers(len(self.layers))]
         return torch.stack((*features, rms_norm(x, self.final_norm, self.eps)), 2)
 
@@ -105,12 +114,12 @@ class Target:
         parts = _product(x, products["qkv"]).split(sizes, -1)
         q, k, v = (part.view(b, t, -1, a.head_dim).transpose(1, 2) for part in parts)  # [B, H or G, T, D]
         q, k = (rotate(part, positions, self.frequencies).to(v.dtype) for part in (q, k))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=a.scale, enable_gqa=True)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=a.scale, enable_gqa=True)
         return _product(y.transpose(1, 2).reshape(b, t, -1), products["out"])
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x.to(weight.dtype), weight)
+    return functional.linear(x.to(weight.dtype), weight)
 
 
 def _refuse_unusual(spec: ModelSpec, layer: Layer) -> None:

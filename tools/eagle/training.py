@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from eagle.head import Head
 from eagle.target import Features, batches_by_length
 from torch import Tensor
+from torch.nn import functional
 
 __all__ = ["Acceptance", "Plan", "batches", "measure", "step_loss", "train"]
 
@@ -28,10 +28,10 @@ DECAY = 0.8  # of the losses of later steps: a guess counts only if those before
 class Plan:
     """How to train."""
 
-    minutes: float  # of processor time
+    minutes: float
     batches: int | None = None  # at most
     steps: int = 3  # draft steps unrolled
-    tokens: int = 4096  # of a batch
+    tokens: int = 2048  # of a batch
     rate: float = 1e-3
     report_minutes: float = 5.0
     seed: int = 0
@@ -55,8 +55,10 @@ class Batch:
     @torch.no_grad()
     def goals(self, head: Head) -> Tensor:
         """The target's distribution over the draft vocabulary of each token that can be guessed, [n, draft vocabulary]."""
-        before = self.final[:, :-1][self.known[:, 1:]]  # a token is told by what is before it; the first is never guessed
-        return F.linear(before, head.output).float().softmax(-1)
+        before = self.final[:, :-1][
+            self.known[:, 1:]
+        ]  # a token is told by what is before it; the first is never guessed
+        return functional.linear(before, head.output).float().softmax(-1)
 
     @property
     def n_rows(self) -> int:
@@ -94,10 +96,10 @@ def train(head: Head, data: Features, chosen: list[int], plan: Plan, report: Cal
     optimiser = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}], plan.rate, (0.9, 0.95)
     )
-    start = reported = time.process_time()
+    start = reported = time.monotonic()
     smooth, tokens, number = float("nan"), 0, 0
     for number, batch in enumerate(batches(head, data, chosen, plan)):
-        gone = max((time.process_time() - start) / (60 * plan.minutes), number / (plan.batches or math.inf))
+        gone = max((time.monotonic() - start) / (60 * plan.minutes), number / (plan.batches or math.inf))
         if gone >= 1:
             break
         for group in optimiser.param_groups:
@@ -109,9 +111,9 @@ def train(head: Head, data: Features, chosen: list[int], plan: Plan, report: Cal
         optimiser.step()
         tokens += int(batch.answered.sum())
         smooth = loss.item() if number == 0 else 0.95 * smooth + 0.05 * loss.item()
-        if time.process_time() - reported > 60 * plan.report_minutes:
+        if time.monotonic() - reported > 60 * plan.report_minutes:
             report(number, tokens, smooth)
-            reported = time.process_time()
+            reported = time.monotonic()
     report(number, tokens, smooth)
 
 
@@ -129,7 +131,7 @@ def step_loss(head: Head, batch: Batch, plan: Plan) -> Tensor:
         for j, x in enumerate(batch.unroll(head, plan.steps)):
             rows = drafting & batch.rows(batch.known, j)
             goal = goals[batch.rows(batch.goal_rows, j)[rows]]  # [rows, draft vocabulary]
-            loss = F.cross_entropy(head.logits(x[rows]).float(), goal)
+            loss = functional.cross_entropy(head.logits(x[rows]).float(), goal)
             total = total + DECAY**j * loss
             weight += DECAY**j
     return total / weight
@@ -160,7 +162,9 @@ def batches(head: Head, data: Features, chosen: list[int], plan: Plan) -> Iterat
     while True:
         mixed = chosen.copy()
         rng.shuffle(mixed)
-        parts = [mixed[i : i + 256] for i in range(0, len(mixed), 256)]  # lengths are similar within a batch, mixed over time
+        parts = [
+            mixed[i : i + 256] for i in range(0, len(mixed), 256)
+        ]  # lengths are similar within a batch, mixed over time
         for part in parts:
             groups = list(batches_by_length([len(data.lines[i].ids) for i in part], plan.tokens))
             rng.shuffle(groups)
