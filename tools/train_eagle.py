@@ -91,7 +91,7 @@ def _train(head: Head, data: Features, training: list[int], held_out: list[int],
         save_head(head, args.out, {"tokens": tokens, "loss": round(loss, 4), "acceptance": acceptance.chances})
 
     report(0, 0, float("nan"))
-    plan = Plan(args.minutes, args.steps, rate=args.rate, seed=args.seed, report_minutes=args.report)
+    plan = Plan(args.minutes, steps=args.steps, rate=args.rate, seed=args.seed, report_minutes=args.report)
     train(head, data, training, plan, report)
 
 

@@ -108,7 +108,11 @@ def test_loss_falls_and_guesses_come_true(target: Target, tmp_path: Path) -> Non
     states = np.array(data.states)
     states[:, 3] = following[[token for line in lines for token in line.ids]]
     data = type(data)(data.lines, data.starts, states)
-    before, losses, plan = measure(head, data, list(range(40)), 3), list[float](), Plan(1, batches=60, tokens=256, rate=1e-2)
+    before, losses, plan = (
+        measure(head, data, list(range(40)), 3),
+        list[float](),
+        Plan(1, batches=60, tokens=256, rate=1e-2),
+    )
     losses.append(step_loss(head, next(batches(head, data, list(range(40)), plan)), plan).item())
     train(head, data, list(range(40)), plan, lambda _, __, x: losses.append(x))
     after = measure(head, data, list(range(40)), 3)
@@ -160,7 +164,10 @@ def test_start_is_the_best_linear_guess(target: Target, tmp_path: Path) -> None:
     extract(target, lines, tmp_path / "states")
     data = open_features(lines, tmp_path / "states", C)
     head = new_head(target, lines, V, None)
-    by_feature, by_token = torch.randn(C, 3 * C) / 100, torch.randn(C, 24) @ torch.randn(24, C) / 5  # 24: rank of values
+    by_feature, by_token = (
+        torch.randn(C, 3 * C) / 100,
+        torch.randn(C, 24) @ torch.randn(24, C) / 5,
+    )  # 24: rank of values
     by_feature[:, 0] = 1  # most models' final states have much in common
     states = np.array(data.states, np.float32)
     states[:, 0, 0] = 4

@@ -31,7 +31,7 @@ class Plan:
     minutes: float
     batches: int | None = None  # at most
     steps: int = 3  # draft steps unrolled
-    tokens: int = 2048  # of a batch
+    tokens: int = 1536  # of a batch
     rate: float = 1e-3
     report_minutes: float = 5.0
     seed: int = 0
@@ -118,8 +118,8 @@ def train(head: Head, data: Features, chosen: list[int], plan: Plan, report: Cal
 
 
 def _schedule(gone: float, number: int) -> float:
-    """A warm-up of 50 steps, then a cosine down to 2 %, over the time there is."""
-    return min(1.0, (number + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, gone))))
+    """A warm-up of 20 steps, then a cosine down to 2 %, over the time there is."""
+    return min(1.0, (number + 1) / 20) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, gone))))
 
 
 def step_loss(head: Head, batch: Batch, plan: Plan) -> Tensor:
