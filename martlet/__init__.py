@@ -9,13 +9,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.llm import LLM, BeamSearchParams, Scheduling
+    from martlet.llm import LLM, BeamSearchParams, LoRARequest, Scheduling
     from martlet.sampling_params import SamplingParams
 
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "Scheduling"]
+__all__ = ["LLM", "BeamSearchParams", "LoRARequest", "SamplingParams", "Scheduling"]
 _HOMES = {
     "LLM": "martlet.llm",
     "BeamSearchParams": "martlet.engine.beams",
+    "LoRARequest": "martlet.engine.lora",
     "SamplingParams": "martlet.sampling_params",
     "Scheduling": "martlet.types",
 }

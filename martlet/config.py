@@ -84,6 +84,7 @@ class EngineConfig:
     page_size: int = PAGE_SIZE
     max_step_tokens: int = 512
     max_seqs: int = 16
+    lora: Mapping[str, str] | None = None  # adapters by name: PEFT's folders or GGUF files
     draft: str = "auto"  # who guesses tokens: auto or ngram (the text itself), model=, eagle= or medusa=PATH, off
     policy: str = "fcfs"  # who runs first, and who gives its pages back
     stall_ms: float | None = None  # longest step while anybody decodes; None: a few times one that only decodes
@@ -137,6 +138,8 @@ def resolve_config(
     given["model"] = str(given["model"])
     if isinstance(given.get("kv_disk"), Path):
         given["kv_disk"] = str(given["kv_disk"])
+    if isinstance(given.get("lora"), Mapping):
+        given["lora"] = {name: str(path) if isinstance(path, Path) else path for name, path in given["lora"].items()}
     if "kv_dtype" in given:
         given["kv_dtype"] = str(parse_kv_types(given["kv_dtype"]))
     origins = dict.fromkeys(given, (Origin.OPTION, ""))
@@ -234,6 +237,7 @@ def _validate(config: EngineConfig) -> None:
             f"draft is {config.draft!r}; expected {', '.join(DRAFTERS)}, model=PATH, eagle=PATH or medusa=PATH.{hint}",
             param="draft",
         )
+    _require_adapters(config.lora)
     for name in ("chat_template", "tokenizer_pre"):
         value = getattr(config, name)
         if value is not None and (not isinstance(value, str) or not value):
@@ -258,6 +262,19 @@ def _validate_forms(config: EngineConfig) -> None:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise RequestError(f"{name} is {value!r}; expected a whole number, 0 for no limit.", param=name)
+
+
+def _require_adapters(lora: object) -> None:
+    """Names, and paths that could be."""
+    if lora is None:
+        return
+    if not isinstance(lora, Mapping):
+        raise RequestError(f"lora is {lora!r:.80}; expected {{name: path}}.", param="lora")
+    for name, path in lora.items():
+        if not isinstance(name, str) or not name or not _is_path(path):
+            raise RequestError(
+                f"lora has {name!r:.80}: {path!r:.80}; expected a name and the path of an adapter.", param="lora"
+            )
 
 
 def _names_model(draft: str) -> bool:

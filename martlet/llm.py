@@ -27,6 +27,7 @@ from martlet.engine.beams import BeamSearchOutput, BeamSearchParams, BeamSearchS
 from martlet.engine.build import Built, Progress, build
 from martlet.engine.driver import Asked, Driver, Stream
 from martlet.engine.engine import Engine
+from martlet.engine.lora import LoRARequest, chosen_adapter, open_adapter
 from martlet.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
 from martlet.engine.params import ParamsLike, resolve_params
 from martlet.engine.plan import MemoryPlan
@@ -55,12 +56,16 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "LLMOptions",
+    "LoRARequest",
+    "Lora",
     "Message",
     "Prompt",
     "RequestOutput",
     "Scheduling",
     "Stream",
 ]
+
+Lora = LoRARequest | str | None  # an adapter by its name, or one to be loaded under a name
 
 
 class LLMOptions(TypedDict, total=False):
@@ -75,6 +80,7 @@ class LLMOptions(TypedDict, total=False):
     backend: str | None
     max_step_tokens: int | None
     max_seqs: int | None
+    lora: Mapping[str, str] | None
     draft: str | None
     policy: str | None
     stall_ms: float | None
@@ -165,16 +171,18 @@ class LLM:
         sampling_params: ParamsLike | Sequence[ParamsLike] = None,
         *,
         scheduling: Scheduling | Sequence[Scheduling] | None = None,
+        lora_request: Lora | Sequence[Lora] = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Complete one prompt or several; the answers are in the order of the prompts.
 
         `sampling_params` is one for all or one a prompt. A SamplingParams is used as it is; a mapping sets some fields
-        and leaves the others to the model's file; None leaves all. `use_tqdm` shows a progress bar. Raises RequestError
-        if any prompt cannot run, before any has.
+        and leaves the others to the model's file; None leaves all. `lora_request` is the name of an adapter, one for all or
+        one a prompt, where None is the model itself. `use_tqdm` shows a progress bar. Raises RequestError if any prompt
+        cannot run, before any has.
         """
         tokens = [tokens_of(prompt, self._parts.tokenizer) for prompt in listed(prompts)]
-        return self._complete(tokens, sampling_params, scheduling, use_tqdm)
+        return self._complete(tokens, sampling_params, scheduling, lora_request, use_tqdm)
 
     def chat(
         self,
@@ -182,6 +190,7 @@ class LLM:
         sampling_params: ParamsLike | Sequence[ParamsLike] = None,
         *,
         scheduling: Scheduling | Sequence[Scheduling] | None = None,
+        lora_request: Lora | Sequence[Lora] = None,
         use_tqdm: bool = False,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
@@ -190,13 +199,18 @@ class LLM:
         A conversation that goes on from an answer of this LLM takes that answer's own tokens (`exact_turns`).
         """
         prompts = [self._chat_tokens(conversation, options) for conversation in conversations(messages)]
-        return self._complete(prompts, sampling_params, scheduling, use_tqdm)
+        return self._complete(prompts, sampling_params, scheduling, lora_request, use_tqdm)
 
     def stream(
-        self, prompt: Prompt, sampling_params: ParamsLike = None, *, scheduling: Scheduling | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: ParamsLike = None,
+        *,
+        scheduling: Scheduling | None = None,
+        lora_request: Lora = None,
     ) -> Stream:
         """Complete one prompt piece by piece: iterate over the text, then read `result`."""
-        return self._start_stream(tokens_of(prompt, self._parts.tokenizer), sampling_params, scheduling)
+        return self._start_stream(tokens_of(prompt, self._parts.tokenizer), sampling_params, scheduling, lora_request)
 
     def stream_chat(
         self,
@@ -204,22 +218,28 @@ class LLM:
         sampling_params: ParamsLike = None,
         *,
         scheduling: Scheduling | None = None,
+        lora_request: Lora = None,
         **options: Unpack[ChatOptions],
     ) -> Stream:
         """Answer one conversation piece by piece."""
-        return self._start_stream(self._chat_tokens(messages, options), sampling_params, scheduling)
+        return self._start_stream(self._chat_tokens(messages, options), sampling_params, scheduling, lora_request)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, scheduling: Scheduling | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        scheduling: Scheduling | None = None,
+        lora_request: Lora = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of one prompt or several, in the order of the prompts (vLLM's offline API)."""
-        parts = self._parts
+        parts, adapter = self._parts, self._adapter(lora_request)
         if isinstance(params, BeamSearchParams) and params.structured is not None and parts.grammars is not None:
             parts.grammars.compile(params.structured)  # here, so that the engine's other threads do not wait for it
         asked = []
         for prompt in listed(prompts):
             tokens = tokens_of(prompt, parts.tokenizer)
-            asked.append((tokens.text, tokens.ids, wishes_of(tokens, scheduling)))
+            asked.append((tokens.text, tokens.ids, wishes_of(tokens, scheduling), adapter))
         name = f"beams-{next(self._numbers)}"
         return search_beams(self._driver, parts.tokenizer, asked, params, parts.plan.context, name)
 
@@ -235,6 +255,27 @@ class LLM:
             embedding = mean if length == 0.0 else (mean / length).astype(np.float32)
             outputs.append(EmbeddingOutput(str(next(self._numbers)), tokens.text, list(tokens.ids), embedding))
         return outputs
+
+    def add_lora(self, name: str, path: str) -> None:
+        """Load an adapter under a name, in the place of one that had it; requests that run keep theirs.
+
+        Raises RequestError where there is nothing, FormatError and UnsupportedError for what does not fit the model,
+        CapacityError if there is no room.
+        """
+        parts = self._parts
+        adapter = open_adapter(path, parts.spec)
+        self._driver.between_steps(lambda: parts.take_adapter(name, adapter))
+
+    def remove_lora(self, name: str) -> None:
+        """Forget an adapter; requests that run keep it to their end."""
+        parts = self._parts
+        if name not in parts.adapters:
+            raise RequestError(f"There is no adapter {name!r}.", param="lora_request")
+        self._driver.between_steps(lambda: parts.drop_adapter(name))
+
+    def list_loras(self) -> list[str]:
+        """The names of the adapters that are loaded."""
+        return list(self._parts.adapters)
 
     def close(self) -> None:
         """Free the model, its KV pages and its threads. Idempotent."""
@@ -273,11 +314,16 @@ class LLM:
     def _chat_tokens(self, messages: Sequence[Message], options: ChatOptions) -> PromptTokens:
         return self._asking.chat_tokens(messages, options)
 
-    def _asked(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None) -> Asked:
-        return self._asking.asked(str(next(self._numbers)), prompt, params, scheduling)
+    def _adapter(self, lora: Lora) -> str:
+        return chosen_adapter(lora, self._parts.adapters, self.add_lora)
 
-    def _start_stream(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None) -> Stream:
-        asked = self._asked(prompt, params, scheduling)
+    def _asked(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None, lora: Lora) -> Asked:
+        return self._asking.asked(str(next(self._numbers)), prompt, params, scheduling, self._adapter(lora))
+
+    def _start_stream(
+        self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None, lora: Lora
+    ) -> Stream:
+        asked = self._asked(prompt, params, scheduling, lora)
         if max(asked.request.params.n, asked.request.params.best_of or 1) > 1:
             raise RequestError("A stream has one answer; use generate for n > 1 and best_of > 1.", param="n")
         return Stream(self._driver, self._driver.start(asked))
@@ -287,11 +333,13 @@ class LLM:
         prompts: Sequence[PromptTokens],
         sampling_params: ParamsLike | Sequence[ParamsLike],
         scheduling: Scheduling | Sequence[Scheduling] | None,
+        lora_request: Lora | Sequence[Lora],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         each = one_each("sampling_params", sampling_params, (SamplingParams, Mapping), len(prompts))
         wishes = one_each("scheduling", scheduling, Scheduling, len(prompts))
-        everything = [self._asked(*parts) for parts in zip(prompts, each, wishes, strict=True)]
+        loras = one_each("lora_request", lora_request, (LoRARequest, str), len(prompts))
+        everything = [self._asked(*parts) for parts in zip(prompts, each, wishes, loras, strict=True)]
         with _progress_bar(use_tqdm, len(everything)) as show:
             return self._driver.run(everything, show)
 

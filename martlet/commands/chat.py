@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from martlet.commands.adapters import add_lora_option, only_lora
 from martlet.commands.options import (
     add_engine_options,
     add_sampling_options,
@@ -50,6 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_engine_options(parser)
+    add_lora_option(parser)
     add_watch_options(parser)
     explain = "say after an answer how much of the prompt was cached, and why not more"
     parser.add_argument("--explain-cache", action="store_true", help=explain)
@@ -69,7 +71,7 @@ def execute(args: Namespace) -> int:
         import readline  # noqa: F401  its import gives `input` a history and editing
     with open_llm(args) as llm:
         show_warnings(llm)
-        conversation = Conversation(llm, args.system, sampling_options(args), args.explain_cache)
+        conversation = Conversation(llm, args.system, sampling_options(args), args.explain_cache, only_lora(args))
         if sys.stdin.isatty():
             print("/help shows the commands, /exit leaves.", file=sys.stderr)
         while True:
@@ -92,13 +94,21 @@ def execute(args: Namespace) -> int:
 class Conversation:
     """The messages so far, and what a line from the person does to them."""
 
-    def __init__(self, llm: LLM, system: str | None, params: dict[str, object], explain: bool = False) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        system: str | None,
+        params: dict[str, object],
+        explain: bool = False,
+        lora: str | None = None,
+    ) -> None:
         self.llm = llm
         self.system = system
         self.params = params
         self.messages: list[dict[str, str]] = []  # user and assistant in turn
         self.left_out = 0  # the oldest messages, which the model is not shown any more
         self.generated = 0
+        self.lora = lora  # the adapter that answers
         self.explain = explain  # the cache, after every answer
         self.last: RequestOutput | None = None
         self._warned: set[str] = set()
@@ -154,7 +164,7 @@ class Conversation:
         try:
             messages, n_ids = self._shown()
             params = {"max_tokens": max(1, self.llm.plan.context * 7 // 8 - n_ids), **self.params}
-            stream = self.llm.stream_chat(messages, params)
+            stream = self.llm.stream_chat(messages, params, lora_request=self.lora)
         except MartletError:
             self.messages.pop()  # it was not answered: the conversation stays as it was
             raise

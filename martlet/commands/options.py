@@ -16,6 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from martlet.commands.adapters import only_lora
 from martlet.commands.forms import add_limit_options, add_structured_options, structured_options
 from martlet.config import BACKENDS, SCHEDULING_POLICIES, Setting, resolve_config
 from martlet.errors import RequestError
@@ -44,7 +45,6 @@ __all__ = [
     "show_progress",
     "show_warnings",
 ]
-
 ALIASES = {  # llama.cpp's names
     "temperature": ("--temp",),
     "dynatemp_exponent": ("--dynatemp-exp",),
@@ -351,6 +351,8 @@ def open_llm(args: Namespace, **changed: Any) -> LLM:
     from martlet.llm import LLM  # the whole engine: only for commands that run a model
 
     options = engine_options(args)
+    path = only_lora(args)
+    options["lora"] = None if path is None else {path: path}
     options.update(changed)  # type: ignore[typeddict-item]
     return LLM(resolve_model(args.model, args.offline), progress=show_progress, **options)
 

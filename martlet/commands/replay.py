@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from martlet.commands.adapters import named
 from martlet.errors import RequestError
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("capsule", metavar="FILE", help="a capsule")
     parser.add_argument("--model", metavar="PATH", help="where the model's file is here (default: where it was)")
+    parser.add_argument("--lora", dest="loras", action="append", type=named, metavar="NAME=PATH", help="where an adapter of"
+                        " it is here (default: where it was); may be given several times")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="also with another model than the recorded one")
     parser.add_argument("-q", "--quiet", action="store_true", help="show the outcome only")
     parser.add_argument("--json", action="store_true", help="print one JSON object a step, and one of the outcome")
@@ -46,10 +49,11 @@ def execute(args: Namespace) -> int:
     capsule = read_capsule(args.capsule)
     with ExitStack() as resources:
         disk = resources.enter_context(tempfile.TemporaryDirectory(prefix="martlet-replay-"))
-        options = replay_options(capsule, disk)
+        options = replay_options(capsule, disk, dict(args.loras or ()))
         built = build(resolve_config({**options, "model": _model(args, capsule)}))
         resources.callback(built.close)
         _check_same(args, capsule, built)
+        _check_adapters(capsule, built)
         schedule = _schedule(capsule, built)
         if not args.quiet and not args.json:
             _print_header(capsule)
@@ -87,6 +91,21 @@ def _check_same(args: Namespace, capsule: Mapping[str, Any], built: Built) -> No
         )
 
 
+def _check_adapters(capsule: Mapping[str, Any], built: Built) -> None:
+    """RequestError where requests ran with adapters that are not here: other numbers give other tokens."""
+    from martlet.engine.replay import missing_adapters
+
+    here = {adapter.digest: name for name, adapter in built.adapters.items()}
+    missing = missing_adapters(capsule, here)
+    if missing:
+        then = capsule["settings"].get("lora") or "loaded while it ran"
+        raise RequestError(
+            f"Requests of the capsule ran with adapters that are not here, by their digests: {', '.join(missing)}. It had"
+            f" {then}; here is {here or 'none'}. Say where they are with --lora NAME=PATH.",
+            param="lora",
+        )
+
+
 def _schedule(capsule: Mapping[str, Any], built: Built) -> Any:
     from martlet.engine.plan import step_limits
     from martlet.engine.schedule import Schedule, ScheduleLimits
@@ -94,7 +113,8 @@ def _schedule(capsule: Mapping[str, Any], built: Built) -> Any:
     plan = built.plan
     limits = step_limits(built.config, built.spec.vocab, plan.context)
     bounds = (built.spec.vocab, plan.context, plan.n_pages, plan.page_size, built.tokenizer.eog_ids)
-    return Schedule(capsule, ScheduleLimits(limits, *bounds))
+    adapters = frozenset(adapter.digest for adapter in built.adapters.values())
+    return Schedule(capsule, ScheduleLimits(limits, *bounds, adapters))
 
 
 def _print_header(capsule: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from martlet.commands.adapters import add_lora_option, only_lora
 from martlet.commands.options import (
     add_engine_options,
     add_sampling_options,
@@ -48,6 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
     parser.add_argument("-q", "--quiet", action="store_true", help="print the answer only")
     add_engine_options(parser)
+    add_lora_option(parser)
     add_watch_options(parser)
     explain = "say after an answer how much of the prompt was cached, and why not more"
     parser.add_argument("--explain-cache", action="store_true", help=explain)
@@ -92,7 +94,7 @@ def _start(llm: LLM, args: Namespace, prompt: str, chat: bool) -> Stream:
     else:
         text, ids = prompt, llm.get_tokenizer().encode(prompt)
     params.setdefault("max_tokens", max(1, min(DEFAULT_MAX_TOKENS, llm.plan.context - len(ids))))
-    return llm.stream({"prompt": text, "prompt_token_ids": ids}, params)
+    return llm.stream({"prompt": text, "prompt_token_ids": ids}, params, lora_request=only_lora(args))
 
 
 def _write(stream: Stream, quiet: bool) -> float | None:

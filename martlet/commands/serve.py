@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from martlet.commands.adapters import by_model, named
 from martlet.commands.options import (
     add_engine_options,
     add_watch_options,
@@ -39,11 +41,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("-p", "--port", type=int, metavar="N", help="port (default: 8000; 0: any that is free)")
     group.add_argument("--unix-socket", metavar="PATH", help="listen on a socket file in place of a port")
     group.add_argument("--model-name", metavar="NAME", help="what replies call the model (default: its file's name)")
-    group.add_argument("--model", dest="models", action="append", type=_named, metavar="NAME=MODEL", help="a model under a"
+    group.add_argument("--model", dest="models", action="append", type=named, metavar="NAME=MODEL", help="a model under a"
                        " name of its own; may be given several times: all but the first are loaded when they are asked for")  # fmt: skip
-    group.add_argument("--lora", dest="loras", action="append", type=_named, metavar="NAME=PATH", help="an adapter of the"
-                       " first model, under a name that requests give as their model: PEFT's folder or a GGUF file; may be"
-                       " given several times")  # fmt: skip
+    group.add_argument("--lora", dest="loras", action="append", type=named, metavar="NAME[@MODEL]=PATH", help="an adapter"
+                       " of the model (of several: of MODEL), under a name that requests give as their model: PEFT's folder"
+                       " or a GGUF file; may be given several times")  # fmt: skip
     group.add_argument("--allow-lora-updates", action="store_true", default=None, help="let requests load and unload"
                        " adapters from files of this machine")  # fmt: skip
     group.add_argument("--api-key", action="append", metavar="KEY", help="require this key (better: the next option,"
@@ -111,17 +113,15 @@ def execute(args: Namespace) -> int:
         if options[name] is None:
             options[name] = bound
 
-    def load(path: str, progress: Progress | None = None) -> Built:
-        built = build(resolve_config({"model": path, **options}), progress)
+    loras = by_model(args.loras or (), models)
+
+    def load(path: str, progress: Progress | None = None, lora: Mapping[str, str] | None = None) -> Built:
+        built = build(resolve_config({"model": path, "lora": lora, **options}), progress)
         if args.self_test:
             check_model(built)
         return built
 
-    built = load(models[settings.model_name], show_progress)
-    for name, path in args.loras or ():
-        if name in models or name in built.adapters:
-            raise RequestError(f"Two models or adapters have the name {name!r}.", param="lora")
-        built.add_adapter(name, path)
+    built = load(models[settings.model_name], show_progress, loras[settings.model_name])
     for warning in built.warnings:
         print(f"martlet: {warning}", file=sys.stderr)
     if args.verbose:
@@ -134,15 +134,8 @@ def execute(args: Namespace) -> int:
         print(f"martlet: ready at {address} after {process_age_s():.2f} s", file=sys.stderr, flush=True)
 
     more = {name: partial(load, path) for name, path in models.items()} if len(models) > 1 else None
-    serve(built, settings, ready, more)
+    serve(built, settings, ready, more, loras)
     return 0
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, found, model = text.partition("=")
-    if not (name and found and model) or not all(c.isprintable() and c != "," for c in name):
-        raise ArgumentTypeError(f"expected NAME=MODEL, got {text!r}")
-    return name, model
 
 
 def _models(args: Namespace, settings: ServerSettings) -> tuple[ServerSettings, dict[str, str]]:

@@ -145,12 +145,15 @@ class _Search:
 def search_beams(
     driver: Driver,
     tokenizer: Tokenizer,
-    prompts: Sequence[tuple[str | None, Sequence[int], Scheduling]],
+    prompts: Sequence[tuple[str | None, Sequence[int], Scheduling, str]],
     params: BeamSearchParams,
     context: int,
     name: str,
 ) -> list[BeamSearchOutput]:
-    """Search for each prompt, all at once; RequestError if one cannot run. `name` is what its requests are called."""
+    """Search for each prompt, all at once; RequestError if one cannot run. `name` is what its requests are called.
+
+    A prompt is its text, its ids, when it wants to run, and the digest of its adapter.
+    """
     if not isinstance(params, BeamSearchParams):
         raise RequestError(
             f"params is of type {type(params).__name__}; expected BeamSearchParams(beam_width=…, max_tokens=…).",
@@ -164,14 +167,14 @@ def search_beams(
         )
     searches = [
         _Search(BeamSearchOutput(text, list(ids)), params, tokenizer.eog_ids, max(1, context - len(ids)))
-        for text, ids, _ in prompts
+        for text, ids, *_ in prompts
     ]
     one = params.one_token()
     numbers = itertools.count()
     while live := [(search, prompt) for search, prompt in zip(searches, prompts, strict=True) if search.beams]:
         asked = [
-            Asked(_asked(f"{name}-{next(numbers)}", ids, beam, one, scheduling))
-            for search, (_, ids, scheduling) in live
+            Asked(replace(_asked(f"{name}-{next(numbers)}", ids, beam, one, wishes), adapter=adapter))
+            for search, (_, ids, wishes, adapter) in live
             for beam in search.beams
         ]
         answers = iter(driver.run(asked))

@@ -20,8 +20,9 @@ from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.engine import Engine
 from martlet.engine.heads import load_drafter, open_draft_head, with_head_pages
 from martlet.engine.kept import make_cache, open_kept_pages
+from martlet.engine.lora import open_adapter, open_adapters
 from martlet.engine.params import suggested_params
-from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, step_limits, with_head
+from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, step_limits, with_adapters, with_head
 from martlet.engine.watch import capsule_header, observers
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
@@ -29,7 +30,7 @@ from martlet.grammar.compile import Grammars
 from martlet.kv_types import parse_kv_types, share_tokens
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
-from martlet.models.adapters import Adapter, read_adapter
+from martlet.models.adapters import Adapter
 from martlet.models.load import load_model
 from martlet.ops.cpu.layout import packed_bytes
 from martlet.ops.interface import Backend, StepLimits
@@ -80,10 +81,23 @@ class Built:
     adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
 
     def add_adapter(self, name: str, path: str) -> None:
-        """Load an adapter before the engine runs; FormatError or UnsupportedError for one that does not fit."""
-        adapter = read_adapter(path, self.spec)
+        """Load an adapter, between two steps; raises as `open_adapter` does for one that cannot be."""
+        self.take_adapter(name, open_adapter(path, self.spec))
+
+    def take_adapter(self, name: str, adapter: Adapter) -> None:
+        """Load an adapter that was read, between two steps; the name stands for no other one any more."""
         self.engine.add_adapter(adapter)
-        self.adapters[name] = adapter
+        before = self.adapters.get(name)  # other threads read: the name never stands for nothing
+        self.adapters[name] = adapter.without_numbers()
+        self._let_go(before)
+
+    def drop_adapter(self, name: str) -> None:
+        """Take no more requests with an adapter; those that run keep it to their end."""
+        self._let_go(self.adapters.pop(name, None))
+
+    def _let_go(self, adapter: Adapter | None) -> None:
+        if adapter is not None and all(other.digest != adapter.digest for other in self.adapters.values()):
+            self.engine.remove_adapter(adapter.digest)
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -155,7 +169,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             template = load_template(checkpoint, tokenizer, config)
             suggested, warnings = suggested_params(checkpoint.generation_config)
         with timeline.phase("plan"):
-            plan = plan_for(checkpoint, config)
+            plan, adapters = _planned(checkpoint, config)
             config = _decided(config, plan)
         with timeline.phase("map"):
             ops = make_backend(config)
@@ -179,16 +193,10 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         scheduler = _scheduler(config, plan.context, limits, pages, tokenizer.eog_ids, make_cache(config, pages, tier))
         if load_s is not None:
             scheduler.cost.observe_load(1, load_s)
-        return Built(
+        watching = observers(config, plan, checkpoint, ops, resources)
+        built = Built(
             config,
-            Engine(
-                scheduler,
-                LocalExecutor(runner),
-                pages,
-                check=sampler.check,
-                observers=observers(config, plan, checkpoint, ops, resources),
-                drafter=drafter,
-            ),
+            Engine(scheduler, LocalExecutor(runner), pages, check=sampler.check, observers=watching, drafter=drafter),
             tokenizer,
             template,
             model.spec,
@@ -199,8 +207,19 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             partial(capsule_header, config, plan, checkpoint, ops),
             sampler.seeds,
             grammars,
-            resources.pop_all(),
         )
+        for name, adapter in adapters.items():
+            built.take_adapter(name, adapter)
+        built.resources = resources.pop_all()
+        return built
+
+
+def _planned(checkpoint: Checkpoint, config: EngineConfig) -> tuple[MemoryPlan, dict[str, Adapter]]:
+    """The memory plan, and the adapters that it counts."""
+    footprint = measure_for(checkpoint, config)
+    adapters = open_adapters(config.lora, footprint.spec)
+    footprint = with_adapters(footprint, sum(adapter.nbytes for adapter in adapters.values()))
+    return plan_memory(footprint, config, read_machine().memory_available), adapters
 
 
 def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Backend) -> Grammars:

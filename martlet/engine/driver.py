@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import Event, Request
 
 __all__ = ["Asked", "Driver", "Stream"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,11 @@ class Driver:
         """The new text of a request, and whether it is whole."""
         with self._lock:
             return builder.take(), builder.output.finished
+
+    def between_steps(self, work: Callable[[], T]) -> T:
+        """Do something to the engine while no step runs."""
+        with self._inside():
+            return work()
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """The mean hidden state of a prompt, [C]."""

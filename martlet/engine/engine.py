@@ -48,7 +48,7 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
-        self._check = check
+        self._check_params = check
         self._pages = pages
         self._closed = False
         self._adapters: set[str] = set()  # by digest, that requests may use
@@ -63,15 +63,13 @@ class Engine:
 
     def add(self, request: Request) -> RequestMetrics:
         """Accept a request and return its metrics, which fill in as it runs; RequestError if it can never run."""
-        self._check_params(request.params)
-        if request.adapter and request.adapter not in self._adapters:
-            raise RequestError("The adapter of the request is not loaded (any more).", param="model")
+        self._check(request)
         self.scheduler.add(request, self.clock())
         return self._recorder.accepted(request)
 
     def fork(self, request: Request, parent: tuple[str, int]) -> RequestMetrics:
         """Accept a request whose ids go on from those of a sequence that lives (request id, index), sharing its pages."""
-        self._check_params(request.params)
+        self._check(request)
         self.scheduler.fork(request, parent, self.clock())
         return self._recorder.accepted(request)
 
@@ -164,9 +162,12 @@ class Engine:
             self._recorder.close()
             self.executor.close()
 
-    def _check_params(self, params: SamplingParams) -> None:
-        if self._check is not None:
-            self._check(params)
+    def _check(self, request: Request) -> None:
+        params = request.params
+        if self._check_params is not None:
+            self._check_params(params)
+        if request.adapter and request.adapter not in self._adapters:
+            raise RequestError("The adapter of the request is not loaded (any more).", param="model")
         if params.draft_tokens and self._speculator is None:
             raise RequestError(
                 f"draft_tokens is {params.draft_tokens}, and this engine guesses nothing: leave it out, or start the"

@@ -3,7 +3,7 @@
 `measure` runs the model's loading and one capture on a backend that only counts, so that the plan and the allocator are
 the same code: `engine/build.py` refuses with this sum, and `martlet plan` prints it (read `build.py` next).
 
-    total = weights + n_pages * page_size * kv_per_token + recent + activations + logits + overhead
+    total = weights + adapters + n_pages * page_size * kv_per_token + recent + activations + logits + overhead
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ from martlet.quant.table import RawTensor
 from martlet.runtime.kv import kv_bytes_per_token, recent_bytes
 from martlet.spec import ModelSpec
 
-__all__ = ["Footprint", "MemoryPlan", "context_table", "measure", "plan_memory", "step_limits", "with_head"]
+__all__ = [
+    "Footprint",
+    "MemoryPlan",
+    "context_table",
+    "measure",
+    "plan_memory",
+    "step_limits",
+    "with_adapters",
+    "with_head",
+]
 
 OVERHEAD_BYTES = 200 << 20  # the interpreter, NumPy, Numba with its compiled code, the tokenizer
 USABLE_SHARE = 0.9  # of what is available: the rest stays free for others, and for what a plan cannot know
@@ -45,6 +54,7 @@ class Footprint:
     logits: int
     head_kv: int = 0  # of a draft head, a position
     steep: tuple[int, ...] = ()  # layers that q8 would be too coarse for
+    adapters: int = 0  # their numbers, and the activations of the step that uses them
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,7 @@ class MemoryPlan:
     context_note: str  # why this context
     available: int | None
     sequences: int = 1  # of a full context each, that the pages hold
+    adapters: int = 0
 
     @property
     def kv(self) -> int:
@@ -73,7 +84,7 @@ class MemoryPlan:
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the context."""
-        return self.weights + self.recent + self.activations + self.logits + self.overhead
+        return self.weights + self.adapters + self.recent + self.activations + self.logits + self.overhead
 
     @property
     def total(self) -> int:
@@ -94,6 +105,7 @@ class MemoryPlan:
         """The sum in words."""
         parts = (
             f"weights {_mib(self.weights)}",
+            *([f"adapters {_mib(self.adapters)}"] if self.adapters else []),
             f"KV {_mib(self.kv)} ({self.n_pages * self.page_size:,} tokens × {self.kv_per_token:,} B, {self.kv_dtype})",
             *([f"recent KV {_mib(self.recent)}"] if self.recent else []),
             f"activations {_mib(self.activations)}",
@@ -147,6 +159,11 @@ def with_head(footprint: Footprint, head: HeadFile | MedusaFile, config: EngineC
         logits=footprint.logits + 4 * config.max_seqs * head.spec.vocab,
         head_kv=kv_bytes_per_token(head.spec, parse_kv_types("f16"), config.page_size),
     )
+
+
+def with_adapters(footprint: Footprint, nbytes: int) -> Footprint:
+    """The footprint of a model with adapters of so many bytes in all, whose step is a program of its own."""
+    return replace(footprint, adapters=nbytes + footprint.activations + footprint.logits) if nbytes else footprint
 
 
 def plan_memory(footprint: Footprint, config: EngineConfig, available: int | None) -> MemoryPlan:
@@ -236,6 +253,7 @@ def _plan(
         context_note=note,
         available=available,
         sequences=sequences,
+        adapters=footprint.adapters,
     )
 
 

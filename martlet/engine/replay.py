@@ -7,7 +7,7 @@ checked against what the runner holds before it runs (read `capsule.py` for the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from martlet.errors import MartletError, RequestError
 from martlet.runtime.executors import Executor
 from martlet.types import SeqId, StepPlan
 
-__all__ = ["ReplayedStep", "differences", "replay", "replay_options", "verdict"]
+__all__ = ["ReplayedStep", "differences", "missing_adapters", "replay", "replay_options", "verdict"]
 
 _SETTINGS = {field.name for field in fields(EngineConfig)} - {"origins"}
 _NOT_AGAIN = {
@@ -29,6 +29,7 @@ _NOT_AGAIN = {
     "kv_disk",
     "kv_disk_size",
     "draft",
+    "lora",
 }  # files, and what is decided here
 
 
@@ -43,10 +44,18 @@ class ReplayedStep:
     error: str | None = None
 
 
-def replay_options(capsule: Mapping[str, Any], kv_disk: str | None) -> dict[str, Any]:
-    """The engine's settings as they were; pages that went to disk go to the folder `kv_disk`."""
+def replay_options(
+    capsule: Mapping[str, Any], kv_disk: str | None, lora: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The engine's settings as they were; pages that went to disk go to the folder `kv_disk`.
+
+    Adapters are loaded from where they were, if they are there still, and from where `lora` says.
+    """
     settings = capsule["settings"]
     found = {n: v for n, v in settings.items() if v is not None and n in _SETTINGS and n not in _NOT_AGAIN}
+    then = settings.get("lora") if isinstance(settings.get("lora"), Mapping) else {}
+    if here := {name: path for name, path in then.items() if Path(str(path)).exists()} | dict(lora or {}):
+        found["lora"] = here
     found["draft"] = "off"  # guesses are part of the plans
     if settings.get("kv_disk") is not None:
         found |= {"kv_disk": kv_disk, "kv_disk_size": settings.get("kv_disk_size")}
@@ -64,8 +73,6 @@ def differences(capsule: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[li
         grave.append(
             f"the model is not {model.get('file')!r} as it was recorded ({now['file']!r} has another fingerprint)"
         )
-    if any("adapter" in request for request in capsule.get("requests", ())):
-        grave.append("requests of it ran with adapters, and a replay has none")
     light = []
     if capsule.get("version") != here["version"]:
         light.append(f"recorded by version {capsule.get('version')!r}, replayed by {here['version']!r}")
@@ -76,6 +83,12 @@ def differences(capsule: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[li
     if unknown := sorted(set(capsule["settings"]) - _SETTINGS):
         light.append(f"recorded with settings that are not known here: {', '.join(unknown)}")
     return grave, light
+
+
+def missing_adapters(capsule: Mapping[str, Any], loaded: Collection[str]) -> list[str]:
+    """The digests of adapters that requests of the capsule ran with, and which are not here."""
+    rows = [row for row in capsule["requests"] if isinstance(row, Mapping)]
+    return sorted({str(row["adapter"]) for row in rows if row.get("adapter")} - set(loaded))
 
 
 def replay(capsule: Mapping[str, Any], executor: Executor, schedule: Schedule) -> Iterator[ReplayedStep]:

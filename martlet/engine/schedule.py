@@ -32,6 +32,7 @@ class ScheduleLimits:
     n_pages: int
     page_size: int
     eos_ids: frozenset[int] = frozenset()
+    adapters: frozenset[str] = frozenset()  # digests of those that are loaded
 
 
 @dataclass(slots=True)
@@ -95,7 +96,10 @@ class Schedule:
         if not isinstance(outputs, list) or len(outputs) != params.n or not prompt:
             raise self._wrong(where, f"a prompt and {params.n} outputs")
         n_answered = self._whole(row.get("answered", 0), 0, len(prompt), "an answer's ids in a prompt")
-        self.requests.append(Request(row["id"], prompt, params, n_answered=n_answered))
+        adapter = row.get("adapter", "")
+        if adapter and adapter not in self._limits.adapters:
+            raise self._wrong(f"{where} with the adapter {adapter!r:.80}", "one that is loaded here")
+        self.requests.append(Request(row["id"], prompt, params, adapter=adapter, n_answered=n_answered))
         self.outputs.append([list(self._ids(answer, where)) for answer in outputs])
 
     # -- steps ----------------------------------------------------------------------------------------------------

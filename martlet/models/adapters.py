@@ -14,7 +14,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,12 @@ class Adapter:
     path: str
     digest: str  # of its numbers: two files with the same ones are one adapter, also after a restart
     rank: int  # the largest
-    updates: Mapping[str, tuple[F32, F32]]
+    nbytes: int  # of memory that it takes while it is loaded
+    updates: Mapping[str, tuple[F32, F32]] = field(repr=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its numbers."""
-        return sum(a.nbytes + b.nbytes for a, b in self.updates.values())
+    def without_numbers(self) -> Adapter:
+        """What remains to be known of it once a backend has its numbers."""
+        return replace(self, updates={})
 
 
 def read_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
@@ -83,14 +83,17 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
         if a.ndim != 2 or b.ndim != 2 or a.shape[1] != k or b.shape != (n, len(a)):
             found = f"A {list(a.shape)} and B {list(b.shape)}"
             raise FormatError(path, f"{name} has {found}; this model's product takes A [r, {k}] and B [{n}, r]")
-        if not 1 <= len(a) <= MAX_RANK:
-            raise UnsupportedError(f"{path}: {name} has the rank {len(a):,}; at most {MAX_RANK} is supported")
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise FormatError(path, f"{name} has values that are not finite numbers")
     digest = hashlib.sha256()
     for name, (a, b) in updates.items():
         digest.update(f"{name} {a.shape} {b.shape}".encode() + a.tobytes() + b.tobytes())
-    return Adapter(str(path), digest.hexdigest()[:32], max(len(a) for a, _ in updates.values()), updates)
+    nbytes = sum(4 * _padded_rank(a) * (a.shape[1] + len(b)) for a, b in updates.values())
+    return Adapter(str(path), digest.hexdigest()[:32], max(len(a) for a, _ in updates.values()), nbytes, updates)
+
+
+def _padded_rank(a: F32) -> int:
+    return -(-len(a) // 4) * 4  # as the kernel has it: `ops/cpu/adapter_table.py`
 
 
 def with_adapters(ops: Backend, model: Model, n_slots: int) -> tuple[Model, dict[str, Array]]:
@@ -174,7 +177,7 @@ def _read_peft(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
         if match is None or target is None or not target.startswith("blk."):
             raise UnsupportedError(f"{file} holds {name!r:.120}, which is not a low-rank update of a layer's product")
         target = target.removesuffix(".weight")
-        found.setdefault(target, {})[match[2].lower()] = _values(file, tensor)
+        found.setdefault(target, {})[match[2].lower()] = _values(file, tensor, match[2].lower())
         scales[target] = _alpha(path, config, match[1])
     pairs = _pairs(file, found)
     root = bool(config.get("use_rslora"))
@@ -211,7 +214,7 @@ def _read_gguf(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
         match = _GGUF_NAME.fullmatch(name)
         if match is None or not match[1].startswith("blk."):
             raise UnsupportedError(f"{path} holds {name!r:.120}, which is not a low-rank update of a layer's product")
-        found.setdefault(match[1], {})[match[2]] = _values(path, tensor)
+        found.setdefault(match[1], {})[match[2]] = _values(path, tensor, match[2])
     pairs = _pairs(path, found)
     scaled = {name: (a, b * np.float32(alpha / max(1, len(a)) if alpha else 1.0)) for name, (a, b) in pairs.items()}
     if file.metadata.get("general.architecture") not in GGUF_PERMUTED:
@@ -229,9 +232,12 @@ def _half_split(name: str, b: F32, spec: ModelSpec) -> F32:
     return b[half_split_rows(heads, mixer.head_dim)] if len(b) == heads * mixer.head_dim else b  # else refused by shape
 
 
-def _values(path: Path, tensor: RawTensor) -> F32:
+def _values(path: Path, tensor: RawTensor, which: str) -> F32:
     if len(tensor.shape) != 2:
         raise FormatError(path, f"{tensor.name} has {len(tensor.shape)} dimensions; expected a matrix")
+    rank = tensor.shape[0 if which == "a" else 1]
+    if not 1 <= rank <= MAX_RANK:  # before it is decoded: a rank has no end otherwise
+        raise UnsupportedError(f"{path}: {tensor.name} has the rank {rank:,}; 1 to {MAX_RANK} is supported")
     return np.array(decode(tensor), np.float32)
 
 

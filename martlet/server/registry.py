@@ -21,16 +21,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from martlet.engine.build import Built
-from martlet.errors import CapacityError, FormatError, RequestError
-from martlet.models.adapters import Adapter, read_adapter
+from martlet.engine.lora import open_adapter
+from martlet.errors import CapacityError, FormatError, MartletError, RequestError
 from martlet.server.body import parse_json, read_body
 from martlet.server.errors import ApiError
 from martlet.server.service import Service
 from martlet.server.tracing import PARENT
 
-__all__ = ["Entry", "Registry", "for_model", "registry_of"]
+__all__ = ["Entry", "Load", "Registry", "for_model", "registry_of"]
 
+MOST_NAME = 200
 RETRY_S = 5.0  # after which a model that found no room may be asked for again
+Load = Callable[..., Built]  # takes `lora`, the paths of adapters by name
 Endpoint = Callable[[Request], Awaitable[Response]]
 logger = logging.getLogger("martlet.server")
 
@@ -40,7 +42,7 @@ class Entry:
     """A model: how it is loaded, and its service while it is."""
 
     name: str
-    load: Callable[[], Built] | None  # None: it cannot be loaded again, so it stays
+    load: Load | None  # None: it cannot be loaded again, so it stays
     service: Service | None = None
     adapters: dict[str, str] = field(default_factory=dict)  # paths by name; loaded with it
     n_lent: int = 0  # requests that use it
@@ -65,12 +67,19 @@ class Lease:
 class Registry:
     """All models; everything here is called from the event loop."""
 
-    def __init__(self, first: Service, more: Mapping[str, Callable[[], Built]] | None = None) -> None:
-        """`more` says how the others are loaded, and may say so of the first."""
+    def __init__(
+        self,
+        first: Service,
+        more: Mapping[str, Load] | None = None,
+        loras: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        """`more` says how the others are loaded, and may say so of the first; `loras` are the others' adapters' paths."""
         more = dict(more or {})
         self.settings = first.settings
         self.entries = {first.model: Entry(first.model, more.pop(first.model, None), first)}
         self.entries.update((name, Entry(name, load)) for name, load in more.items())
+        for name, paths in (loras or {}).items():
+            self.entries[name].adapters = dict(paths)
         adapters = first.built.adapters
         self.entries[first.model].adapters = {name: adapter.path for name, adapter in adapters.items()}
         self.default = self.entries[first.model]
@@ -119,11 +128,14 @@ class Registry:
         entry, adapter = self.find(name)
         request.scope["martlet.lease"] = Lease(entry)
         service = await self._loaded(entry) if entry.service is None else entry.service
-        if adapter and adapter not in service.built.adapters:
-            raise ApiError(
-                404, f"The adapter {adapter!r} has just been unloaded.", param="model", code="model_not_found"
-            )
-        request.scope["martlet.service"] = service.named(adapter) if adapter else service
+        if adapter:
+            found = service.built.adapters.get(adapter)
+            if found is None:
+                raise ApiError(
+                    404, f"The adapter {adapter!r} has just been unloaded.", param="model", code="model_not_found"
+                )
+            service = service.named(adapter, found.digest)
+        request.scope["martlet.service"] = service
         return service
 
     async def _loaded(self, entry: Entry) -> Service:
@@ -143,7 +155,10 @@ class Registry:
     async def _load(self, entry: Entry) -> None:
         assert entry.load is not None
         start = time.perf_counter()
-        built = await asyncio.to_thread(_load_all, entry.load, dict(entry.adapters))
+        try:
+            built = await asyncio.to_thread(entry.load, lora=dict(entry.adapters))
+        except RequestError as error:  # an adapter's file that is gone: not the fault of who asks
+            raise MartletError(f"The model {entry.name!r} cannot be loaded: {error}") from None
         service = Service(built, replace(self.settings, model_name=entry.name))
         service.bridge.start()
         entry.service, entry.used_s = service, time.monotonic()
@@ -173,12 +188,32 @@ class Registry:
     async def add_adapter(self, request: Request, name: str, path: str, model: str | None, replaces: bool) -> None:
         """Load an adapter of a model, between two steps of its engine; a name that is taken only with `replaces`."""
         entry, own = self.find(model)
-        if (
-            own
-            or not name
-            or name in self.entries
-            or any(name in e.adapters for e in self.entries.values() if e is not entry)
-        ):
+        if own:
+            raise RequestError(f"{own!r:.200} is an adapter, and no model that has any.", param="base_model_name")
+        self._check_name(entry, name, replaces)
+        service = await self.lend(request, entry.name)
+        try:
+            adapter = await asyncio.to_thread(open_adapter, path, service.built.spec, "lora_path")
+        except FormatError as error:
+            raise RequestError(str(error), param="lora_path") from None
+        self._check_name(entry, name, replaces)  # somebody else may have taken it meanwhile
+        entry.adapters[name] = path
+        try:
+            await service.bridge.call(lambda: service.built.take_adapter(name, adapter))
+        except BaseException:
+            if name not in service.built.adapters:
+                del entry.adapters[name]
+            raise
+        logger.info("adapter %s loaded, rank %d, %d bytes", name, adapter.rank, adapter.nbytes)
+
+    def _check_name(self, entry: Entry, name: str, replaces: bool) -> None:
+        """RequestError for a name that an adapter of this model cannot have."""
+        if not name or not name.isprintable() or len(name) > MOST_NAME:
+            raise RequestError(
+                f"{name!r:.200} is no name; expected 1 to {MOST_NAME} characters that can be printed.",
+                param="lora_name",
+            )
+        if name in self.entries or any(name in e.adapters for e in self.entries.values() if e is not entry):
             raise RequestError(
                 f"{name!r:.200} cannot be an adapter of {entry.name!r}: a model has the name.", param="lora_name"
             )
@@ -186,17 +221,6 @@ class Registry:
             raise RequestError(
                 f"There is an adapter {name!r:.200}; unload it, or give load_inplace.", param="lora_name", code="exists"
             )
-        service = await self.lend(request, entry.name)
-        engine, adapters = service.built.engine, service.built.adapters
-        try:
-            adapter = await asyncio.to_thread(read_adapter, path, service.built.spec)
-        except FormatError as error:
-            raise RequestError(str(error), param="lora_path") from None
-        await service.bridge.call(lambda: engine.add_adapter(adapter))
-        before = adapters.get(name)
-        adapters[name], entry.adapters[name] = adapter, path
-        await self._drop(service, before)
-        logger.info("adapter %s loaded, rank %d, %d bytes", name, adapter.rank, adapter.nbytes)
 
     async def remove_adapter(self, name: str) -> None:
         """Take no more requests with an adapter."""
@@ -205,13 +229,8 @@ class Registry:
             raise ApiError(404, f"There is no adapter {name!r:.200}.", param="lora_name", code="model_not_found")
         del entry.adapters[name]
         if entry.service is not None:
-            await self._drop(entry.service, entry.service.built.adapters.pop(name, None))
-
-    async def _drop(self, service: Service, adapter: Adapter | None) -> None:
-        """Let the engine go of an adapter that no name stands for any more."""
-        if adapter is None or any(other.digest == adapter.digest for other in service.built.adapters.values()):
-            return
-        await service.bridge.call(lambda: service.built.engine.remove_adapter(adapter.digest))
+            built = entry.service.built
+            await entry.service.bridge.call(lambda: built.drop_adapter(name))
 
     def _no_room(self, entry: Entry, why: str) -> ApiError:
         after = {"Retry-After": str(round(RETRY_S))}
@@ -232,18 +251,6 @@ class Registry:
         """Close every model. Idempotent."""
         for service in self.services:
             service.close()
-
-
-def _load_all(load: Callable[[], Built], adapters: dict[str, str]) -> Built:
-    """A model with its adapters."""
-    built = load()
-    try:
-        for name, path in adapters.items():
-            built.add_adapter(name, path)
-    except BaseException:
-        built.close()
-        raise
-    return built
 
 
 def registry_of(request: Request) -> Registry:

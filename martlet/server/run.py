@@ -20,7 +20,7 @@ import uvicorn
 
 from martlet.engine.build import Built
 from martlet.server.app import create_app
-from martlet.server.registry import Registry
+from martlet.server.registry import Load, Registry
 from martlet.server.service import Service
 from martlet.server.settings import ServerSettings
 from martlet.server.wire import BoundedProtocol
@@ -37,11 +37,15 @@ class Server(uvicorn.Server):
         self,
         service: Service,
         ready: Callable[[str], None] = lambda address: None,
-        more: Mapping[str, Callable[[], Built]] | None = None,
+        more: Mapping[str, Load] | None = None,
+        loras: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """`more`: how further models are loaded, by name; the first one's too, if it may make room for them."""
+        """`more`: how further models are loaded, by name; the first one's too, if it may make room for them.
+
+        `loras`: the paths of their adapters, by the model's name and the adapter's.
+        """
         settings = service.settings
-        self._registry = Registry(service, more)
+        self._registry = Registry(service, more, loras)
         super().__init__(
             uvicorn.Config(
                 create_app(self._registry),
@@ -112,12 +116,16 @@ def serve(
     built: Built,
     settings: ServerSettings,
     ready: Callable[[str], None],
-    more: Mapping[str, Callable[[], Built]] | None = None,
+    more: Mapping[str, Load] | None = None,
+    loras: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """Serve until a signal; `ready` is called with the address once requests are taken, `more` loads further models."""
+    """Serve until a signal; `ready` is called with the address once requests are taken.
+
+    `more` loads further models, and `loras` are the paths of their adapters.
+    """
     sys.setswitchinterval(SWITCH_S)
     _set_up_logs(settings)
-    Server(Service(built, settings), ready, more).run()
+    Server(Service(built, settings), ready, more, loras).run()
 
 
 def _set_up_logs(settings: ServerSettings) -> None:

@@ -195,10 +195,10 @@ class Service:
         if self.tracing is not None:
             self.tracing.ended(output)
 
-    def named(self, adapter: str) -> Service:
+    def named(self, adapter: str, digest: str) -> Service:
         """This service as its clients see it under an adapter's name: the same engine, another model."""
         seen = copy.copy(self)
-        seen.model, seen.adapter = adapter, self.built.adapters[adapter].digest
+        seen.model, seen.adapter = adapter, digest
         return seen
 
     def drain(self) -> None:

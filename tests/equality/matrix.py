@@ -9,46 +9,31 @@ engine is a new entry of FEATURES; a new type of KV pages is a parameter.
 from __future__ import annotations
 
 import itertools
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from held_load import BEAM_FORM, HELD, HELD_SLOWLY, all_held
+from held_load import BEAM_FORM
+from loads import Load, asked_of, like
 from seen import Answers, Seen
 from tiny_head import fit_head
 
-from martlet import LLM, SamplingParams
+from martlet import LLM
+from martlet.formats.checkpoint import open_checkpoint
 from martlet.llm import BeamSearchParams
-from martlet.types import MissReason, Request, Scheduling
+from martlet.models.families import spec_of
+from martlet.types import MissReason, Request
+from tests.models.adapter_files import random_updates, write_peft
 
-__all__ = ["FEATURES", "Load", "check", "make_load", "open_row", "pairs_of", "plain_answers", "run_row"]
+__all__ = ["FEATURES", "check", "open_row", "pairs_of", "plain_answers", "run_row"]
 
 PAGE = 32
 GUESSES = 3  # at a time
 PLENTY = 64  # pages, where there shall be enough
-SHUFFLED = (0, 1, 5, 3, 2, 4)
 POLICIES = ("priority", "shortest", "prefix", "fair", "deadline")
-
-
-@dataclass(frozen=True, eq=False)
-class Load:
-    """The requests of a matrix: token ids with parameters; the fifth's prompt is that of a beam search as well."""
-
-    context: int
-    few: int  # pages, of which running sequences need more
-    some: int  # pages, of which kept prefixes need more
-    requests: tuple[Request, ...]
-    fillers: tuple[tuple[int, ...], ...]  # prompts that push others out of memory
-    is_held: bool = False  # every request, and the beams, to a form
-
-    @cached_property
-    def held(self) -> Load:
-        """The same, with every request held to a form."""
-        return replace(self, requests=all_held(self.requests), is_held=True)
 
 
 @dataclass(frozen=True)
@@ -68,6 +53,7 @@ class Feature:
     ] = ()  # what is asked before and after each request: "like", itself, "filler", itself "again"
     beams: bool = False
     held: bool = False  # all requests are held to forms, what these force coming several tokens in a step
+    adapters: bool = False  # some requests are asked with adapters too, beside the same ones without
     draft: str | None = None  # who guesses: "ngram", "model": the model itself, "head": one fitted to these answers
     disk: str | None = None  # "cold": an empty folder; "warm": one that another engine has left
     excludes: tuple[str, ...] = ()  # of another way to do the same
@@ -168,6 +154,13 @@ FEATURES: dict[str, Feature] = {
         excludes=("n-gram draft", "draft model"),
     ),
     "held": Feature(lambda seen: seen.n_forced > 0 and seen.n_masks > 0, held=True),
+    "adapters": Feature(  # in one step with each other and with the model itself
+        lambda seen: seen.n_adapted > 0 and (seen.n_beside > 0 or seen.n_preempted > 0),
+        {"prefix_cache": True},
+        max_seqs=8,
+        batch=True,
+        adapters=True,
+    ),
     "forks": Feature(
         lambda seen: seen.n_shared > 0 and (seen.n_copies > 0 or seen.share > PAGE or seen.n_preempted > 0), max_seqs=4
     ),
@@ -226,6 +219,33 @@ def _fitted(path: Path, load: Load, kv_dtype: str, folder: Path) -> Path:
     return _HEADS[key]
 
 
+ADAPTED = (("0", "one"), ("1", "one"), ("1", "two"))  # which requests are asked with which adapters too
+_ADAPTED: dict[tuple[Path, int, str], tuple[dict[str, str], list[Request], Answers]] = {}
+
+
+def _adapted(path: Path, load: Load, kv_dtype: str, folder: Path) -> tuple[dict[str, str], list[Request], Answers]:
+    """Two adapters' paths, requests with them, and what these are answered each alone: made once for a load."""
+    key = path, id(load), kv_dtype
+    if key not in _ADAPTED:
+        with open_checkpoint(path) as checkpoint:
+            spec = spec_of(checkpoint, load.context)
+        some = ("attn_q", "attn_v", "ffn_down")
+        lora = {
+            "one": str(write_peft(folder / "one", random_updates(spec, 4, 1))),
+            "two": str(write_peft(folder / "two", random_updates(spec, 7, 2, parts=some))),
+        }
+        with open_row(path, load.context, kv_dtype, PLENTY, lora=lora) as llm:
+            digests = {name: adapter.digest for name, adapter in llm._parts.adapters.items()}
+            asked = [
+                replace(load.requests[int(number)], request_id=f"{number}-{name}", adapter=digests[name])
+                for number, name in ADAPTED
+            ]
+            seen = Seen(llm)
+            _drive(llm, asked)
+        _ADAPTED[key] = lora, asked, seen.answers
+    return _ADAPTED[key]
+
+
 def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder: Path) -> Seen:
     """Answer the requests with features on; `folder` is an empty one."""
     features = [FEATURES[name] for name in names]
@@ -247,7 +267,11 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
         with open_row(path, load.context, kv_dtype, PLENTY, **options) as llm:
             _drive(llm, load.requests)
     batch, staggered, beams = (any(getattr(f, name) for f in features) for name in ("batch", "staggered", "beams"))
-    asked = _asked(load, [what for f in features for what in f.around], any(f.shuffled for f in features))
+    adapted: list[Request] = []
+    if any(feature.adapters for feature in features):
+        options["lora"], adapted, _ = _adapted(path, load, kv_dtype, folder.with_name(f"{folder.name}-adapters"))
+    asked = asked_of(load, [what for f in features for what in f.around], any(f.shuffled for f in features))
+    asked += adapted
     with open_row(path, load.context, kv_dtype, pages, **options) as llm:
         assert llm.plan.n_pages == pages
         seen = Seen(llm)
@@ -256,7 +280,7 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
             seen.answers.beams = _search(llm, load)
 
         if any(feature.primed for feature in features):
-            _drive(llm, [replace(_like(load.requests[4]), request_id="first")])
+            _drive(llm, [replace(like(load.requests[4]), request_id="first")])
         if draft is not None:
             asked = [replace(one, params=replace(one.params, draft_tokens=GUESSES)) for one in asked]
         _drive(llm, asked, batch=batch, staggered=staggered, at_third=search if beams else None)
@@ -264,8 +288,8 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
     return seen
 
 
-def _differences(found: Answers, plain: Answers, load: Load) -> list[str]:
-    """Where a run gave other bits than the plain one."""
+def _differences(found: Answers, plain: Answers, load: Load, adapted: Answers | None) -> list[str]:
+    """Where a run gave other bits than the plain one, and than the one with adapters."""
     wrong = []
     for request in load.requests:
         name = request.request_id
@@ -274,6 +298,9 @@ def _differences(found: Answers, plain: Answers, load: Load) -> list[str]:
                 for what, one, two in zip(("answers", "logits"), found.of(other), plain.of(name), strict=True):
                     if one != two:
                         wrong.append(f"{what} of {other}")
+    for name, adapter in ADAPTED:
+        if adapted is not None and found.of(f"{name}-{adapter}") != adapted.of(f"{name}-{adapter}"):
+            wrong.append(f"{name} with the adapter {adapter}")
     if found.beams is not None and found.beams != plain.beams:
         wrong.append("beams")
     return wrong
@@ -284,7 +311,8 @@ def check(path: Path, load: Load, plain: Answers, kv_dtype: str, features: Seque
     if any(FEATURES[name].held for name in features):
         load, plain = load.held, held_answers(path, load, kv_dtype)
     seen = run_row(path, load, kv_dtype, features, folder)
-    assert _differences(seen.answers, plain, load) == []
+    with_adapters = _ADAPTED.get((path, id(load), kv_dtype)) if "adapters" in features else None
+    assert _differences(seen.answers, plain, load, with_adapters and with_adapters[2]) == []
     missing = [name for name in features if not FEATURES[name].proof(seen)]
     assert missing == [], f"features that did not happen: {missing}"
 
@@ -342,73 +370,3 @@ def _search(llm: LLM, load: Load) -> Any:
     params = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=form is None, structured=form)
     [output] = llm.beam_search({"prompt_token_ids": list(load.requests[4].prompt_ids)}, params)
     return [(beam.token_ids, beam.cum_logprob, beam.finish_reason) for beam in output.sequences]
-
-
-def _asked(load: Load, around: Sequence[str], shuffled: bool) -> list[Request]:
-    """The requests, with what is asked before and after each, or after all."""
-    groups, again = [], []
-    for number in SHUFFLED if shuffled else range(len(load.requests)):
-        request = load.requests[number]
-        group = [request]
-        if "like" in around:
-            group.insert(0, _like(request))
-        repeated = replace(request, request_id=f"{request.request_id}-again")
-        if "filler" in around and number > 0:
-            group += [_other(request, "filler", load.fillers[number % len(load.fillers)]), repeated]
-        elif "again" in around:
-            again.insert(0, repeated)
-        groups.append(group)
-    return [request for group in [*groups, again] for request in group]
-
-
-def _like(request: Request) -> Request:
-    """One that begins as `request` does, and then goes on otherwise."""
-    cut = max(1, len(request.prompt_ids) * 5 // 8)
-    return _other(request, "like", (*request.prompt_ids[:cut], *(id_ ^ 1 for id_ in request.prompt_ids[cut : cut + 9])))
-
-
-def _other(request: Request, what: str, ids: tuple[int, ...]) -> Request:
-    params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
-    return replace(request, request_id=f"{request.request_id}-{what}", prompt_ids=ids, params=params)
-
-
-def make_load(
-    vocab: int, prompts: Sequence[int], n_new: int, *, context: int, few: int, some: int, seed: int = 5
-) -> Load:
-    """Six requests of random ids below `vocab`: the first has a long answer, the third shares most of the second's prompt.
-
-    The third is held to a schema and the last to a pattern, beside others that are free.
-    """
-    rng = random.Random(seed)
-
-    def ids(count: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(3, vocab) for _ in range(count))
-
-    made = [ids(count) for count in prompts]
-    made[2] = made[1][: len(made[2]) - 20] + made[2][-20:]
-    settings: list[dict[str, Any]] = [
-        {"temperature": 1.0, "seed": 2, "presence_penalty": 0.5, "logprobs": 1, "max_tokens": 4 * n_new},
-        {"temperature": 0.0, "logprobs": 2, "max_tokens": 2 * n_new},
-        {"temperature": 1.0, "top_p": 0.95, "seed": 7, "logprobs": 2, **HELD},
-        {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 1},
-        {
-            "temperature": 0.7,
-            "min_p": 0.02,
-            "seed": 3,
-            "repetition_penalty": 1.2,
-            "logprobs": 0,
-            "max_tokens": n_new // 2,
-        },
-        {"temperature": 1.2, "top_k": 40, "seed": 11, "n": 3, "logprobs": 1, **HELD_SLOWLY},
-    ]
-    requests = tuple(
-        Request(
-            str(number),
-            prompt,
-            SamplingParams(**{"max_tokens": n_new, "ignore_eos": True, **more}),
-            arrival_s=1.0,  # all at the same time: policies order them by what they are
-            scheduling=Scheduling(priority=place, tenant="a" if number < 4 else "b", ttft_target_s=10.0 + place),
-        )
-        for number, (prompt, more, place) in enumerate(zip(made, settings, (0, 1, 4, 3, 2, 5), strict=True))
-    )
-    return Load(context, few, some, requests, tuple(ids(max(prompts) - 10) for _ in range(2)))

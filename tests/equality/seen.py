@@ -54,6 +54,7 @@ class Seen(Observer):
         self.chunks: dict[SeqId, int] = defaultdict(int)  # spans of a prompt
         self.started: list[str] = []  # requests in the order of their first spans
         self.joined = 0  # sequences whose first span stood beside one that was decoding
+        self.n_adapted = self.n_beside = 0  # steps with an adapter; with another one, or none, beside it
         self.beside_beams = 0  # steps that a beam search shared with requests
         self._reach: dict[SeqId, int] = defaultdict(int)
         self._inner = llm.engine.executor
@@ -76,6 +77,9 @@ class Seen(Observer):
         self.most_spans = max(self.most_spans, len(plan.spans))
         self.n_mixed += 0 < len(decodes) < len(plan.spans)
         self.joined += sum(seq.seq_id not in known for seq in plan.added) if decodes else 0
+        adapters = {self.sequences[span.seq].request.adapter for span in plan.spans}
+        self.n_adapted += bool(adapters - {""})
+        self.n_beside += len(adapters) > 1
         self.n_copies += len(plan.copies)
         self.n_loads += len(plan.loads)
         self.n_preempted += len(plan.preempted)

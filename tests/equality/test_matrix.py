@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from matrix import FEATURES, check, make_load, pairs_of, plain_answers
+from loads import make_load
+from matrix import FEATURES, check, pairs_of, plain_answers
 from seen import Answers
 
 from martlet.kv_types import KV_TYPES

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from kinds import KINDS, WINDOW, write_kind
-from matrix import FEATURES, check, make_load, pairs_of, plain_answers
+from loads import make_load
+from matrix import FEATURES, check, pairs_of, plain_answers
 from seen import Answers
 
 from martlet import LLM

@@ -182,8 +182,8 @@ def test_files_that_do_not_fit(tmp_path: Path, llama: ModelSpec) -> None:
         ({f"{q}A.weight": large, f"{q}B.weight": np.zeros((llama.hidden, 600), np.float32)}, UnsupportedError, "rank 600"),
         ({"base_model.model.lm_head.lora_A.weight": large}, UnsupportedError, "lm_head"),
         ({f"{q}magnitude_vector": large}, UnsupportedError, "magnitude"),
-        ({"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": large,
-          "base_model.model.model.layers.9.mlp.up_proj.lora_B.weight": large}, UnsupportedError, "blk.9.ffn_up"),
+        ({"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": large[:8].copy(),
+          "base_model.model.model.layers.9.mlp.up_proj.lora_B.weight": large[:, :8].copy()}, UnsupportedError, "blk.9.ffn_up"),
     ):  # fmt: skip
         kept = {name: value for name, value in {**tensors, **changed}.items() if value is not None}
         save_file(kept, tmp_path / "adapter_model.safetensors")

@@ -33,6 +33,7 @@ OPTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "max_waiting": (10, (0, -1, 1.5, "10")),
     "max_waiting_tokens": (1000, (0, -1, 1.5, "10")),
     "seed": (5, (1.5, "5", 1 << 64, True)),
+    "lora": ({"sql": "folder"}, ("sql", {"": "x"}, {"a": ""}, {5: "x"})),
     "offline": (True, (1, "yes")),
     "oracle": (True, (1, "yes")),
     "prefix_cache": (False, (0, "no")),

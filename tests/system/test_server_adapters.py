@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,12 @@ def test_a_model_that_is_loaded_again_has_its_adapters(tmp_path: Path) -> None:
     """Of the first, and of one that was closed for another."""
     names: dict[str, str] = {}
 
-    def built() -> Built:
+    def built(lora: dict[str, str]) -> Built:
         config = resolve_config({"model": __file__, "backend": "null", "max_seqs": 4, "max_context": 256})
-        return scripted_built(config, script_of(names), context=256, n_pages=512)
+        made = scripted_built(config, script_of(names), context=256, n_pages=512)
+        for name, path in lora.items():
+            made.add_adapter(name, path)
+        return made
 
     more = {"scripted": built, "second": built}
     with serving(script_of(names), allow_lora_updates=True, more=more, max_loaded_models=1) as server:
@@ -132,5 +136,7 @@ def test_a_model_that_is_loaded_again_has_its_adapters(tmp_path: Path) -> None:
         assert load(server, "tune", str(path), base_model_name="second").status_code == 200
         for name in ("sql", "tune", "sql", "second", "tune"):
             assert server.chat(model=name).json()["model"] == name
+        shutil.rmtree(path)  # whoever asks for a model is not to blame that an adapter of it is gone
+        assert "There is no file" in server.chat(model="scripted").json()["error"]["message"]
         parents = {entry["id"]: entry.get("parent") for entry in server.http.get("/v1/models").json()["data"]}
         assert parents == {"scripted": None, "second": None, "sql": "scripted", "tune": "second"}

@@ -24,7 +24,7 @@ class Loader:
         self.answer, self.there, self.most, self.seconds = answer, there, most, seconds
         self.loads = 0
 
-    def __call__(self) -> Built:
+    def __call__(self, lora: object = None) -> Built:
         time.sleep(self.seconds)
         if len(self.there) >= self.most:
             raise CapacityError("The model needs 9 GiB, and there are 5: use a smaller one.")
@@ -129,7 +129,7 @@ def test_many_ask_for_a_model_that_is_not_there() -> None:
 def test_a_model_that_does_not_load() -> None:
     """Its error reaches the client, and the others are as before."""
 
-    def broken() -> Built:
+    def broken(lora: object) -> Built:
         raise FormatError("one.gguf", "is cut")
 
     with serving(spell("FIRST"), more={"one": broken}) as served:
@@ -155,9 +155,17 @@ def test_closing_frees_threads() -> None:
     ("options", "expected"),
     [
         ([], "serve needs a model"),
-        (["--model", "name"], "NAME=MODEL"),
+        (["--model", "name"], "NAME=PATH"),
         (["--model", "a=x.gguf", "--model-name", "b"], "--model-name"),
         (["--model", "a={file}", "--model", "a={file}"], "Two models have the name 'a'"),
+        (["{file}", "--lora", "sql"], "expected NAME=PATH"),
+        (
+            ["--model", "a={file}", "--model", "b={file}", "--lora", "sql=x"],
+            "--lora sql=x does not say for which model",
+        ),
+        (["--model", "a={file}", "--model", "b={file}", "--lora", "sql@B=x"], "a model 'B', and there is a, b"),
+        (["--model", "a={file}", "--lora", "a=x"], "Two models or adapters have the name 'a'"),
+        (["--model", "a={file}", "--model", "b={file}", "--lora", "s@a=x", "--lora", "s@b=y"], "the name 's'"),
     ],
 )
 def test_refusals(options: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
