@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 
 from martlet.types import CacheUse, Event, Request, StepPlan, StepResult
 
@@ -171,6 +172,14 @@ class SpeculationTotals:
             self.accepted[position] += 1
         return n_accepted
 
+    def plus(self, other: SpeculationTotals) -> SpeculationTotals:
+        """Both together."""
+        drafted, accepted = (
+            [a + b for a, b in zip_longest(one, two, fillvalue=0)]
+            for one, two in ((self.drafted, other.drafted), (self.accepted, other.accepted))
+        )
+        return SpeculationTotals(self.n_steps + other.n_steps, drafted, accepted, self.gain_s + other.gain_s)
+
 
 @dataclass(slots=True)
 class EngineTotals:
@@ -187,6 +196,13 @@ class EngineTotals:
     n_aborted: int = 0  # that their caller gave up,
     n_failed: int = 0  # and that failed
     speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
+
+    def plus(self, other: EngineTotals) -> EngineTotals:
+        """Both together."""
+        counts = {
+            f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "speculation"
+        }
+        return EngineTotals(**counts, speculation=self.speculation.plus(other.speculation))
 
 
 @dataclass(frozen=True, slots=True)

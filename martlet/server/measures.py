@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from martlet.engine.outputs import RequestOutput
-from martlet.metrics import Observer, StepRecord
+from martlet.metrics import EngineTotals, Observer, StepRecord
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -59,13 +59,16 @@ class Histogram:
 
 
 class Measures(Observer):
-    """Watches an engine: each field is written by one thread only, and read whenever somebody asks."""
+    """Watches a model's engine, and the next one when the model is loaded again: a counter never goes back.
+
+    Each field is written by one thread only, and read whenever somebody asks.
+    """
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.n_running = self.n_waiting = self.n_free_pages = 0
         self.n_ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
-        self.n_prompt = self.n_cached = 0
+        self._past = EngineTotals()  # of engines that are closed
         self.histograms = {
             "time_to_first_token_seconds": (Histogram(_TTFT), "Time from arrival to the first token."),
             "inter_token_latency_seconds": (Histogram(_BETWEEN), "Time between two tokens of an answer."),
@@ -82,6 +85,14 @@ class Measures(Observer):
             "step_time_seconds": (Histogram(_BETWEEN), "Time of a step."),
             "step_sequences": (Histogram(_STEP_TOKENS[:7]), "Sequences computed in a step."),
         }
+
+    def retire(self, engine: Engine) -> None:
+        """The engine is closed: what it has counted stays."""
+        self._past = self._past.plus(engine.totals)
+
+    def totals(self, engine: Engine | None) -> EngineTotals:
+        """What all engines of the model have counted, with the one that is there."""
+        return self._past if engine is None else self._past.plus(engine.totals)
 
     def stepped(self, record: StepRecord) -> None:
         """A step was committed."""
@@ -116,8 +127,8 @@ class Measures(Observer):
         see["request_params_n"].observe(len(output.outputs))
 
 
-def exposition(models: Sequence[tuple[Measures, Engine]], prefix: str) -> bytes:
-    """Everything of all models in Prometheus' text format."""
+def exposition(models: Sequence[tuple[Measures, Engine | None]], prefix: str) -> bytes:
+    """Everything of all models in Prometheus' text format; a model that is closed has no engine."""
     from prometheus_client import CollectorRegistry, generate_latest  # here: it takes a moment to import
     from prometheus_client.registry import Collector
 
@@ -130,7 +141,7 @@ def exposition(models: Sequence[tuple[Measures, Engine]], prefix: str) -> bytes:
     return generate_latest(registry)
 
 
-def _families(models: Sequence[tuple[Measures, Engine]], prefix: str) -> Iterator[Metric]:
+def _families(models: Sequence[tuple[Measures, Engine | None]], prefix: str) -> Iterator[Metric]:
     """Every model's numbers by family, which the format wants together."""
     together: dict[str, Metric] = {}
     for measures, engine in models:
@@ -142,12 +153,14 @@ def _families(models: Sequence[tuple[Measures, Engine]], prefix: str) -> Iterato
     yield from together.values()
 
 
-def _of_model(measures: Measures, engine: Engine, prefix: str) -> Iterator[Metric]:
+def _of_model(measures: Measures, engine: Engine | None, prefix: str) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     labels, values = ("model_name",), (measures.model,)
-    running, waiting = engine.scheduler.n_running, engine.scheduler.n_waiting
-    used = 1 - engine.n_free_pages / max(1, engine.n_pages)
+    running, waiting, used = 0, 0, 0.0
+    if engine is not None:
+        running, waiting = engine.scheduler.n_running, engine.scheduler.n_waiting
+        used = 1 - engine.n_free_pages / max(1, engine.n_pages)
     for name, gauge, text in (
         ("num_requests_running", running, "Sequences in the batch."),
         ("num_requests_waiting", waiting, "Sequences that wait to start or to go on."),
@@ -156,7 +169,7 @@ def _of_model(measures: Measures, engine: Engine, prefix: str) -> Iterator[Metri
         family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=labels)
         family.add_metric(values, gauge)
         yield family
-    totals = engine.totals
+    totals = measures.totals(engine)
     guesses = totals.speculation
     family = GaugeMetricFamily(f"{prefix}:spec_decode_net_gain_seconds", "Time that guesses have saved.", labels=labels)
     family.add_metric(values, guesses.gain_s)

@@ -21,10 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from martlet.engine.build import Built
+from martlet.engine.engine import Engine
 from martlet.engine.lora import open_adapter
 from martlet.errors import CapacityError, FormatError, MartletError, RequestError
 from martlet.server.body import parse_json, read_body
 from martlet.server.errors import ApiError
+from martlet.server.measures import Measures
 from martlet.server.service import Service
 from martlet.server.tracing import PARENT
 
@@ -47,6 +49,7 @@ class Entry:
     adapters: dict[str, str] = field(default_factory=dict)  # paths by name; loaded with it
     n_lent: int = 0  # requests that use it
     used_s: float = 0.0
+    measures: Measures | None = None  # since it was loaded for the first time
 
 
 class Lease:
@@ -76,7 +79,7 @@ class Registry:
         """`more` says how the others are loaded, and may say so of the first; `loras` are the others' adapters' paths."""
         more = dict(more or {})
         self.settings = first.settings
-        self.entries = {first.model: Entry(first.model, more.pop(first.model, None), first)}
+        self.entries = {first.model: Entry(first.model, more.pop(first.model, None), first, measures=first.measures)}
         self.entries.update((name, Entry(name, load)) for name, load in more.items())
         for name, paths in (loras or {}).items():
             self.entries[name].adapters = dict(paths)
@@ -99,6 +102,15 @@ class Registry:
         if not services:
             raise ApiError(503, "No model is loaded; ask for one by its name.", code="overloaded")
         return self.default.service or services[0]
+
+    @property
+    def measured(self) -> list[tuple[Measures, Engine | None]]:
+        """What is counted of every model that has ever been here, with its engine while it is."""
+        return [
+            (entry.measures, None if entry.service is None else entry.service.built.engine)
+            for entry in self.entries.values()
+            if entry.measures is not None
+        ]
 
     def start(self) -> None:
         """Start the engines that are here; call it from the event loop that will be served."""
@@ -159,7 +171,8 @@ class Registry:
             built = await asyncio.to_thread(entry.load, lora=dict(entry.adapters))
         except RequestError as error:  # an adapter's file that is gone: not the fault of who asks
             raise MartletError(f"The model {entry.name!r} cannot be loaded: {error}") from None
-        service = Service(built, replace(self.settings, model_name=entry.name))
+        service = Service(built, replace(self.settings, model_name=entry.name), entry.measures)
+        entry.measures = service.measures
         service.bridge.start()
         entry.service, entry.used_s = service, time.monotonic()
         gc.freeze()
@@ -177,6 +190,7 @@ class Registry:
         entry = min(idle, key=lambda e: e.used_s)
         service, entry.service = entry.service, None
         assert service is not None
+        service.measures.retire(service.built.engine)  # it is idle: nothing is counted any more
         logger.info("model %s is closed to make room", entry.name)
         await asyncio.to_thread(service.close)
         del service

@@ -48,7 +48,8 @@ T = TypeVar("T")
 class Service:
     """One model behind HTTP."""
 
-    def __init__(self, built: Built, settings: ServerSettings) -> None:
+    def __init__(self, built: Built, settings: ServerSettings, measures: Measures | None = None) -> None:
+        """`measures` are those of the model's time before, if it was loaded already."""
         self.built = built
         self.settings = settings
         self.asker = Asker(built)
@@ -59,7 +60,7 @@ class Service:
         self.started = int(time.time())
         self.adapter = ""  # the digest of the one that this service answers with: `named`
         self.draining = False
-        self.measures = Measures(self.model)
+        self.measures = measures or Measures(self.model)
         built.engine.watch(self.measures)
         self.tracing: Tracing | None = None
         if settings.otlp_endpoint is not None:

@@ -118,8 +118,7 @@ def _model(registry: Registry, entry: Entry) -> dict[str, object]:
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     registry = registry_of(request)
-    models = [(service.measures, service.built.engine) for service in registry.services]
-    text = exposition(models, registry.settings.metrics_prefix)
+    text = exposition(registry.measured, registry.settings.metrics_prefix)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -17,6 +17,7 @@ from martlet.errors import RequestError
 __all__ = ["PARENT", "Tracing", "otlp_exporter"]
 
 PARENT: ContextVar[str] = ContextVar("traceparent", default="")  # the header of the request that is being read
+SEND_S = 3  # until a collector that does not answer is given up; so long the end of the server may take
 MOST_PARENTS = 100_000  # of requests that are open
 
 
@@ -28,7 +29,7 @@ def otlp_exporter(endpoint: str) -> Any:
         raise RequestError(
             "--otlp-endpoint needs OpenTelemetry: pip install 'martlet[otel]'.", param="otlp_endpoint"
         ) from None
-    return OTLPSpanExporter(endpoint=endpoint)
+    return OTLPSpanExporter(endpoint=endpoint, timeout=SEND_S)
 
 
 class Tracing:

@@ -87,6 +87,31 @@ def test_one_at_a_time() -> None:
         assert [loaders[name].loads for name in ("scripted", "one", "two")] == [1, 1, 1]
 
 
+def test_counters_never_go_back() -> None:
+    """A model that is closed and loaded again goes on counting; while it is closed its totals stay."""
+    loaders = {name: Loader(name.upper(), set()) for name in ("scripted", "one")}
+    with serving(spell("FIRST"), more=dict(loaders), max_loaded_models=1) as served:
+
+        def counted() -> dict[str, float]:
+            text = served.http.get("/metrics").text
+            lines = [line for line in text.splitlines() if 'model_name="scripted"' in line and "_created" not in line]
+            kinds = ("_total{", "_total,", "_bucket{", "_count{", "_sum{")
+            found = (line.rsplit(" ", 1) for line in lines if any(kind in line for kind in kinds))
+            return {name: float(value) for name, value in found}
+
+        before: dict[str, float] = {}
+        for number, name in enumerate(["scripted", "one", "scripted", "one", "scripted"]):
+            text_of(served, name)
+            now = counted()
+            assert before.keys() <= now.keys()
+            assert [series for series, value in before.items() if now[series] < value] == []
+            before = now
+            times = number // 2 + 1
+            assert served.gauge("request_success_total", model_name="scripted") == times
+            assert served.gauge("generation_tokens_total", model_name="scripted") == 6 + 8 * (times - 1)
+            assert served.gauge("time_to_first_token_seconds_count", model_name="scripted") == times
+
+
 def test_memory_decides() -> None:
     """CapacityError from the memory plan closes the idle ones until the model fits."""
     there: set[str] = set()
