@@ -26,7 +26,7 @@ from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, ste
 from martlet.engine.watch import capsule_header, observers
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
-from martlet.grammar.compile import Grammars
+from martlet.grammar.late import LateGrammars
 from martlet.kv_types import parse_kv_types, share_tokens
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
@@ -76,7 +76,7 @@ class Built:
     warnings: tuple[str, ...] = ()
     header: Callable[[], dict[str, Any]] = dict  # what a capsule of this engine says of it
     seeds: SeedSource = field(default_factory=SeedSource)  # for requests without one
-    grammars: Grammars | None = None
+    grammars: LateGrammars | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
 
@@ -222,9 +222,9 @@ def _planned(checkpoint: Checkpoint, config: EngineConfig) -> tuple[MemoryPlan, 
     return plan_memory(footprint, config, read_machine().memory_available), adapters
 
 
-def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Backend) -> Grammars:
+def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Backend) -> LateGrammars:
     n_vocab = min(tokenizer.vocab_size, n_logits)
-    return Grammars(tokenizer, n_vocab, getattr(ops, "store", None), (config.string_limit, config.item_limit))
+    return LateGrammars(tokenizer, n_vocab, getattr(ops, "store", None), (config.string_limit, config.item_limit))
 
 
 def _scheduler(
