@@ -61,7 +61,9 @@ class Grammars:
             if found is not None:
                 self._compiled.move_to_end(asked)
                 return found
-        state = compile_state(asked)
+        made: list[State] = []
+        state = compile_state(asked, made)
+        forgetting = [forget for one in made if (forget := releasing(one)) is not None]
         with self._lock:
             vocabulary = self._vocabulary(_marks_of(asked))
             if asked.kind in ("json", "json_object"):
@@ -72,7 +74,7 @@ class Grammars:
                 name=asked.kind,
                 string_limit=self._limits[0] if asked.string_limit is None else asked.string_limit,
                 item_limit=_beyond_bounds(asked, self._limits[1] if asked.item_limit is None else asked.item_limit),
-                forget=releasing(state),
+                forget=lambda: [forget() for forget in forgetting],
             )
             self._compiled[asked] = grammar
             if len(self._compiled) > MOST_GRAMMARS:
@@ -119,9 +121,9 @@ def _marks_of(asked: Structured) -> frozenset[str]:
     return frozenset(mark for mark in marks if mark)
 
 
-def compile_state(asked: Structured) -> State:
-    """Return the first state of what is asked for."""
-    state = _whole(asked)
+def compile_state(asked: Structured, made: list[State] | None = None) -> State:
+    """Return the first state of what is asked for. The first state of each schema in it is added to `made`."""
+    state = _whole(asked, [] if made is None else made)
     if asked.after is None:
         return state
     reasoning = free_text((asked.after,), lambda _: state, may_end=False)
@@ -132,14 +134,14 @@ def compile_state(asked: Structured) -> State:
     return either(opened, state)
 
 
-def _whole(asked: Structured) -> State:
+def _whole(asked: Structured, made: list[State]) -> State:
     """What is asked for, without reasoning before it."""
     state: State | None
     if asked.json is not None or asked.json_object:
-        state = _json(asked.json or '{"type":"object"}', asked)
-        return state if asked.tags is None else either(_tags(asked), state)
+        state = _json(asked.json or '{"type":"object"}', asked, made)
+        return state if asked.tags is None else either(_tags(asked, made), state)
     if asked.tags is not None:
-        return _tags(asked)
+        return _tags(asked, made)
     if asked.regex is not None:
         state = language_state(regex_language(asked.regex))
         if state is None:
@@ -155,17 +157,19 @@ def _whole(asked: Structured) -> State:
     return grammar_state(*lark_rules(asked.grammar))
 
 
-def _json(schema: str, asked: Structured) -> State:
-    return schema_start(schema, SchemaOptions(asked.whitespace, asked.ordered))
+def _json(schema: str, asked: Structured, made: list[State]) -> State:
+    state = schema_start(schema, SchemaOptions(asked.whitespace, asked.ordered))
+    made.append(state)
+    return state
 
 
-def _tags(asked: Structured) -> State:
+def _tags(asked: Structured, made: list[State]) -> State:
     """Free text in which each trigger goes on as a tag; or, with `at_least_one`, tags only."""
     assert asked.tags is not None
     tags = asked.tags
     again = Again()
     following = END if asked.stop_after_first else again
-    inside = {schema: _json(schema, asked) for schema in dict.fromkeys(tag.schema for tag in tags)}
+    inside = {schema: _json(schema, asked, made) for schema in dict.fromkeys(tag.schema for tag in tags)}
     bodies = [_tag_body(tag, inside[tag.schema], following) for tag in tags]
     begins = [tag.begin for tag in tags]
     if asked.at_least_one:

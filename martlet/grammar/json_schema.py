@@ -123,11 +123,15 @@ def _loaded(schema: str | bytes | dict[str, Any] | bool, options: SchemaOptions,
 def _start(loader: Loader, options: SchemaOptions, limits: Limits) -> tuple[State, Machine]:
     algebra = Algebra(loader, options.digits, limits)
     machine: Machine = JsonMachine(algebra, SPACINGS[options.spacing], options.ordered)
-    goal = algebra.goal([(loader.root, True)])
-    prepare(machine, goal, limits)
-    if not algebra.inhabited(goal):
-        raise SchemaError([Problem("#", "no value meets it")])
-    return machine.value((goal,), Root(machine)), machine
+    try:
+        goal = algebra.goal([(loader.root, True)])
+        prepare(machine, goal, limits)
+        if not algebra.inhabited(goal):
+            raise SchemaError([Problem("#", "no value meets it")])
+        return machine.value((goal,), Root(machine)), machine
+    except BaseException:
+        machine.forget()
+        raise
 
 
 def compile_schema(

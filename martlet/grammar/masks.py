@@ -36,7 +36,7 @@ class Masks:
         name: str = "grammar",
         string_limit: int = 0,
         item_limit: int = 0,
-        forget: Callable[[], None] | None = None,
+        forget: Callable[[], object] | None = None,
     ) -> None:
         self.start, self.vocabulary, self.name = start, vocabulary, name
         self.string_limit = string_limit  # bytes; 0: none

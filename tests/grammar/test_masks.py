@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from martlet.errors import RequestError
 from martlet.grammar.json_schema import SchemaOptions, compile_schema
 from martlet.grammar.matcher import Matcher
 from martlet.grammar.vocabulary import Vocabulary
@@ -149,3 +151,30 @@ def test_a_vocabulary_is_its_sorted_texts() -> None:
     assert found[b"b"] == [0, 5]
     assert sum(map(len, found.values())) == 6
     assert tokens.find(0, b"ac") is None
+
+
+def test_a_grammar_leaves_nothing_to_the_garbage_collector(kernels: KernelStore) -> None:
+    """Which would stop everybody's answers while it looks at all that there is."""
+    tokens = vocabulary(pieces(300, 3), kernels)
+    schema = {
+        "properties": {"a": {"type": ["string", "number"]}, "b": {"type": "array", "items": {"$ref": "#"}}},
+        "anyOf": [{"required": ["a"]}, {"patternProperties": {"^x": {"type": "null"}}, "unevaluatedProperties": False}],
+        "type": "object",
+    }
+
+    def use() -> None:
+        matcher = compile_schema(schema, tokens).matcher()
+        for byte in b'{"a":1,"b":[{"a":"\\n"}]}':
+            allowed(matcher)
+            assert matcher.advance(1 + byte)
+        with pytest.raises(RequestError):
+            compile_schema({"type": "object", "properties": {"a": False}, "required": ["a"]}, tokens)
+
+    use()  # what is kept for the next one is made
+    gc.collect()
+    gc.disable()
+    try:
+        use()
+        assert gc.collect() < 20
+    finally:
+        gc.enable()

@@ -344,14 +344,11 @@ class Algebra:
         return kind.either(own, self._every(named, kind))
 
     def forget(self) -> None:
-        """Let go of everything that was worked out."""
+        """Let go of everything, of the document as well; nothing of it may be used any more."""
         for goal in self._goals.values():
             goal.type = None
-        self._goals.clear()
-        self._known.clear()
-        self.array_possible = lambda form, prune: True
-        self.object_possible = lambda form, prune: True
-        self.values_of = lambda goal: None
+        self._loader.forget()
+        self.__dict__.clear()
 
     def _check_time(self) -> None:
         if self.deadline is not None and time.thread_time() > self.deadline:

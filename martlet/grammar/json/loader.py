@@ -73,6 +73,12 @@ class Loader:
             if key not in ("enum", "const", "default", "examples") and isinstance(value, dict | list):
                 self._index(value, f"{pointer}/{escaped(key)}", base, depth + 1)
 
+    def forget(self) -> None:
+        """Cut the circles that recursive schemas make."""
+        for node in self._nodes.values():
+            node.forget()
+        self._nodes.clear()
+
     def problem(self, pointer: str, why: str) -> None:
         """Note why the schema is refused."""
         self.problems.append(Problem(pointer, why))

@@ -68,7 +68,9 @@ class Machine:
             forget = getattr(one, "forget", None)
             if forget is not None:
                 forget()
+        self.plans.forget()
         self.algebra.forget()
+        self.__dict__.clear()
 
     def gap(self, state: State, after: bool) -> State:
         """A state before which white space may stand: after a comma or colon, or at another place."""

@@ -80,6 +80,13 @@ class Node:
     unevaluated_properties: Node | None = None  # `evaluated.py` makes ordinary schemas of both
     unevaluated_items: Node | None = None
 
+    def forget(self) -> None:
+        """Let go of all other schemas."""
+        self.all_of, self.any_of, self.one_of, self.not_ = [], [], [], []
+        self.prefix, self.pattern_properties, self.properties, self.dependent_schemas = [], [], {}, {}
+        self.if_ = self.items = self.contains = self.additional = self.names = None
+        self.unevaluated_properties = self.unevaluated_items = None
+
     @property
     def is_any(self) -> bool:
         """Whether it says nothing at all."""

@@ -215,6 +215,12 @@ class Plans:
         algebra.object_possible = self._object_possible
         algebra.values_of = partial(values_of, self)
 
+    def forget(self) -> None:
+        """Let go of all plans."""
+        self._arrays.clear()
+        self._objects.clear()
+        self._classes.clear()
+
     def array(self, form: ArrayForm) -> ArrayPlan:
         """The plan of an array."""
         found = self._arrays.get(form)
