@@ -7,7 +7,8 @@ formats of the standards, numbers are exact, `$ref` stays within the document.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,15 @@ def parse(schema: str | bytes | dict[str, Any] | bool, limits: Limits) -> Any:
         raise RequestError(f"The JSON Schema is no JSON: {error}.", code="invalid_schema") from None
 
 
+@contextmanager
+def refusing_depth() -> Iterator[None]:
+    """A schema that the stack is too short for is refused, as one that takes too much time is."""
+    try:
+        yield
+    except RecursionError:
+        raise SchemaError([Problem("#", "is nested too deep to be worked out; make it flatter")]) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """What becomes of a schema: keywords that are enforced and how often, what is refused, what says nothing."""
@@ -87,7 +97,8 @@ class Coverage:
 
 def coverage(schema: str | bytes | dict[str, Any] | bool, limits: Limits = LIMITS) -> Coverage:
     """Compile a schema and say what is enforced. SchemaError only where it can't even be read."""
-    loader = Loader(parse(schema, limits), limits)
+    with refusing_depth():
+        loader = Loader(parse(schema, limits), limits)
     problems = list(loader.problems)
     if not problems:
         try:
@@ -114,7 +125,8 @@ def _loaded(schema: str | bytes | dict[str, Any] | bool, options: SchemaOptions,
         raise RequestError(
             f"spacing is {options.spacing!r:.40}; expected one of {', '.join(SPACINGS)}.", param="spacing"
         )
-    loader = Loader(parse(schema, limits), limits)
+    with refusing_depth():
+        loader = Loader(parse(schema, limits), limits)
     if loader.problems:
         raise SchemaError(loader.problems)
     return loader
@@ -125,9 +137,10 @@ def _start(loader: Loader, options: SchemaOptions, limits: Limits) -> tuple[Stat
     machine: Machine = JsonMachine(algebra, SPACINGS[options.spacing], options.ordered)
     try:
         goal = algebra.goal([(loader.root, True)])
-        prepare(machine, goal, limits)
-        if not algebra.inhabited(goal):
-            raise SchemaError([Problem("#", "no value meets it")])
+        with refusing_depth():
+            prepare(machine, goal, limits)
+            if not algebra.inhabited(goal):
+                raise SchemaError([Problem("#", "no value meets it")])
         return machine.value((goal,), Root(machine)), machine
     except BaseException:
         machine.forget()

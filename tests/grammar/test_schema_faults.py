@@ -122,6 +122,25 @@ def test_what_cannot_be_enforced_is_refused_by_pointer(pointer: str, schema: Any
     assert coverage(schema).problems == caught.value.problems
 
 
+def test_what_takes_too_much_is_refused() -> None:
+    """Neither the stack nor the clock is used up: a chain of required objects, patterns that overlap in every way."""
+    deep: Any = {"type": "integer"}
+    for _ in range(120):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
+    with pytest.raises(SchemaError, match="nested too deep"):
+        schema_start(deep)
+    patterns = {f"{a}.*{b}": {"type": "integer"} for a in "abcdefghij" for b in "uvwxyz"}
+    with pytest.raises(SchemaError, match="overlap") as caught:
+        schema_start({"type": "object", "patternProperties": patterns, "additionalProperties": False})
+    assert caught.value.problems[0].pointer == "#/patternProperties"
+
+
+def test_half_a_surrogate_pair_is_written_as_an_escape() -> None:
+    schema = {"type": "object", "properties": {"\ud800": {"enum": ["\udfff", "é"]}}, "required": ["\ud800"]}
+    assert meets(schema, r'{"\ud800":"\udfff"}')
+    assert meets(schema, r'{"\ud800":"é"}')
+
+
 def test_annotations_are_no_constraints_and_unknown_keywords_are_reported() -> None:
     """Fault STR-17."""
     schema = {"title": "t", "description": "d", "default": 1, "$schema": "https://json-schema.org/draft/2020-12/schema"}
@@ -208,7 +227,7 @@ def nested(depth: int) -> dict[str, Any]:
 )
 def test_hostile_schemas_are_refused_in_time(schema: Any) -> None:
     """Faults STR-05 and STR-19, ask 18."""
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(RequestError):
         schema_start(schema, SchemaOptions(), Limits(seconds=2.0))
-    assert time.perf_counter() - start < 15.0
+    assert time.thread_time() - start < 15.0

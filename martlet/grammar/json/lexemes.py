@@ -8,6 +8,7 @@ two ways to write it can't be taken for two texts.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,9 +20,19 @@ from martlet.grammar.language import Language, common_alphabet
 from martlet.grammar.types import Dfa, Lexeme, Tree
 from martlet.grammar.utf8 import Escapes, to_bytes, to_json
 
-__all__ = ["JsonLexeme", "free_key", "free_string", "key_lexeme", "names_tree", "number_lexeme", "string_lexeme"]
+__all__ = [
+    "JsonLexeme",
+    "free_key",
+    "free_string",
+    "json_text",
+    "key_lexeme",
+    "names_tree",
+    "number_lexeme",
+    "string_lexeme",
+]
 
 QUOTE = 0x22
+SURROGATE = re.compile("[\ud800-\udfff]")
 BLANK = frozenset(b" \n\r\t")
 ENDS = frozenset(b",]}") | BLANK
 COLON = frozenset(b":") | BLANK
@@ -80,7 +91,13 @@ def number_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[fr
 @lru_cache(maxsize=4096)
 def _written(name: str) -> bytes:
     """A name as it is written, behind its opening quotation mark."""
-    return json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")[1:]
+    return json_text(name)[1:]
+
+
+def json_text(text: str) -> bytes:
+    """A string as JSON; half a surrogate pair, which UTF-8 does not have, as an escape."""
+    written = json.dumps(text, ensure_ascii=False)
+    return SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", written).encode()
 
 
 def names_tree(machine: Any, names: tuple[str, ...]) -> Tree:

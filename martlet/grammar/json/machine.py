@@ -8,14 +8,13 @@ it met; all others are gone. A value is several goals to be met at once only whe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from martlet.grammar.json.algebra import Algebra, Goal, Type
 from martlet.grammar.json.forms import ArrayForm, ObjectForm
-from martlet.grammar.json.lexemes import JsonLexeme, free_string, number_lexeme, string_lexeme
+from martlet.grammar.json.lexemes import JsonLexeme, free_string, json_text, number_lexeme, string_lexeme
 from martlet.grammar.json.plans import Plans
 from martlet.grammar.json.scalars import ByteState, End, Lex, LexemeUse, Literals, Survivors
 from martlet.grammar.json.sets import Texts
@@ -273,7 +272,7 @@ class Value(ByteState):
     def _strings(self) -> State | None:
         sets = [kind.strings for kind in self.types()]
         if all(texts.finite is not None for texts in sets):
-            return self._literals(_outcomes(sets, lambda text: json.dumps(text, ensure_ascii=False)), 0x22)
+            return self._literals(_outcomes(sets, json_text), 0x22)
         different = tuple(dict.fromkeys(texts for texts in sets if not texts.is_empty))
         if not different:
             return None
@@ -290,7 +289,7 @@ class Value(ByteState):
         """Before a number."""
         sets = [kind.numbers for kind in self.types()]
         if all(texts.finite is not None for texts in sets):
-            outcomes = _outcomes(sets, str)
+            outcomes = _outcomes(sets, str.encode)
             return Literals.of(self.machine, outcomes, self.end) if outcomes else None
         different = tuple(dict.fromkeys(texts for texts in sets if not texts.is_empty))
         if not different:
@@ -314,10 +313,10 @@ class Value(ByteState):
         return self.machine.made(Lex, use, lexeme.start, None, written if self.end.keeps_text else None)
 
 
-def _outcomes(sets: list[Texts], write: Callable[[str], str]) -> dict[bytes, Survivors]:
+def _outcomes(sets: list[Texts], write: Callable[[str], bytes]) -> dict[bytes, Survivors]:
     """Each text that some set has, with the sets that have it."""
     found: dict[str, set[int]] = {}
     for i, texts in enumerate(sets):
         for text in texts.finite or ():
             found.setdefault(text, set()).add(i)
-    return {write(text).encode("utf-8", "surrogatepass"): frozenset(met) for text, met in found.items()}
+    return {write(text): frozenset(met) for text, met in found.items()}

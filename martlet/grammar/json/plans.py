@@ -6,6 +6,7 @@ last one is asked before a choice is offered, so that no choice leads nowhere.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
@@ -22,6 +23,8 @@ from martlet.grammar.types import MANY
 __all__ = ["ArrayPlan", "KeyClass", "ObjectPlan", "Plans"]
 
 MOST_EXISTS = 6
+MOST_CLASSES = 256
+MOST_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,17 +265,30 @@ class Plans:
         languages = list(dict.fromkeys(language for plan in plans for language in plan.name_languages()))
         if not languages:
             return [KeyClass(ANY_TEXT, frozenset())]
-        return _told_apart(tuple(languages), tuple(sorted({name for plan in plans for name in plan.all_names})))
+        known = tuple(sorted({name for plan in plans for name in plan.all_names}))
+        found = _told_apart(tuple(languages), known)
+        if found is None:
+            pointers = [part.pointer for plan in plans for part in plan.parts if part.pattern_properties]
+            why = (
+                f"patterns overlap in more than {MOST_CLASSES} ways, or take more than {MOST_SECONDS:g} s to tell apart"
+            )
+            raise SchemaError([Problem(f"{pointer}/patternProperties", why) for pointer in (pointers or ["#"])[:1]])
+        return found
 
 
 @lru_cache(maxsize=256)
-def _told_apart(languages: tuple[Language, ...], known: tuple[str, ...]) -> list[KeyClass]:
-    """The classes of names that are not `known` and that the languages tell apart."""
+def _told_apart(languages: tuple[Language, ...], known: tuple[str, ...]) -> list[KeyClass] | None:
+    """The classes of names that are not `known` and that the languages tell apart; None where that is too much."""
+    deadline = time.thread_time() + MOST_SECONDS
     first = Language.everything()
     pieces = [(first - literals(known) if known else first, frozenset[Language]())]
     for language in languages:
         split = []
         for piece, matched in pieces:
             split += [(piece & language, matched | {language}), (piece - language, matched)]
+            if time.thread_time() > deadline:
+                return None
         pieces = [(piece, matched) for piece, matched in split if not piece.is_empty]
+        if len(pieces) > MOST_CLASSES:
+            return None
     return [KeyClass(Texts(None, piece), matched) for piece, matched in pieces]
