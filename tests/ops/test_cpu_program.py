@@ -229,3 +229,21 @@ def test_closing_after_an_interrupt_does_not_hang(kernel_folder: Path) -> None:
     closer.start()
     closer.join(5)
     assert not closer.is_alive()
+
+
+def test_what_is_given_is_there_before_the_step_and_may_be_written(ops: CpuBackend) -> None:
+    """Columns of a wider array, anew in each run; the rest of the array is the program's own."""
+
+    def step() -> object:
+        whole, out = ops.empty(Rows.TOKENS, 48), ops.empty(Rows.TOKENS, 16)
+        ops.given(ops.columns(whole, 16, 48))
+        ops.add(ops.columns(whole, 16, 32), ops.columns(whole, 32, 48), 2.0, out)
+        ops.scale_cap(out, 1.0, None, ops.columns(whole, 16, 32))  # gone with the next run
+        return out
+
+    program = ops.capture(step, LIMITS)
+    for n in (1, 3, 2):
+        given = np.arange(32 * n, dtype=np.float32).reshape(n, 32) + n
+        row = np.zeros(n, np.int32)
+        inputs = StepInputs(row, row, row, np.array([0, n], np.int32), np.zeros((1, 1), np.int32), EMPTY, given=given)
+        assert np.array_equal(ops.download(program.run(inputs)), given[:, :16] + 2 * given[:, 16:])
