@@ -167,7 +167,7 @@ def _without_left_recursion(rules: dict[str, Rule]) -> dict[str, Rule]:
     """Replace, in an order of the rules, what begins with an earlier one (Paull's algorithm), for those on a left cycle."""
     empty = _nullable(rules)
     leads = {name: _first_refs(rule, empty) for name, rule in rules.items()}
-    cyclic = [name for name in rules if _reaches(leads, name, name)]
+    cyclic = _on_cycles(leads)
     found = dict(rules)
     for number, name in enumerate(cyclic):
         for earlier in cyclic[:number]:
@@ -184,9 +184,8 @@ def _without_left_recursion(rules: dict[str, Rule]) -> dict[str, Rule]:
         found[name] = _looped(name, found[name])
     empty = _nullable(found)
     leads = {name: _first_refs(rule, empty) for name, rule in found.items()}
-    for name in found:
-        if _reaches(leads, name, name):
-            raise _left(name)
+    for name in _on_cycles(leads):
+        raise _left(name)
     return found
 
 
@@ -196,6 +195,29 @@ def _left(name: str) -> RequestError:
         " a repetition.",
         code="invalid_grammar",
     )
+
+
+def _on_cycles(leads: Mapping[str, set[str]]) -> list[str]:
+    """The names from which a way leads back to them. All that lead nowhere are left out first."""
+    used_by = _users(leads)
+    left = {name: len(others) for name, others in leads.items()}
+    ahead = [name for name, count in left.items() if not count]
+    while ahead:
+        for user in used_by[ahead.pop()]:
+            left[user] -= 1
+            if not left[user]:
+                ahead.append(user)
+    inner = {name: {other for other in leads[name] if left[other]} for name, count in left.items() if count}
+    return [name for name in inner if _reaches(inner, name, name)]
+
+
+def _users(leads: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """Of each name those that lead to it."""
+    found: dict[str, list[str]] = {name: [] for name in leads}
+    for name, others in leads.items():
+        for other in others:
+            found[other].append(name)
+    return found
 
 
 def _reaches(leads: Mapping[str, set[str]], start: str, goal: str) -> bool:
@@ -213,12 +235,15 @@ def _reaches(leads: Mapping[str, set[str]], start: str, goal: str) -> bool:
 
 def _nullable(rules: Mapping[str, Rule]) -> set[str]:
     """Rules that may take no text."""
+    used_by = _users({name: refs(rule) for name, rule in rules.items()})
     found: set[str] = set()
-    while True:
-        more = {name for name, rule in rules.items() if name not in found and _may_be_empty(rule, found)}
-        if not more:
-            return found
-        found |= more
+    ahead = list(rules)
+    while ahead:
+        name = ahead.pop()
+        if name not in found and _may_be_empty(rules[name], found):
+            found.add(name)
+            ahead += used_by[name]
+    return found
 
 
 def _may_be_empty(rule: Rule, known: set[str]) -> bool:
@@ -251,9 +276,11 @@ def _first_refs(rule: Rule, empty: set[str]) -> set[str]:
 def _written_out(rules: dict[str, Rule], root: str) -> dict[str, Rule]:
     """Rules without references written into those that use them, until nothing changes; large ones stay rules."""
     found = dict(rules)
+    used_by = _users({name: refs(rule) for name, rule in rules.items()})
+    changed = list(found)
     while True:
-        plain = {name for name, rule in found.items() if name != root and not refs(rule) and size(rule) <= _MOST_SIZE}
-        users = [name for name, rule in found.items() if refs(rule) & plain]
+        plain = [name for name in changed if name != root and not refs(found[name]) and size(found[name]) <= _MOST_SIZE]
+        changed = users = [user for user in dict.fromkeys(u for name in plain for u in used_by[name]) if user in found]
         if not users:
             return found
         bodies = {name: found[name] for name in plain}

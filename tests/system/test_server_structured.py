@@ -139,6 +139,38 @@ def test_n_answers_have_n_states(client: httpx.Client) -> None:
     assert all(list(json.loads(choice["message"]["content"])) == list(SCHEMA["properties"]) for choice in choices)  # type: ignore[call-overload]
 
 
+def test_clients_that_leave_in_the_middle_of_masks(client: httpx.Client) -> None:
+    """Streams of new forms, each cut at another place, before the first token or while masks are worked out; nothing is left of them."""
+
+    def cut(number: int) -> None:
+        schema = {"type": "object", "properties": {f"name {number} {i}": {"type": "string"} for i in range(9)}}
+        body = {
+            "messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 300, "temperature": 1.5,
+            "guided_json": {**schema, "minProperties": 5, "pattern": f"{number}", "additionalProperties": False},
+        }  # fmt: skip
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            for seen, _ in enumerate(response.iter_lines()):
+                if seen >= 3 * number:
+                    break
+
+    threads = [threading.Thread(target=cut, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    assert content(client, guided_choice=["a"]) == "a"
+    for thread in threads:
+        thread.join()
+    for _ in range(100):
+        running = re.findall(
+            r"^martlet:num_requests_(?:running|waiting)\S* (\S+)$", client.get("/metrics").text, re.MULTILINE
+        )
+        if running and not any(map(float, running)):
+            break
+        time.sleep(0.1)
+    assert running
+    assert not any(map(float, running))
+    assert content(client, guided_choice=["b"]) == "b"
+
+
 def test_completions_and_other_apis(client: httpx.Client) -> None:
     reply = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 20, "guided_regex": "(yes|no)!"}).json()
     assert reply["choices"][0]["text"] in ("yes!", "no!")
