@@ -142,7 +142,7 @@ class Seen(Observer):
         told = self._told.get(span.seq, ())
         forced = bool(span.draft) and told[: len(span.draft)] == span.draft
         self.n_forced += len(sampled.more) if forced else 0
-        self.n_accepted += 0 if forced else len(sampled.more)
+        self.n_accepted += len(sampled.more)
         self.n_refused += len(span.draft) - len(sampled.more)
         sampler = self._runner._sequences[span.seq].sampler
         self.n_masks += sampler is not None and sampler.constraint is not None and sampler._bits_at >= 0
