@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import torch
 from eagle.corpus import Conversation
 from eagle.head import Head, load_head, save_head
+from eagle.prompts import chat_prompts
 from eagle.start import fit_start
 from eagle.target import Target, extract, feature_layers, open_features
 from eagle.training import Plan, batches, measure, step_loss, train
+from speculation import prompts_of
 from tiny import IDS, C, V, golden, write_hf
 from train_eagle import new_head
 
@@ -39,6 +42,13 @@ def conversations(count: int) -> list[Conversation]:
         ids = [(7 * (start + n) + 3) % DRAFT for n in range(12 + start % 5)]
         lines.append(Conversation(ids, [n >= 4 for n in range(len(ids))], start % 2 == 0))
     return lines
+
+
+def test_prompts_are_the_same_each_time_and_not_the_benchmark_s() -> None:
+    made = chat_prompts(3000, 7)
+    assert len(set(made)) == 3000
+    assert made[:100] == chat_prompts(100, 7) != chat_prompts(100, 8)
+    assert not set(made) & set(prompts_of("chat"))
 
 
 def test_target_agrees_with_transformers(target: Target) -> None:
