@@ -106,7 +106,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kv-heads", type=int, help="of the head; default: as many as the target has")
     parser.add_argument("--minutes", type=float, default=40, help="of training")
     parser.add_argument("--steps", type=int, default=3, help="draft steps unrolled in training")
-    parser.add_argument("--rate", type=float, default=1e-3, help="the highest learning rate")
+    parser.add_argument("--rate", type=float, default=5e-4, help="the highest learning rate")
     parser.add_argument(
         "--report", type=float, default=5, help="minutes between measurements, each of which writes OUT"
     )

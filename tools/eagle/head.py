@@ -111,6 +111,9 @@ class Head(nn.Module):
         t2d[draft_ids] = True
         self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids)))
         self.register_buffer("t2d", t2d)
+        self.feature_scale = torch.ones(
+            3 * c.hidden_size
+        )  # `fc` reads features divided by it; the file has it folded in
         self.embedding, self.frequencies = target.embedding, target.frequencies
         self.output = target.head[draft_ids].contiguous()  # [draft vocabulary, C]
 
@@ -118,6 +121,20 @@ class Head(nn.Module):
     def draft_ids(self) -> Tensor:
         """The target's id of each id of the draft vocabulary."""
         return torch.arange(len(self.d2t)) + self.d2t
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The rows [..., C] that take the place of features [..., 3C]."""
+        return self.fc(features / self.feature_scale)
+
+    @torch.no_grad()
+    def rescale(self, scale: Tensor) -> None:
+        """Let `fc` read features divided by `scale` [3C]; what the head computes stays the same.
+
+        Hidden states are of very different sizes, by layer and by channel, and so are the weights that read them: with steps
+        of one size for all, an optimiser would break some and never move others.
+        """
+        self.fc.weight.mul_(scale / self.feature_scale)
+        self.feature_scale = scale
 
     def logits(self, x: Tensor) -> Tensor:
         """Of the draft vocabulary: x [..., C] as a step returns it → [..., draft vocabulary]."""
@@ -131,7 +148,7 @@ class Head(nn.Module):
         rows [B, T, C] of each step, from which `logits` has token i + 2 + j.
         """
         t = features.shape[1]
-        g, keys, values, made = self.fc(features), list[Tensor](), list[Tensor](), list[Tensor]()
+        g, keys, values, made = self.fuse(features), list[Tensor](), list[Tensor](), list[Tensor]()
         for j in range(steps):
             q, k, v = self._project(g, ids[:, j : j + t], torch.arange(j, j + t))
             keys.append(k)
@@ -163,7 +180,7 @@ class Head(nn.Module):
 
         The plain form of the head, for checking others against.
         """
-        token, g, t = ids[None, 1:], self.fc(features)[None], len(features)
+        token, g, t = ids[None, 1:], self.fuse(features)[None], len(features)
         positions = torch.arange(t)
         keys = values = torch.zeros(1, self.config.num_attention_heads, 0, self.config.head_dim)
         guesses: list[int] = []
@@ -195,7 +212,8 @@ def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 def save_head(head: Head, folder: Path, notes: dict[str, object]) -> None:
     """Write model.safetensors in float16 and config.json; `notes` go into the latter under "training"."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: (t.half() if t.is_floating_point() else t).contiguous() for name, t in head.state_dict().items()}
+    held = {**head.state_dict(), "fc.weight": head.fc.weight.detach() / head.feature_scale}
+    tensors = {name: (t.half() if t.is_floating_point() else t).contiguous() for name, t in held.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],

@@ -32,7 +32,7 @@ class Plan:
     batches: int | None = None  # at most
     steps: int = 3  # draft steps unrolled
     tokens: int = 1536  # of a batch
-    rate: float = 1e-3
+    rate: float = 5e-4
     report_minutes: float = 5.0
     seed: int = 0
 
@@ -91,6 +91,8 @@ class Acceptance:
 
 def train(head: Head, data: Features, chosen: list[int], plan: Plan, report: Callable[[int, int, float], None]) -> None:
     """Train on the conversations `chosen` as the plan says; `report` gets the step, the tokens seen and the loss."""
+    sample = data.states[:: max(1, len(data.states) // 4096), :3].astype(np.float32)
+    head.rescale(torch.from_numpy(np.sqrt(np.square(sample).mean(0)).reshape(-1) + 1e-3))
     matrices = [p for p in head.parameters() if p.dim() == 2]
     others = [p for p in head.parameters() if p.dim() != 2]
     optimiser = torch.optim.AdamW(
