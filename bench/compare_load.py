@@ -5,7 +5,7 @@
     load      16 clients, prompts of 128 tokens, answers of 64: output tokens/s, Martlet on Q4_1 ÷ llama-server on Q4_1 (bar: ≥ 3.5)
               and ÷ llama-server on Q4_0, its best (≥ 2.0); TTFT p95, llama-server's ÷ Martlet's (≥ 3); and the share of the
               time that Martlet's engine was not in a step (≤ 8 %)
-    single    one stream: tokens/s through HTTP ÷ those of `martlet bench` (≥ 0.93)
+    single    one stream: tokens/s through HTTP ÷ those of `martlet bench`, neither with guesses (≥ 0.93)
     ready     from the start of the process to the first 200 of /health (≤ 1.5 s)
 
 Prompts are the same random token ids for both, answers greedy and of full length. llama-server has a slot for each client, its
@@ -78,12 +78,13 @@ def _load_round(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _single_round(args: argparse.Namespace) -> dict[str, Any]:
-    """One stream through HTTP, and the same tokens without."""
+    """One stream through HTTP, and the same tokens without; nobody guesses tokens, as `martlet bench` does not."""
     load = Load(3, 1, prompt_tokens=SINGLE_PROMPT, gen_tokens=SINGLE_ANSWER, vocab=VOCAB, warmup=1)
-    with _served(args, Q4_1, "martlet") as port:
+    with _served(args, Q4_1, "martlet", "--draft", "off") as port:
         report = _measure(port, load)
     rate = 1000 / report["tpot_ms"]["p50"]
-    command = [sys.executable, "-m", "martlet", "bench", str(args.models / Q4_1), "-p", "0", "-n", str(SINGLE_ANSWER)]
+    command = [*args.serve_with.split(), sys.executable, "-m", "martlet", "bench", str(args.models / Q4_1)]
+    command += ["-p", "0", "-n", str(SINGLE_ANSWER)]
     command += ["-d", str(SINGLE_PROMPT), "-r", "3", "-t", str(args.threads), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {"http": rate, "bench": json.loads(done.stdout)["decode"]["tokens_per_s"], "audit": report["audit"]}
@@ -102,9 +103,9 @@ def _ready_round(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _served(args: argparse.Namespace, file: str, which: str) -> Any:
+def _served(args: argparse.Namespace, file: str, which: str, *options: str) -> Any:
     args.model = args.models / file
-    return _martlet(args) if which == "martlet" else _server(args, PROMPT + ANSWER + 64, CLIENTS)
+    return _martlet(args, *options) if which == "martlet" else _server(args, PROMPT + ANSWER + 64, CLIENTS)
 
 
 def _measure(port: int, load: Load) -> dict[str, Any]:

@@ -223,11 +223,11 @@ def _server(args: argparse.Namespace, context: int, slots: int) -> Iterator[int]
 
 
 @contextmanager
-def _martlet(args: argparse.Namespace) -> Iterator[int]:
+def _martlet(args: argparse.Namespace, *options: str) -> Iterator[int]:
     """Martlet's server as it starts by default: memory for the model's whole context, shared by all that run."""
     port = _free_port()
     command = [sys.executable, "-m", "martlet", "serve", str(args.model), "-t", str(args.threads), "--port", str(port)]
-    with _running([*args.serve_with.split(), *command, "--no-log-requests"], port):
+    with _running([*args.serve_with.split(), *command, "--no-log-requests", *options], port):
         yield port
 
 

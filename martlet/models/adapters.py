@@ -37,6 +37,7 @@ __all__ = ["MAX_RANK", "Adapter", "read_adapter", "with_adapters"]
 
 F32 = NDArray[np.float32]
 MAX_RANK = 512
+MOST_ALPHA = 1e30
 _PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _GGUF_NAME = re.compile(r"(.+)\.weight\.lora_([ab])")
 _REFUSED = {  # settings of PEFT's that change what an adapter computes, and the values that do not
@@ -191,13 +192,16 @@ def _read_peft(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
 def _alpha(path: Path, config: Mapping[str, Any], module: str) -> float:
     """What scales a module's update, times its rank: its own value if there is one."""
     value = config.get("lora_alpha", 8)  # PEFT's default
-    for key, own in (config.get("alpha_pattern") or {}).items():
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise FormatError(path, f"alpha_pattern is {patterns!r:.40}, expected an object")
+    for key, own in patterns.items():
         if not re.fullmatch(r"[\w.]+", key):
             raise UnsupportedError(f"{path} has an alpha_pattern {key!r:.60} that is more than a module's name")
         if module == key or module.endswith(f".{key}"):
             value = own
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise FormatError(path, f"lora_alpha is {value!r:.40}, expected a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_ALPHA:
+        raise FormatError(path, f"lora_alpha is {str(value)[:40]!r}, expected a number below {MOST_ALPHA:.0e}")
     return float(value)
 
 

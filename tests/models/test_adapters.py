@@ -159,6 +159,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
         ({"peft_type": "IA3"}, "IA3"),
         ({"alpha_pattern": {".*q_proj": 3}}, "alpha_pattern"),
         ({"lora_alpha": "much"}, "lora_alpha"),
+        ({"lora_alpha": 10**400}, "lora_alpha is '1000"),
+        ({"lora_alpha": 1e300}, "expected a number below 1e\\+30"),
+        ({"alpha_pattern": [1]}, "alpha_pattern"),
     ],
 )
 def test_settings_that_mean_something_else(
