@@ -329,7 +329,7 @@ def test_adapters_work_beside_it(tiny: Path, head: Path) -> None:
     """The program with adapters hands features over too."""
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, C), (96, 2)))
-    adapter = Adapter("here", "digest", 2, {"blk.0.ffn_gate": (a, b)})
+    adapter = Adapter("here", "digest", 2, a.nbytes + b.nbytes, {"blk.0.ffn_gate": (a, b)})
     found = []
     for draft in ("off", f"eagle={head}"):
         with LLM(str(tiny), draft=draft, backend="reference", threads=1, max_context=100) as llm:
