@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -30,7 +31,8 @@ def engine_of(
     pool = PagePool(n_pages, PAGE)
     scheduler = Scheduler(pool, SchedulerLimits(context, tokens, seqs, logits), frozenset({EOS}))
     executor = ScriptedExecutor(script, PAGE)
-    return Engine(scheduler, executor, pool), scheduler, pool, executor
+    ticks = itertools.count()  # every step takes as long, however busy the machine is
+    return Engine(scheduler, executor, pool, clock=lambda: next(ticks) / 1000), scheduler, pool, executor
 
 
 def request(name: str, n_prompt: int, **params: object) -> Request:
