@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.browser.chatting import HOSTILE
+from tests.system.scripted_llm import spell
+from tests.system.serving import Served, serving
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -55,3 +59,15 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(spell(HOSTILE), context=2048) as server:
+        yield server
+
+
+@pytest.fixture
+def slow() -> Iterator[Served]:
+    with serving(spell("word " * 60), step_s=0.05, context=1024) as server:
+        yield server
