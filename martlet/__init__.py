@@ -9,14 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from martlet.errors import MartletError, RequestError
     from martlet.llm import LLM, BeamSearchParams, LoRARequest, Scheduling
     from martlet.sampling_params import SamplingParams
 
-__all__ = ["LLM", "BeamSearchParams", "LoRARequest", "SamplingParams", "Scheduling"]
+__all__ = ["LLM", "BeamSearchParams", "LoRARequest", "MartletError", "RequestError", "SamplingParams", "Scheduling"]
 _HOMES = {
     "LLM": "martlet.llm",
     "BeamSearchParams": "martlet.engine.beams",
     "LoRARequest": "martlet.engine.lora",
+    "MartletError": "martlet.errors",
+    "RequestError": "martlet.errors",
     "SamplingParams": "martlet.sampling_params",
     "Scheduling": "martlet.types",
 }
