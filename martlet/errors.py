@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = [
+    "NOTHING_LEFT",
     "CapacityError",
     "FormatError",
     "MartletError",
@@ -19,7 +20,15 @@ __all__ = [
     "SampleError",
     "UnsupportedError",
     "nearest",
+    "shown",
 ]
+
+
+# What a SampleError says if the request's own wishes contradict each other: the client's fault.
+NOTHING_LEFT = (
+    "No token may be sampled: the grammar, allowed_token_ids, bad_words, logit_bias and min_tokens of the request leave"
+    " none."
+)
 
 
 class MartletError(Exception):
@@ -82,3 +91,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the known name closest to `name`, or "" when none is close."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {match[0]!r}?" if match else ""
+
+
+def shown(value: object, most: int) -> str:
+    """The beginning of a value's repr, for a message; some words for a value that is nested too deep to have one."""
+    try:
+        return repr(value)[:most]
+    except RecursionError:
+        return "nested too deep to be shown"

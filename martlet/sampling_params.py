@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Literal
 
-from martlet.errors import RequestError, nearest
+from martlet.errors import RequestError, nearest, shown
 from martlet.structured import Structured
 
 __all__ = ["DEFAULT_ORDER", "STEP_SETTINGS", "SamplingParams", "validate_for_vocab"]
@@ -284,7 +284,7 @@ def _default(name: str) -> object:
 
 
 def _refuse(name: str, found: object, expected: str) -> RequestError:
-    return RequestError(f"{name}: found {found!r}, expected {expected}.", param=name)
+    return RequestError(f"{name}: found {shown(found, 1000)}, expected {expected}.", param=name)
 
 
 def _limits(low: float, high: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from martlet.errors import RequestError, nearest
+from martlet.errors import RequestError, nearest, shown
 
 __all__ = ["ITEM_LIMIT", "STRING_LIMIT", "Structured", "Tag"]
 
@@ -193,4 +193,4 @@ def _is_unicode(text: str) -> bool:
 
 
 def _refuse(name: str, found: object, expected: str) -> RequestError:
-    return RequestError(f"structured: {name} is {found!r:.80}; expected {expected}.", param="structured")
+    return RequestError(f"structured: {name} is {shown(found, 80)}; expected {expected}.", param="structured")

@@ -55,3 +55,5 @@ def _text(name: str) -> str:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"{name} is not UTF-8: {error}.", param="structured") from None
+    except OSError as error:
+        raise RequestError(f"{name} cannot be read: {error.strerror}.", param="structured") from None

@@ -48,16 +48,18 @@ def execute(args: Namespace) -> int:
         if not listed:
             raise RequestError(f"The text is shorter than one window of {size:,} tokens.", param="file")
         scores: list[float] = []
+        shows = not args.json and sys.stderr.isatty()
         for number, window in enumerate(listed, 1):
             scores += _scores(llm, window)[size // 2 :]
-            if not args.json:
+            if shows:
                 print(f"\r{number} of {len(listed)}: {_perplexity(scores):.4f}", end="", file=sys.stderr, flush=True)
     error = _perplexity(scores) * _standard_error(scores)
     if args.json:
         found = {"perplexity": _perplexity(scores), "error": error, "tokens": len(scores), "windows": len(listed)}
         print(json.dumps(found))
     else:
-        print(file=sys.stderr)
+        if shows:
+            print(file=sys.stderr)
         print(f"perplexity {_perplexity(scores):.4f} ± {error:.4f} ({len(scores):,} tokens, {len(listed)} windows)")
     return 0
 

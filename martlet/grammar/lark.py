@@ -108,6 +108,8 @@ def _statements(text: str) -> tuple[dict[str, str], list[str], dict[str, str]]:
         r"(\s|//[^\n]*|#[^\n]*)*", text[: starts[0] if starts else len(text)]
     ):
         raise RequestError("The Lark grammar begins with something that is no rule.", code="invalid_grammar")
+    if not starts:
+        raise RequestError("The grammar is empty: it has no rule.", code="invalid_grammar")
     bodies: dict[str, str] = {}
     ignored: list[str] = []
     terminals: dict[str, str] = {}

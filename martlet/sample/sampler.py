@@ -17,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.errors import RequestError, SampleError
+from martlet.errors import NOTHING_LEFT, RequestError, SampleError
 from martlet.grammar.types import Constraint, n_mask_words
 from martlet.sample import logits as steps
 from martlet.sample.logits import Candidates
@@ -307,10 +307,7 @@ class SequenceSampler:
         if n and x.min() == -np.inf:
             c = self._left(c, x)
         if len(c.ids) == 0:
-            raise SampleError(
-                "No token may be sampled: the grammar, allowed_token_ids, bad_words, logit_bias and min_tokens of the"
-                " request leave none."
-            )
+            raise SampleError(NOTHING_LEFT)
         return c
 
     def _left(self, c: Candidates, x: NDArray[np.float64]) -> Candidates:

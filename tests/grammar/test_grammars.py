@@ -204,6 +204,12 @@ SUMS = """
 """
 
 
+@pytest.mark.parametrize("text", ["", "   ", "\n\n", "// nothing\n"])
+def test_an_empty_grammar_says_so(text: str) -> None:
+    with pytest.raises(RequestError, match="grammar is empty"):
+        lark(text)
+
+
 def test_lark() -> None:
     state = lark(SUMS)
     for text in ("1+2", " a * ( b - 3.5e3 ) + -1", "SIN(x)", "x"):

@@ -174,6 +174,45 @@ def test_a_text_that_is_none_is_named(
     assert f"{text} is not UTF-8" in capsys.readouterr().err
 
 
+def test_progress_is_for_a_terminal(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("x" * 400)
+    assert main(["perplexity", str(tiny), str(text), "-c", "64", "--chunks", "2", "--backend", "reference"]) == 0
+    found = capsys.readouterr()
+    assert found.out.startswith("perplexity ")
+    assert " of 2: " not in found.err
+    assert found.err.strip("\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "says"),
+    [
+        ("--json-schema", None, "cannot be read: No such file"),
+        ("--grammar", None, "cannot be read: No such file"),
+        ("--grammar", "  \n", "grammar is empty"),
+    ],
+)
+def test_a_form_that_is_none_is_a_sentence(
+    option: str, content: str | None, says: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    form = tmp_path / "form"
+    if content is not None:
+        form.write_text(content)
+    assert main(["run", str(tiny), "x", "--raw", "--backend", "reference", option, str(form)]) in (1, 2)
+    assert says in capsys.readouterr().err
+
+
+def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(5000):
+        schema = {"allOf": [schema]}
+    for given in (schema, {"json": schema}, {"regex": schema}, {"tags": [{"begin": "a", "schema": schema}]}):
+        with pytest.raises(RequestError):
+            SamplingParams(structured=given)
+    with pytest.raises(RequestError, match="too deep"):
+        SamplingParams(temperature=schema)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("command", ["kvcheck", "perplexity"])
 @pytest.mark.parametrize("chunks", ["0", "-1"])
 def test_no_windows_are_refused(
