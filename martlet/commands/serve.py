@@ -153,7 +153,7 @@ def _models(args: Namespace, settings: ServerSettings) -> tuple[ServerSettings, 
         if name in models:
             raise RequestError(f"Two models have the name {name!r}; give them different ones.", param="model")
         models[name] = resolve_model(model, args.offline)
-    return replace(settings, model_name=next(iter(models))), models
+    return replace(settings, model_name=next(iter(models)), model_given=args.model or ""), models
 
 
 def _given(args: Namespace) -> dict[str, Any]:

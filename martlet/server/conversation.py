@@ -14,7 +14,7 @@ from martlet.engine.prompts import ChatOptions, PromptTokens
 from martlet.errors import RequestError
 from martlet.server.body import Parsed, parse_body
 from martlet.server.bridge import Ticket
-from martlet.server.held import asked_structure, asked_tools, joined, reasoned
+from martlet.server.held import asked_structure, asked_tools, check_tools, joined, reasoned
 from martlet.server.protocol import ChatRequest, refuse_unsupported
 from martlet.server.service import Service, service_of
 from martlet.server.tools.reply import ReplyParser
@@ -93,6 +93,7 @@ async def _held(service: Service, body: ChatRequest, params: dict[str, Any], pro
 
 def chat_options(service: Service, body: ChatRequest, salt: str) -> ChatOptions:
     """How the conversation is written."""
+    check_tools(body.tools or ())
     if body.chat_template is not None and not service.settings.request_templates:
         raise RequestError(
             "chat_template: this server takes no templates from requests; start it with --request-templates.",

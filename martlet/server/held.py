@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from martlet.structured import Structured
 if TYPE_CHECKING:
     from martlet.server.protocol import ChatRequest, GenerationRequest
 
-__all__ = ["asked_structure", "asked_tools", "joined", "named", "reasoned"]
+__all__ = ["asked_structure", "asked_tools", "check_tools", "joined", "named", "reasoned"]
 
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _LLAMA_CPP = {"json_schema": "json", "grammar": "grammar"}
@@ -47,6 +47,8 @@ def asked_structure(body: GenerationRequest, params: Mapping[str, Any]) -> tuple
     for names in (_GUIDED, _LLAMA_CPP):
         for name, kind in names.items():
             value = getattr(body, name)
+            if value == "" and names is _GUIDED:  # llama.cpp's own clients send "" for none, vLLM's do not
+                raise RequestError(f"{name} is empty; give a form, or leave the field out.", param=name)
             if value not in (None, ""):
                 found.append((name, {kind: value}))
     if body.structured_outputs is not None:
@@ -197,6 +199,26 @@ MOST_BARE_TOOLS = 100  # whose calls nothing opens, so that each way to begin on
 _SEVERAL = ("hermes",)  # formats in which one call may simply follow another
 
 
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """RequestError for what is no function with a name, and for two of one name."""
+    seen: dict[str, int] = {}
+    for number, tool in enumerate(tools):
+        where = f"tools[{number}]"
+        if tool.get("type") not in (None, "function"):
+            raise RequestError(
+                f"{where} is of type {tool['type']!r:.60}; this server has function tools only.",
+                param=where,
+                code="unsupported_parameter",
+            )
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            raise RequestError(f"{where} is no function with a name.", param=where)
+        if name in seen:
+            raise RequestError(f"{where} has the name {name!r:.60}, as tools[{seen[name]}] has.", param=where)
+        seen[name] = number
+
+
 def asked_tools(body: ChatRequest, form: ToolFormat | None) -> tuple[Structured | None, bool]:
     """What the calls of an answer are held to, and whether that must be so: a tool that is required, named or strict."""
     choice = body.tool_choice
@@ -204,10 +226,10 @@ def asked_tools(body: ChatRequest, form: ToolFormat | None) -> tuple[Structured 
         raise RequestError(
             f"tool_choice is {choice!r:.60}; expected 'auto', 'none', 'required' or a named tool.", param="tool_choice"
         )
-    tools = [tool["function"] for tool in body.tools or () if isinstance(tool.get("function"), dict)]
+    tools = [tool["function"] for tool in body.tools or ()]
     wanted = _wanted(choice)
     if wanted is not None:
-        tools = [tool for tool in tools if tool.get("name") == wanted]
+        tools = [tool for tool in tools if tool["name"] == wanted]
     must = wanted is not None or choice == "required"
     if must and not tools:
         said = (
@@ -230,10 +252,8 @@ def asked_tools(body: ChatRequest, form: ToolFormat | None) -> tuple[Structured 
     if trigger is None and not must and len(tools) > MOST_BARE_TOOLS:
         return None, False
     tags: list[dict[str, Any]] = []
-    for number, tool in enumerate(tools):
-        name, schema = tool.get("name"), tool.get("parameters")
-        if not isinstance(name, str) or not name:
-            raise RequestError(f"tools[{number}] has no name.", param="tools")
+    for tool in tools:
+        name, schema = tool["name"], tool.get("parameters")
         schema = {"type": "object"} if schema in (None, {}) else schema
         if isinstance(schema, dict) and tool.get("strict"):
             schema = _strict(schema)

@@ -129,6 +129,8 @@ class Registry:
             service = entry.service
             if service is not None and name == service.built.config.model:
                 return entry, ""
+        if name == self.settings.model_given:
+            return self.default, ""
         names = [*self.entries, *(name for entry in self.entries.values() for name in entry.adapters)]
         known = ", ".join(map(repr, names[:20]))
         raise ApiError(

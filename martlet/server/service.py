@@ -20,7 +20,7 @@ from martlet.engine.build import Built
 from martlet.engine.driver import Asked
 from martlet.engine.outputs import RequestOutput
 from martlet.engine.prompts import PromptTokens
-from martlet.errors import RequestError
+from martlet.errors import NOTHING_LEFT, RequestError
 from martlet.sched.queue import QUEUE_TIMEOUT
 from martlet.server import tracing
 from martlet.server.body import Body, Parsed, parse_body, parse_json, read_body
@@ -112,7 +112,11 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """ApiError 404 for a model that is not here; none given means the one that is."""
-        if name is not None and name not in (self.model, self.built.config.model):
+        if name is not None and name not in (
+            self.model,
+            self.built.config.model,
+            self.settings.model_given or self.model,
+        ):
             raise ApiError(
                 404,
                 f"There is no model {name!r:.200} here; it is {self.model!r}.",
@@ -249,5 +253,7 @@ def raise_failure(ticket: Ticket) -> None:
     for output in ticket.outputs:
         if output.error is not None and any(answer.stop_reason == QUEUE_TIMEOUT for answer in output.outputs):
             raise ApiError(408, output.error, param="queue_timeout", code="queue_timeout")
+        if output.error is not None and NOTHING_LEFT in output.error:
+            raise ApiError(400, f"The request failed: {output.error}", code="no_token_left")
         if output.error is not None:
             raise ApiError(500, f"The request failed: {output.error}", code="engine_error")

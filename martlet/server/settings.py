@@ -29,6 +29,7 @@ class ServerSettings:
     """How a model is served. Raises RequestError, naming the setting, for a wrong value."""
 
     model_name: str = ""  # what replies call the model; "": the file's name
+    model_given: str = ""  # what it was called at the start, such as a name of the catalogue: requests may say that too
     # Where, and for whom.
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any that is free

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from martlet.cli import main
+from martlet.commands.serve import _models
 from martlet.config import resolve_config
 from martlet.engine.build import Built
 from martlet.errors import CapacityError, FormatError
+from martlet.server.settings import ServerSettings
 from tests.system.scripted_llm import scripted_built, spell
 from tests.system.serving import serving, wait_until
 
@@ -71,6 +75,20 @@ def test_each_name_has_its_model() -> None:
         assert served.http.get("/v1/models/three").status_code == 404
         served.check_idle()
     assert there == set()  # closed with the server
+
+
+def test_a_model_by_the_name_that_was_given() -> None:
+    """A name of the catalogue becomes a file's; requests may say either."""
+    loaders = {"one": Loader("ONE", set())}
+    with serving(spell("FIRST"), more=dict(loaders), model_given="smollm2-135m") as served:
+        reply = served.chat(model="smollm2-135m").json()
+        assert (reply["model"], reply["choices"][0]["message"]["content"]) == ("scripted", "FIRST")
+        assert text_of(served, "scripted") == "FIRST"
+        assert text_of(served, "one") == "ONE"
+        for path, body in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+                           ("/tokenize", {"prompt": "ab"})):  # fmt: skip
+            assert served.post(path, {"model": "smollm2-135m", **body}).status_code == 200
+            assert served.post(path, {"model": "smollm2", **body}).status_code == 404
 
 
 def test_one_at_a_time() -> None:
@@ -200,3 +218,12 @@ def test_refusals(options: list[str], expected: str, capsys: pytest.CaptureFixtu
         status = int(end.code or 0)
     assert status == 2
     assert expected in capsys.readouterr().err
+
+
+def test_serve_keeps_the_name_that_was_given(tmp_path: Path) -> None:
+    model = tmp_path / "file.gguf"
+    model.touch()
+    for given, others, expected in ((str(model), None, str(model)), (None, [("a", str(model))], "")):
+        settings, models = _models(Namespace(model=given, models=others, offline=True), ServerSettings())
+        assert settings.model_given == expected
+        assert settings.model_name == next(iter(models)) == ("file" if given else "a")

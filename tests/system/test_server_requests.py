@@ -12,6 +12,7 @@ from tests.system.scripted_llm import spell
 from tests.system.serving import Served, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "f"}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -180,6 +181,15 @@ def test_prompts_that_are_none(served: Served, prompt: object) -> None:
         (TEXT, {"response_format": {"type": "json_schema"}}, "response_format"),
         (CHAT, {"guided_regex": "foo**"}, "guided_regex"),  # fault STR-19
         (CHAT, {"guided_grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000}, "guided_grammar"),  # STR-23
+        (CHAT, {"guided_regex": ""}, "guided_regex"),
+        (CHAT, {"guided_json": ""}, "guided_json"),
+        (TEXT, {"guided_grammar": ""}, "guided_grammar"),
+        (CHAT, {"guided_choice": []}, "guided_choice"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools[0]"),
+        (CHAT, {"tools": [TOOL, {"type": "function", "function": {"name": ""}}]}, "tools[1]"),
+        (CHAT, {"tools": [TOOL, {"type": "custom", "name": "g"}]}, "tools[1]"),
+        (CHAT, {"tools": [TOOL, TOOL]}, "tools[1]"),
+        (CHAT, {"tools": [TOOL, TOOL], "tool_choice": "none"}, "tools[1]"),
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
         (CHAT, {"modalities": ["audio"]}, "modalities"),
         (CHAT, {"top_logprobs": 3}, "top_logprobs"),

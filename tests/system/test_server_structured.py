@@ -207,6 +207,17 @@ def test_anthropics_tools(client: httpx.Client) -> None:
     assert reply["content"][-1]["input"]["unit"] in ("C", "F")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_wishes_that_leave_no_token_are_the_clients_fault(client: httpx.Client, stream: bool) -> None:
+    body = {"prompt": "x", "guided_json": SCHEMA, "allowed_token_ids": [260], "stream": stream}
+    response = client.post("/v1/completions", json=body)
+    if not stream:
+        assert response.status_code == 400, response.text
+    assert '"type":"invalid_request_error"' in response.text
+    assert '"code":"no_token_left"' in response.text
+    assert "leave none" in response.text
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
