@@ -6,7 +6,9 @@ import json
 from functools import cached_property
 from typing import Any
 
+from martlet.errors import RequestError
 from martlet.grammar.json.algebra import Algebra, Goal
+from martlet.grammar.json.counting import n_numbers, n_strings
 from martlet.grammar.json.forms import ArrayForm, Contains, Literals
 from martlet.grammar.json.nodes import Node, Problem, SchemaError
 
@@ -25,7 +27,10 @@ class ArrayPlan:
         self.listed: dict[bytes, Any] | None = None  # of different arrays or objects: all that there are, by key
         if form.unique and not prune:
             self._check_unique(algebra)
-        self.cap = max(len(form.prefix), form.low, form.high or 0, *(one.start for one in self.contains), 0)
+        n_different = self.limit if form.unique and not prune else None
+        self.cap = max(
+            len(form.prefix), form.low, form.high or 0, n_different or 0, *(one.start for one in self.contains), 0
+        )
 
     def goal(self, index: int, *more: tuple[Node, bool]) -> Goal:
         """What the item at a place must meet."""
@@ -65,10 +70,15 @@ class ArrayPlan:
         if self.listed is not None:
             return len(self.listed) if most is None else min(most, len(self.listed))
         kind = self._algebra.type_of(self.goal(0))
-        if kind.arrays or kind.objects or kind.strings.finite is None or kind.numbers.finite is None:
+        if kind.arrays or kind.objects:
             return most
-        values = {float(text) for text in kind.numbers.finite}
-        n_values = len(kind.words) + len(kind.strings.finite) + len(values)
+        try:
+            n_values, n_others = n_strings(kind.strings), n_numbers(kind.numbers)
+        except RequestError as error:
+            raise self._not_unique(f"needs to know how many different items there are: {error}") from None
+        if n_values is None or n_others is None:
+            return most
+        n_values += n_others + len(kind.words)
         return n_values if most is None else min(most, n_values)
 
     @cached_property

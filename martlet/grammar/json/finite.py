@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from martlet.grammar.json.algebra import Goal
+from martlet.grammar.json.counting import MOST_VALUES, few_numbers, few_strings
 from martlet.grammar.json.forms import ArrayForm, ObjectForm
 from martlet.grammar.json.sets import Texts
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["value_key", "values_of"]
 
-MOST_VALUES = 64
 MOST_STEPS = 20_000
 DEEPEST = 32
 
@@ -79,10 +79,11 @@ class Lister:
 
     def _each(self, words: frozenset[str], strings: Texts, numbers: Texts) -> Iterator[Any]:
         yield from (json.loads(word) for word in sorted(words))
-        if strings.finite is None or numbers.finite is None:
+        texts, written = few_strings(strings), few_numbers(numbers)
+        if texts is None or written is None:
             raise TooManyError
-        yield from sorted(strings.finite)
-        yield from (json.loads(text) for text in sorted(numbers.finite))
+        yield from texts
+        yield from (json.loads(text) for text in written)
 
     def _add(self, found: dict[bytes, Any], value: Any) -> None:
         found.setdefault(value_key(value), value)
