@@ -12,7 +12,7 @@ import pytest
 from martlet.grammar.json.counting import few_strings, n_strings
 from martlet.grammar.json.nodes import SchemaError
 from martlet.grammar.json.sets import Texts
-from martlet.grammar.json_schema import SchemaOptions, compile_schema, coverage, schema_start
+from martlet.grammar.json_schema import SchemaOptions, compile_schema, schema_start
 from martlet.grammar.language import Language
 from martlet.grammar.regex import regex_language
 from tests.grammar.schema_texts import EOS, accepts, meets, runs, vocabulary
@@ -106,3 +106,13 @@ def test_halves_of_surrogate_pairs_are_not_counted() -> None:
     assert few_strings(texts) == ["\ud7fe", "\ud7ff", "\ue000"]
     assert n_strings(Texts(None, Language.characters([(0, 0x10FFFF)]))) == 0x110000 - 2048
     assert few_strings(Texts(None, regex_language("^.x$"))) is None
+
+
+@pytest.mark.parametrize("more", [{"minContains": 3, "maxContains": 2}, {"maxContains": 0}])
+def test_more_items_that_count_than_may_count_are_refused(more: dict[str, int]) -> None:
+    schema = {"type": "array", "contains": {"type": "integer"}, **more}
+    with pytest.raises(SchemaError, match="no value meets it"):
+        schema_start(schema)
+    assert meets({**schema, "minContains": 0}, '["a"]')
+    assert meets({"contains": {"type": "integer"}, **more}, '"no array"')
+    assert meets({"not": schema}, "[1]")

@@ -120,6 +120,8 @@ def array_leaf(node: Node, positive: bool) -> list[ArrayForm]:
         contains: set[Contains] = set()
         if node.contains is not None:
             inner, low, high = node.contains
+            if high is not None and low > high:
+                return []
             contains.add(Contains(inner, True, 0, low, high))
         prefix = tuple(_goal(item) for item in node.prefix)
         rest = ANYTHING if node.items is None else _goal(node.items)
