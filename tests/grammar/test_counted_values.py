@@ -116,3 +116,45 @@ def test_more_items_that_count_than_may_count_are_refused(more: dict[str, int]) 
     assert meets({**schema, "minContains": 0}, '["a"]')
     assert meets({"contains": {"type": "integer"}, **more}, '"no array"')
     assert meets({"not": schema}, "[1]")
+
+
+AT_MOST_TWO = {"type": "object", "propertyNames": {"enum": ["b", "a"]}, "additionalProperties": BOOLEAN}
+ONLY_A = {"type": "object", "patternProperties": {"^a$": BOOLEAN}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**AT_MOST_TWO, "minProperties": 3},
+        {**ONLY_A, "minProperties": 2, "maxProperties": 2},
+        {"type": "object", "propertyNames": {"pattern": "^[ab]$"}, "minProperties": 3},
+        {"type": "object", "propertyNames": {"maxLength": 0}, "minProperties": 2},
+    ],
+)
+def test_more_properties_than_there_are_names_are_refused(schema: Any) -> None:
+    with pytest.raises(SchemaError, match="no value meets it"):
+        schema_start(schema)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_names_that_are_few_come_once_and_in_any_order(ordered: bool) -> None:
+    options = SchemaOptions(ordered=ordered)
+    two = {**AT_MOST_TWO, "minProperties": 2}
+    assert meets(two, '{"b":true,"a":true}', options)
+    assert meets(two, '{"a":true,"b":true}', options)
+    assert not meets(two, '{"a":true,"a":true}', options)
+    assert not meets(two, '{"a":true}', options)
+    assert meets(ONLY_A, '{"a":false}', options)
+    assert not meets(ONLY_A, '{"a":false,"a":false}', options)
+
+
+def test_names_that_are_few_follow_those_of_properties() -> None:
+    """Beside names of other patterns, and of none."""
+    schema = {"type": "object", "properties": {"z": BOOLEAN, "y": BOOLEAN}, "required": ["y"],
+              "patternProperties": {"^[ab]$": BOOLEAN, "^a": {"const": True}}}  # fmt: skip
+    ordered = SchemaOptions(ordered=True)
+    assert meets(schema, '{"z":true,"y":true,"b":false,"ab":true,"q":1,"a":true}', ordered)
+    assert not meets(schema, '{"y":true,"a":false}', ordered)
+    assert not meets(schema, '{"a":true,"y":true}', ordered)
+    assert meets(schema, '{"a":true,"y":true}')
+    assert not meets(schema, '{"b":true}')

@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache, partial
 
 from martlet.grammar.json.algebra import Algebra, Goal
 from martlet.grammar.json.array_plans import ArrayPlan
+from martlet.grammar.json.counting import MOST_VALUES, few_strings
 from martlet.grammar.json.covering import Covering
 from martlet.grammar.json.finite import values_of
 from martlet.grammar.json.forms import ArrayForm, Exists, Literals, ObjectForm
@@ -60,6 +61,10 @@ class ObjectPlan:
         self.all_names = frozenset(names) | form.absent | {name for part in self.parts for name in part.properties}
         allowed = self._allowed_names
         self.names = [name for name in names if name not in form.absent and name in allowed]
+        self._ranked = (1 << len(self.names)) - 1  # those that have a place in the schema's order
+        others = self._few_others(allowed)
+        self.names += [name for name in others if name in allowed]
+        self.all_names |= frozenset(others)
         self._goals: dict[str, Goal | None] = {}
         self._class_goals: dict[frozenset[Language], Goal | None] = {}
         self.bit = {name: 1 << i for i, name in enumerate(self.names)}
@@ -69,6 +74,15 @@ class ObjectPlan:
             pointers = list(dict.fromkeys(one.part.pointer for one in self.exists))
             why = f"asks for more than {MOST_EXISTS} properties by what they are not, with {', '.join(pointers[1:9])}"
             raise SchemaError([Problem(pointers[0], why)])
+
+    def _few_others(self, allowed: Texts) -> list[str]:
+        """Names that patterns or `propertyNames` allow, where these are few: they count as known, and come at most once."""
+        found: set[str] = set()
+        for texts in (allowed, *(Texts(None, one) for part in self.parts for one, _ in part.pattern_properties)):
+            few = few_strings(texts)
+            if few is not None and len(found.union(few)) <= MOST_VALUES:
+                found.update(few)
+        return sorted(found - self.all_names)
 
     @property
     def _allowed_names(self) -> Texts:
@@ -172,9 +186,13 @@ class ObjectPlan:
     def has(self, name: str, used: int, ordered: bool) -> bool:
         """Of a simple plan: whether a known name may come."""
         bit = self.bit[name]
-        if used & bit or (ordered and self.required & (bit - 1) & ~used):
+        if used & bit or (ordered and self.required & self._before(bit) & ~used):
             return False
         return self.goal_of(name) is not None
+
+    def _before(self, bit: int) -> int:
+        """The names that come before a known one in the schema's order; those without a place in it come in any."""
+        return (bit - 1) & self._ranked
 
     def after(
         self, name: str | None, key: KeyClass | None, used: int, count: int, missing: int, ordered: bool
@@ -184,11 +202,11 @@ class ObjectPlan:
             if name not in self.bit or used & self.bit[name]:
                 return []
             goal, taken = self.goal_of(name), self.bit[name]
-            passed = (taken - 1) & ~used if ordered else 0
+            passed = self._before(taken) & ~used if ordered else 0
         else:
             assert key is not None
             goal, taken = self.goal_of_class(key), 0
-            passed = ((1 << len(self.names)) - 1) & ~used if ordered else 0
+            passed = self._ranked & ~used if ordered else 0
         if goal is None or self.required & passed:
             return []
         used |= taken | passed
