@@ -214,6 +214,7 @@ class SpanRecord:
     start: int
     count: int
     decode: bool  # one new token, and no prompt
+    place: str  # start and count, and which layers if they are not all
 
 
 @dataclass(frozen=True, slots=True)

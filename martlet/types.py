@@ -181,6 +181,8 @@ class Sequence:
     n_preempted: int = 0
     parent: SeqId | None = None  # the sequence that it was forked from
     n_common: int = 0  # ids that it shares with its parent
+    n_begun: int = 0  # positions from n_cached on that have been through the first layers, `n_layers` of them
+    n_layers: int = 0
 
     @property
     def n_prompt(self) -> int:
@@ -201,6 +203,9 @@ class Span:
     logits each. `new_pages` take the places from
     `first_page` on of the sequence's page table, and the table ends after them: 0 hands out a new table, one less than
     its length replaces the last page.
+
+    A prefill chunk may go through the layers in several steps: a span then says which this step computes, and comes
+    again until its last one has.
     """
 
     seq: SeqId
@@ -210,6 +215,20 @@ class Span:
     n_logits: int  # last rows that need logits; 0 inside a prefill
     first_page: int = 0  # where new_pages go; of no meaning when there are none
     draft: tuple[int, ...] = ()  # guesses of the ids after the last one
+    first_layer: int = 0
+    stop_layer: int | None = None  # None: up to the last one, and what comes after it
+
+    @property
+    def is_layered(self) -> bool:
+        """Whether this is not all layers."""
+        return self.first_layer > 0 or self.stop_layer is not None
+
+    @property
+    def place(self) -> str:
+        """Start and count, and the layers if they are not all, for people."""
+        if not self.is_layered:
+            return f"{self.start}+{self.count}"
+        return f"{self.start}+{self.count}, layers {self.first_layer} to {'the last' if self.stop_layer is None else self.stop_layer - 1}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +278,8 @@ class StepPlan:
 
     @property
     def n_tokens(self) -> int:
-        """Rows of this step, the T of every shape comment."""
-        return sum(span.count for span in self.spans)
+        """Positions that this step computes, those whose chunk has layers to come not counted."""
+        return sum(span.count for span in self.spans if span.stop_layer is None)
 
 
 @dataclass(frozen=True, slots=True)

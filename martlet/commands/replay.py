@@ -112,7 +112,8 @@ def _schedule(capsule: Mapping[str, Any], built: Built) -> Any:
 
     plan = built.plan
     limits = step_limits(built.config, built.spec.vocab, plan.context)
-    bounds = (built.spec.vocab, plan.context, plan.n_pages, plan.page_size, built.tokenizer.eog_ids)
+    spec = built.spec
+    bounds = (spec.vocab, plan.context, plan.n_pages, plan.page_size, len(spec.layers), built.tokenizer.eog_ids)
     adapters = frozenset(adapter.digest for adapter in built.adapters.values())
     return Schedule(capsule, ScheduleLimits(limits, *bounds, adapters))
 
@@ -133,7 +134,7 @@ def _line(step: ReplayedStep, built: Built) -> str:
     differ = {seq: then for seq, _, then in step.differ}
     parts = []
     for span in step.plan.spans[:MOST_NAMES]:
-        part = f"{_name(step, span.seq)}: {span.start}+{span.count}"
+        part = f"{_name(step, span.seq)}: {span.place}"
         if span.seq in came:
             part += f" → {_text(built, *came[span.seq])}"
         if span.seq in differ:
@@ -152,7 +153,9 @@ def _line(step: ReplayedStep, built: Built) -> str:
     ]
     if step.error:
         notes.append(f"failed: {step.error}")
-    return f"step {plan.step}: {plan.n_tokens} rows; {', '.join(parts)}" + "".join(f" [{note}]" for note in notes)
+    return f"step {plan.step}: {sum(span.count for span in plan.spans)} rows; {', '.join(parts)}" + "".join(
+        f" [{note}]" for note in notes
+    )
 
 
 def _first(plan: Any, seq: int) -> int:

@@ -190,7 +190,8 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             runner.warm()
             load_s = runner.probe_load()
         pages = PagePool(plan.n_pages, config.page_size)
-        scheduler = _scheduler(config, plan.context, limits, pages, tokenizer.eog_ids, make_cache(config, pages, tier))
+        cache = make_cache(config, pages, tier)
+        scheduler = _scheduler(config, plan.context, len(model.spec.layers), limits, pages, tokenizer.eog_ids, cache)
         if load_s is not None:
             scheduler.cost.observe_load(1, load_s)
         watching = observers(config, plan, checkpoint, ops, resources)
@@ -230,6 +231,7 @@ def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Ba
 def _scheduler(
     config: EngineConfig,
     context: int,
+    n_layers: int,
     step: StepLimits,
     pages: PagePool,
     eos_ids: frozenset[int],
@@ -243,6 +245,8 @@ def _scheduler(
         config.max_waiting,
         config.max_waiting_tokens,
         None if config.stall_ms is None else config.stall_ms / 1000,
+        step.layered_rows,
+        n_layers,
     )
     policy, group = POLICIES[config.policy], share_tokens(config.kv_dtype)
     return Scheduler(pages, limits, eos_ids, cache=cache, policy=policy, share_tokens=group)

@@ -209,6 +209,8 @@ def read_capsule(path: str | Path) -> dict[str, Any]:
 
 def _span_row(span: Any) -> list[Any]:
     row: list[Any] = [span.seq, span.start, span.count, span.n_logits]
+    if span.is_layered:
+        return [*row, span.first_page, list(span.new_pages), [], [span.first_layer, span.stop_layer]]
     if span.draft:
         return [*row, span.first_page, list(span.new_pages), list(span.draft)]
     return [*row, span.first_page, list(span.new_pages)] if span.new_pages else row

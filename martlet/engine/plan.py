@@ -41,6 +41,7 @@ USABLE_SHARE = 0.9  # of what is available: the rest stays free for others, and 
 BYTE_FORMS = 1.25  # activations are kept as bytes too, with their scales and sums
 LOGIT_BYTES = 32 << 20  # of a step's logits, at most, unless the running sequences need more
 MAX_LOGIT_ROWS = 64
+LAYERED_ROWS = 16  # of a chunk that goes through the layers in several steps: more rows cost no less each
 KV_SHARE = 0.25  # of what is available, for KV pages beyond the one context that there must be
 
 
@@ -123,6 +124,7 @@ def step_limits(config: EngineConfig, vocab: int, context: int) -> StepLimits:
         max_seqs=config.max_seqs,
         max_logits=max(rows, config.max_seqs + 1),
         max_pages_per_seq=-(-context // config.page_size),
+        layered_rows=LAYERED_ROWS if config.max_step_tokens >= LAYERED_ROWS else 0,
     )
 
 

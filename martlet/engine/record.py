@@ -69,6 +69,8 @@ class Recorder:
         prefilled = 0
         for span in plan.spans:
             entry = self._sequences.get(span.seq)
+            if span.stop_layer is not None:  # counted when its last layer has been computed
+                continue
             if entry is not None and (span.count - len(span.draft) > 1 or span.start < entry[0].n_prompt):
                 entry[0].n_chunks += 1
                 prefilled += span.count
@@ -185,7 +187,7 @@ class Recorder:
                 continue
             metrics, request_id, index = self._sequences[span.seq]
             decode = span.count - len(span.draft) == 1 and span.start >= metrics.n_prompt
-            spans.append(SpanRecord(request_id, index, span.start, span.count, decode))
+            spans.append(SpanRecord(request_id, index, span.start, span.count, decode, span.place))
         preempted = [self._sequences[seq_id][1:] for seq_id in plan.preempted if seq_id in self._sequences]
         running, waiting, free = self._load()
         return StepRecord(

@@ -31,6 +31,7 @@ class ScheduleLimits:
     context: int
     n_pages: int
     page_size: int
+    n_layers: int
     eos_ids: frozenset[int] = frozenset()
     adapters: frozenset[str] = frozenset()  # digests of those that are loaded
 
@@ -43,6 +44,7 @@ class _Known:
     limit: int
     n_ids: int
     n_pages: int = 0
+    begun: tuple[int, int, int] = (0, 0, 0)  # a chunk with layers to come: its start and count, and the next layer
 
 
 class Schedule:
@@ -120,6 +122,9 @@ class Schedule:
         spans = tuple(self._span(entry) for entry in parts["spans"])
         self._check_spans(spans)
         preempted = tuple(self._seq(number) for number in parts["preempted"])
+        for known in map(self.sequences.get, preempted):
+            if known is not None:
+                known.begun = (0, 0, 0)
         return StepPlan(self._step, spans, added, dropped, preempted, saves, loads, copies)
 
     def _added(self, entry: Any) -> Sequence:
@@ -136,9 +141,9 @@ class Schedule:
         return Sequence(seq, asked, index, ids, limit, stop_ids(asked.params, self._limits.eos_ids))
 
     def _span(self, entry: Any) -> Span:
-        if not isinstance(entry, list) or len(entry) not in (4, 6, 7):
+        if not isinstance(entry, list) or len(entry) not in (4, 6, 7, 8):
             raise self._wrong(
-                f"the span {entry!r}", "four numbers, or five and a list of pages, or a draft after these"
+                f"the span {entry!r}", "four numbers, or five and a list of pages, or a draft and layers after these"
             )
         seq, start, count, n_logits = (self._whole(value, 0, _MOST, "a number of a span") for value in entry[:4])
         first, pages = (entry[4], entry[5]) if len(entry) > 4 else (0, [])
@@ -153,14 +158,22 @@ class Schedule:
             known.n_pages = first + len(taken)
             if known.n_pages > -(-known.limit // self._limits.page_size):
                 raise self._wrong(f"{known.n_pages} pages of a sequence", f"what {known.limit} tokens take")
-        draft = self._ids(entry[6], "a draft") if len(entry) == 7 else ()
+        draft = self._ids(entry[6], "a draft") if len(entry) > 6 else ()
         if draft and not count == n_logits == len(draft) + 1:
             raise self._wrong(f"a draft of {len(draft)} in a span of {count}", "a row of logits for each, and one more")
-        return Span(SeqId(seq), start, count, taken, n_logits, first, draft)
+        layers = self._layers(entry[7]) if len(entry) == 8 else (0, None)
+        return Span(SeqId(seq), start, count, taken, n_logits, first, draft, *layers)
+
+    def _layers(self, entry: Any) -> tuple[int, int | None]:
+        """The layers that a span computes: the first, and where it stops, None for nowhere."""
+        first, stop = self._row(entry, 2)
+        first = self._whole(first, 0, self._limits.n_layers - 1, "a span's first layer")
+        return first, None if stop is None else self._whole(stop, first + 1, self._limits.n_layers - 1, "a layer")
 
     def _check_spans(self, spans: tuple[Span, ...]) -> None:
         step = self._limits.step
-        rows, logits = sum(s.count for s in spans), sum(s.n_logits for s in spans)
+        whole = [span for span in spans if not span.is_layered]
+        rows, logits = sum(s.count for s in whole), sum(s.n_logits for s in whole)
         if len(spans) > step.max_seqs or rows > step.max_tokens or logits > step.max_logits:
             raise self._wrong(f"{len(spans)} spans, {rows} rows, {logits} logits", f"at most what {step} says")
         if len({span.seq for span in spans}) != len(spans):
@@ -175,6 +188,20 @@ class Schedule:
                 )
             if span.n_logits and end == n_ids >= known.limit and self._samples(span.seq):
                 raise self._wrong(f"a token after the last of sequence {span.seq}", f"at most {known.limit}")
+            self._check_layers(span, known)
+
+    def _check_layers(self, span: Span, known: _Known) -> None:
+        """A chunk goes through the layers in order, no other one of its sequence in between, and asks for logits at the end."""
+        found = span.start, span.count, span.first_layer
+        if span.is_layered and span.count > self._limits.step.layered_rows:
+            raise self._wrong(f"{span.count} rows for some layers", f"at most {self._limits.step.layered_rows}")
+        if found != known.begun and (span.first_layer > 0 or known.begun[2] > 0):
+            raise self._wrong(
+                f"the span {span.place} of sequence {span.seq}", f"layer {known.begun[2]} of what is begun"
+            )
+        if span.n_logits > (1 if span.is_layered else span.count) or (span.n_logits and span.stop_layer is not None):
+            raise self._wrong(f"{span.n_logits} logits of the span {span.place}", "one, after the last layer")
+        known.begun = (0, 0, 0) if span.stop_layer is None else (span.start, span.count, span.stop_layer)
 
     def _samples(self, seq: SeqId) -> bool:
         return self.requests[self.sequences[seq].place[0]].params.max_tokens != 0

@@ -72,9 +72,9 @@ class TraceWriter(Observer):
         """A step's phases, its spans on their sequences' tracks, and the counters after it."""
         run_at = record.start_s + record.plan_s
         commit_at = run_at + record.run_s
-        names = [f"{_name(s.request_id, s.index)}: {s.start}+{s.count}" for s in record.spans[:_MOST_NAMES]]
+        names = [f"{_name(s.request_id, s.index)}: {s.place}" for s in record.spans[:_MOST_NAMES]]
         args: dict[str, Any] = {
-            "tokens": sum(s.count for s in record.spans),
+            "tokens": record.plan.n_tokens,
             "sequences": len(record.spans),
             "together": ", ".join(names) + (" …" if len(record.spans) > _MOST_NAMES else ""),
         }
@@ -126,7 +126,7 @@ class TraceWriter(Observer):
             )
             track.args = {} if use is None else {"cached_tokens": use.n_tokens, "cache": str(use.reason)}
         self._enter(track, "decode" if span.decode else "prefill", run_at)
-        name = f"token {span.start + 1}" if span.decode else f"{span.start}+{span.count}"
+        name = f"token {span.start + 1}" if span.decode else span.place
         if span.decode and span.count > 1:
             name += f" and {span.count - 1} guesses"
         start, end = self._us(run_at), self._us(commit_at)

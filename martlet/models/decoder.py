@@ -72,6 +72,8 @@ def _final(ops: Backend, model: Model, caches: Sequence[Array], rows: Rows, feat
     ops.embed(model.embedding, spec.embedding_scale, stream.x)
     last = len(spec.layers) - 1
     for index, (layer, weights, cache) in enumerate(zip(spec.layers, model.layers, caches, strict=True)):
+        if index > 0:
+            ops.section()  # a section a layer: what is before the first and after the last belongs to these
         if features is not None:
             features.take(index, stream.x)
         y = attend(stream, layer, weights, cache)  # [T, H * D]

@@ -46,6 +46,7 @@ class StepLimits:
     max_seqs: int  # B
     max_logits: int  # L
     max_pages_per_seq: int
+    layered_rows: int = 0  # of a chunk that goes through the layers in several steps; 0: none does
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,13 @@ class StepInputs:
 class Program(Protocol):
     """A captured step."""
 
-    def run(self, inputs: StepInputs) -> Any:
-        """Run the step and return what the captured function returned: Arrays that `download` reads."""
+    def run(self, inputs: StepInputs, first: int = 0, stop: int | None = None) -> Any:
+        """Run the step and return what the captured function returned: Arrays that `download` reads.
+
+        Of a step with sections, it runs those from `first` up to `stop`, None: all that follow; the result is whole when
+        the last has run. A run from `first` > 0 goes on from the one that stopped there: with the same inputs, and
+        none of this program between the two.
+        """
 
 
 class Backend(Protocol):
@@ -170,6 +176,9 @@ class Backend(Protocol):
     # -- capture --------------------------------------------------------------------------------------------------
     def capture(self, step: Callable[[], Any], limits: StepLimits) -> Program:
         """Turn `step`, which calls the operations below, into a program; it returns the Arrays to hand out."""
+
+    def section(self) -> None:
+        """Inside `capture`'s function: here one section ends and the next begins. They are numbered from 0."""
 
     # -- operations -----------------------------------------------------------------------------------------------
     def embed(self, table: Weight, scale: float, out: Array) -> None:

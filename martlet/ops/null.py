@@ -31,7 +31,7 @@ class _NullProgram:
     def __init__(self, backend: NullBackend, outputs: Any) -> None:
         self._backend, self._outputs = backend, outputs
 
-    def run(self, inputs: StepInputs) -> Any:
+    def run(self, inputs: StepInputs, first: int = 0, stop: int | None = None) -> Any:
         self._backend.calls["run"] += 1
         self._backend.sizes = {Rows.TOKENS: inputs.ids.size, Rows.LOGITS: inputs.logit_rows.size}
         return self._outputs
@@ -116,6 +116,10 @@ class NullBackend:
     def capture(self, step: Callable[[], Any], limits: StepLimits) -> _NullProgram:
         """Count the operations of `step`."""
         return _NullProgram(self, step())
+
+    def section(self) -> None:
+        """Counted."""
+        self.calls["section"] += 1
 
     def embed(self, table: Weight, scale: float, out: Array) -> None:
         """Counted."""

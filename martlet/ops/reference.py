@@ -53,13 +53,15 @@ class ReferenceCache:
 
 
 class ReferenceProgram:
-    """A step that is run anew each time."""
+    """A step that is run anew each time; in sections, when the last one is."""
 
     def __init__(self, backend: ReferenceBackend, step: Callable[[], Any]) -> None:
         self._backend, self._step = backend, step
 
-    def run(self, inputs: StepInputs) -> Any:
-        """Run the step on `inputs`."""
+    def run(self, inputs: StepInputs, first: int = 0, stop: int | None = None) -> Any:
+        """Run the step on `inputs`, unless more sections are to come."""
+        if stop is not None:
+            return None
         self._backend.inputs = inputs
         return self._step()
 
@@ -158,6 +160,9 @@ class ReferenceBackend:
     def capture(self, step: Callable[[], Any], limits: StepLimits) -> ReferenceProgram:
         """Keep the function."""
         return ReferenceProgram(self, step)
+
+    def section(self) -> None:
+        """Nothing: all sections are run together."""
 
     @property
     def _step(self) -> StepInputs:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from martlet.errors import CapacityError
 from martlet.models.adapters import Adapter, with_adapters
 from martlet.models.load import Model
-from martlet.ops.interface import Backend, Program
+from martlet.ops.interface import Backend
+from martlet.runtime.programs import Programs
 
 __all__ = ["MAX_ADAPTERS", "AdapterBank"]
 
@@ -22,12 +23,12 @@ MAX_ADAPTERS = 64  # a table takes 24 bytes a slot
 
 
 class AdapterBank:
-    """Slots of adapters, by their digests; `capture` makes the program of a model."""
+    """Slots of adapters, by their digests; `capture` makes the programs of a model."""
 
-    def __init__(self, ops: Backend, model: Model, capture: Callable[[Model], Program]) -> None:
+    def __init__(self, ops: Backend, model: Model, capture: Callable[[Model], Programs]) -> None:
         self._ops = ops
         adapted, self._tables = with_adapters(ops, model, MAX_ADAPTERS)
-        self.program = capture(adapted)
+        self.programs = capture(adapted)
         self._slots: dict[str, int] = {}
 
     def add(self, adapter: Adapter) -> None:

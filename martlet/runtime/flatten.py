@@ -122,7 +122,7 @@ class StepBuffers:
     ) -> None:
         """Say where a span's newest positions go, which end at row `stop_row`."""
         table, size = self._recent_table[n_seqs], self._page_size
-        recent.place(sequence.recent, span.start, span.count, table)
+        recent.place(sequence.recent, span.start, span.count, table, span.first_layer > 0)
         places = np.add(self._count_up[: span.count], span.start)
         self._recent_slots[stop_row - span.count : stop_row] = table[places // size] * size + places % size
 

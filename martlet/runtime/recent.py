@@ -45,10 +45,15 @@ class RecentGroups:
         """What has passed is free again."""
         self._passing = self._pages.kept
 
-    def place(self, held: Held, start: int, count: int, table: I32) -> None:
-        """Write the recent page of each of a span's pages, from its first group on, to `table`."""
+    def place(self, held: Held, start: int, count: int, table: I32, again: bool = False) -> None:
+        """Write the recent page of each of a span's pages, from its first group on, to `table`.
+
+        `again`: the span was placed before and goes on through the layers; its groups stay where they are.
+        """
         first, last = start // RECENT_TOKENS, (start + count - 1) // RECENT_TOKENS
-        if start % RECENT_TOKENS == 0:
+        if again:
+            pass
+        elif start % RECENT_TOKENS == 0:
             self.release(held)  # nothing of them is seen again
         else:
             assert first in held, f"a span starts at {start}, inside a group whose float16 positions are gone"

@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import SampleError
 from martlet.models.adapters import Adapter
-from martlet.models.decoder import Features, forward, hidden_states
+from martlet.models.decoder import hidden_states
 from martlet.models.load import Model
-from martlet.ops.interface import Array, Backend, Program, StepInputs, StepLimits
+from martlet.ops.interface import Backend, Program, StepInputs, StepLimits
 from martlet.runtime.adapters import AdapterBank
 from martlet.runtime.flatten import SequenceRows, StepBuffers
 from martlet.runtime.head import HeadDrafter
 from martlet.runtime.kv import KvMemory
 from martlet.runtime.medusa import MedusaDrafter
 from martlet.runtime.page_moves import PageMoves
+from martlet.runtime.programs import Programs, layered_limits
 from martlet.runtime.recent import RecentGroups
 from martlet.runtime.tier_file import TierFile
 from martlet.sample.sampler import Sampler, SequenceSampler, token_logprobs
@@ -72,10 +74,12 @@ class Runner:
         self._limits = limits
         self._page_size = page_size
         self._sampler = sampler
-        self._buffers = StepBuffers(limits, page_size, RecentGroups(kv.recent, page_size) if kv.recent else None)
+        recent = RecentGroups(kv.recent, page_size) if kv.recent else None
+        self._buffers = StepBuffers(limits, page_size, recent)
+        self._layered = StepBuffers(layered_limits(limits), page_size, recent)
         self._sequences: dict[SeqId, _Running] = {}
         self._rows: dict[SeqId, SequenceRows] = {}
-        self._program = self._capture(model)
+        self._programs = self._capture(model)
         self._hidden: Program | None = None
         self._bank: AdapterBank | None = None  # once there is an adapter
         self._moves = PageMoves(ops, kv.all, tier)
@@ -101,11 +105,28 @@ class Runner:
         return StepResult(plan.step, sampled, moved.failed_saves, moved.failed_loads, moved.load_s, moved.save_s)
 
     def _compute(self, spans: tuple[Span, ...]) -> tuple[Sampled, ...]:
-        inputs, program = self._buffers.fill(spans, self._rows), self._program
+        """Compute the chunks that go through some layers only, each by itself, and all else together."""
+        layered = [span for span in spans if span.is_layered]
+        if not layered:
+            return self._run_program(spans, self._buffers)
+        parts = [self._run_program((span,), self._layered) for span in layered]
+        whole = tuple(span for span in spans if not span.is_layered)
+        parts.append(self._run_program(whole, self._buffers) if whole else ())
+        return tuple(chain.from_iterable(parts))
+
+    def _run_program(self, spans: tuple[Span, ...], buffers: StepBuffers) -> tuple[Sampled, ...]:
+        inputs, programs = buffers.fill(spans, self._rows), self._programs
         if self._bank is not None:
-            inputs, program = self._adapted(self._bank, inputs, spans)
+            inputs, programs = self._adapted(self._bank, inputs, spans)
+        program, first, stop = programs.whole, 0, None
+        if buffers is self._layered:
+            assert programs.layered is not None, "a step within the limits has no such span"
+            program, first, stop = programs.layered, spans[0].first_layer, spans[0].stop_layer
         masks = self._begin_masks(spans)
-        output, *features = program.run(inputs)
+        found = program.run(inputs, first, stop)
+        if stop is not None:
+            return ()
+        output, *features = found
         if masks is not None:
             masks.result()
         sampled = self._sample_all(spans, self._ops.view(output)) if len(inputs.logit_rows) else ()
@@ -113,16 +134,8 @@ class Runner:
             self._tell(self.head, spans, self._ops.view(features[0]))
         return sampled
 
-    def _capture(self, model: Model) -> Program:
-        """The step of a model: it returns the logits, and the features if the model has any."""
-
-        def step() -> tuple[Array, ...]:
-            if not model.features:
-                return (forward(self._ops, model, self._caches),)
-            features = Features(self._ops, model.features, model.spec.hidden)
-            return forward(self._ops, model, self._caches, features), features.out
-
-        return self._ops.capture(step, self._limits)
+    def _capture(self, model: Model) -> Programs:
+        return Programs.capture(self._ops, model, self._caches, self._limits)
 
     def _tell(self, head: HeadDrafter | MedusaDrafter, spans: tuple[Span, ...], features: F32) -> None:
         """Give the head the features [T, W] of the rows whose next ids are known: no guess that was wrong is among them."""
@@ -144,10 +157,10 @@ class Runner:
                 row += span.n_logits
         return tuple(sampled)
 
-    def _adapted(self, bank: AdapterBank, inputs: StepInputs, spans: tuple[Span, ...]) -> tuple[StepInputs, Program]:
-        """The inputs and the program of a step that may have adapters."""
+    def _adapted(self, bank: AdapterBank, inputs: StepInputs, spans: tuple[Span, ...]) -> tuple[StepInputs, Programs]:
+        """The inputs and the programs of a step that may have adapters."""
         slots = bank.rows((self._sequences[span.seq].adapter, span.count) for span in spans)
-        return (inputs, self._program) if slots is None else (replace(inputs, adapters=slots), bank.program)
+        return (inputs, self._programs) if slots is None else (replace(inputs, adapters=slots), bank.programs)
 
     def add_adapter(self, adapter: Adapter) -> None:
         """Load an adapter, between two steps."""
@@ -197,7 +210,7 @@ class Runner:
         """Run a step of one row, so that the first request finds everything in place; nothing of it is kept."""
         span = Span(_ALONE, 0, 1, (PageId(0),), 1)
         rows = {_ALONE: SequenceRows((0,))}
-        self._ops.download(self._program.run(self._buffers.fill((span,), rows))[0])
+        self._ops.download(self._programs.whole.run(self._buffers.fill((span,), rows))[0])
         self._buffers.release(rows[_ALONE])
 
     def probe_load(self) -> float | None:

@@ -13,7 +13,7 @@ from martlet.sched.cost import CostModel
 
 __all__ = ["MORE", "StepBudget", "stall_limit"]
 
-MORE = 3.0  # a step with prompts may take so many times as long as one that only decodes
+MORE = 2.5  # a step with prompts may take so many times as long as one that only decodes
 MOST = 12.0  # the same where a prompt's time to first token is in danger, or more wait for it than decode
 ROWS = 2  # least of a chunk: fewer rows leave a tile of the attention kernels half empty
 ITL_SHARE = 0.9  # of an inter-token target, for a step: the rest is for what the model does not know
@@ -29,6 +29,7 @@ class StepBudget:
     scores: int  # rows of logits that prompts may ask for, beyond the one kept for each sequence
     seconds: float | None = None
     closed: bool = False  # nothing for prompts in this step, which shows what decoding takes
+    layered: bool = False  # a chunk goes through some of the layers: one of a step
 
     @property
     def is_spent(self) -> bool:
@@ -51,12 +52,23 @@ class StepBudget:
         """What the first prompt of a step gets in any case."""
         return 0 if self.closed else min(remaining, self.tokens, ROWS)
 
-    def spend(self, start: int, count: int, n_logits: int) -> None:
-        """Take off what a span takes."""
+    def layers(self, start: int, count: int, n_layers: int, first: int) -> int:
+        """How many layers, from `first` on, a chunk goes through in this step: at least one.
+
+        What is left after that many is shared evenly among the steps that it takes, so that none is longer than it must.
+        """
+        left = n_layers - first
+        if self.seconds is None:
+            return left
+        most = int(max(0.0, self.seconds) * n_layers / self.cost.prefill_s(start, count))
+        return -(-left // -(-left // min(max(most, 1), left)))
+
+    def spend(self, start: int, count: int, n_logits: int, share: float = 1.0) -> None:
+        """Take off what a span takes, that goes through a share of the layers."""
         self.tokens -= count
         self.scores -= max(0, n_logits - 1)
         if self.seconds is not None:
-            self.seconds -= self.cost.prefill_s(start, count)
+            self.seconds -= share * self.cost.prefill_s(start, count)
 
 
 def stall_limit(

@@ -41,11 +41,17 @@ class Work:
     """What a step computes."""
 
     n_decode: int = 0
-    n_prefill: int = 0
+    n_prefill: float = 0.0  # a chunk that goes through a third of the layers counts a third, here and below
     decode_reads: int = 0  # positions, over all rows
-    prefill_reads: int = 0
-    prefill_behind: int = 0  # positions before a chunk's end, over all chunks
+    prefill_reads: float = 0.0
+    prefill_behind: float = 0.0  # positions before a chunk's end, over all chunks
     n_draft: int = 0  # rows that verify guesses, beside those of n_decode
+
+    def add_chunk(self, start: int, count: int, share: float = 1.0) -> None:
+        """`count` prompt positions from `start` on, through a share of the layers."""
+        self.n_prefill += share * count
+        self.prefill_reads += share * (count * start + count * (count + 1) // 2)
+        self.prefill_behind += share * (start + count)
 
 
 class LinearFit:

@@ -18,6 +18,8 @@ class SchedulerLimits:
     max_waiting: int | None = None  # sequences that wait
     max_waiting_tokens: int | None = None  # prompt tokens of those that wait
     stall_s: float | None = None  # longest step while a sequence decodes; None: a multiple of a step that only decodes
+    layered_rows: int = 0  # of a prompt's chunk that goes through `n_layers` in several steps; 0: none does
+    n_layers: int = 1
 
     def __post_init__(self) -> None:
         assert self.context >= 1

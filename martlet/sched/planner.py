@@ -81,7 +81,7 @@ class Planner:
         prompts = self._decodes(sketch, drafts)
         if prompts or self.waiting:
             budget = self._budget(sketch.work, prompts, now)
-            for seq in prompts:
+            for seq in sorted(prompts, key=lambda seq: seq.n_begun == 0):  # what is begun comes first
                 self._add_chunk(seq, budget, sketch)
             if self.waiting and not sketch.preempted:
                 self._admit(budget, sketch)
@@ -148,6 +148,7 @@ class Planner:
         self.running.remove(seq)
         self._keeper.give_back(seq)
         seq.n_preempted += 1
+        seq.n_begun = seq.n_layers = 0
         self.waiting.add(seq)
         self._growth.preempted()
         self._backing_off = True
@@ -231,6 +232,10 @@ class Planner:
             self._add_span(seq, 1, 1, sketch)
             return
         count = budget.chunk(start, remaining)
+        if seq.n_begun or self._suits_layers(seq, budget, count, remaining):
+            if not (budget.closed or budget.layered):
+                self._add_layers(seq, budget, sketch)
+            return
         if sketch.work.n_prefill == 0:
             count = max(count, budget.least(remaining))
         if count == 0:
@@ -243,10 +248,31 @@ class Planner:
         else:
             n_logits = 1 if count == remaining else 0
         budget.spend(start, count, n_logits)
-        sketch.work.n_prefill += count
-        sketch.work.prefill_reads += count * start + count * (count + 1) // 2
-        sketch.work.prefill_behind += start + count
+        sketch.work.add_chunk(start, count)
         self._add_span(seq, count, n_logits, sketch)
+
+    def _suits_layers(self, seq: Sequence, budget: StepBudget, count: int, remaining: int) -> bool:
+        """Whether more rows through some of the layers suit a step better than `count` rows through all of them.
+
+        One row reads as many keys and values as many do, and a step is no shorter than the one row's.
+        """
+        rows = self._limits.layered_rows
+        return count < rows <= min(remaining, budget.tokens) and seq.n_scored == seq.n_prompt
+
+    def _add_layers(self, seq: Sequence, budget: StepBudget, sketch: Sketch) -> None:
+        """Begin a chunk that goes through the layers in several steps, or take it further."""
+        start, first, n_layers = seq.n_cached, seq.n_layers, self._limits.n_layers
+        seq.n_begun = seq.n_begun or self._limits.layered_rows
+        count = seq.n_begun
+        n = budget.layers(start, count, n_layers, first)
+        stop = None if first + n == n_layers else first + n
+        seq.n_layers = 0 if stop is None else stop
+        n_logits = 1 if stop is None and start + count == len(seq.ids) else 0
+        budget.layered = True
+        budget.spend(start, count, n_logits, n / n_layers)
+        sketch.work.add_chunk(start, count, n / n_layers)
+        self._add_span(seq, count, n_logits, sketch)
+        sketch.spans[-1].first_layer, sketch.spans[-1].stop_layer = first, stop
 
     def _add_span(self, seq: Sequence, count: int, n_logits: int, sketch: Sketch, draft: tuple[int, ...] = ()) -> None:
         """Add a span, with the pages that no span has handed out."""

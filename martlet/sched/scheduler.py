@@ -251,7 +251,8 @@ class Scheduler:
         live, publish = self._live, self.cache is not None
         for span in plan.spans:
             seq = live.get(span.seq)
-            if seq is not None:  # None: aborted while the step ran
+            if seq is not None and span.stop_layer is None:  # None: aborted while the step ran
+                seq.n_begun = 0
                 count = span.count - len(span.draft)  # what is right of a draft is taken in with its tokens
                 seq.n_cached = span.start + count
                 if publish and (count > 1 or seq.n_cached == seq.n_prompt):
@@ -312,7 +313,7 @@ class Scheduler:
         """Count what a step has computed for each tenant."""
         for span in plan.spans:
             seq = self._live.get(span.seq)
-            if seq is not None:
+            if seq is not None and span.stop_layer is None:
                 weight = DECODE_WEIGHT if span.start >= seq.n_prompt else span.count
                 self._service[seq.request.scheduling.tenant] += weight
 
@@ -336,7 +337,7 @@ class Scheduler:
         if plan.spans and now > started:
             self.cost.observe(work, now - started)
             self._write_behind.step(now - started)
-            self._planner.waiting.measure(work.n_decode + work.n_prefill, now - started)
+            self._planner.waiting.measure(round(work.n_decode + work.n_prefill), now - started)
 
     def _accept(self, seq: Sequence, sampled: Sampled) -> Event:
         """Take in one sequence's result."""

@@ -100,8 +100,15 @@ FEATURES: dict[str, Feature] = {
         shuffled=True,
     ),
     "chunks of 7": Feature(lambda seen: max(seen.chunks.values()) >= 6, {"max_step_tokens": 7}),
-    "chunks by time": Feature(  # no step is as short: a page of each prompt at a time
-        lambda seen: max(seen.chunks.values()) >= 3, {"stall_ms": 1.0}, max_seqs=8, staggered=True
+    "chunks by time": Feature(  # no step is as short: as little of each prompt as there is
+        lambda seen: max(seen.chunks.values()) >= 3,
+        {"stall_ms": 1.0, "max_step_tokens": 15},
+        max_seqs=8,
+        staggered=True,
+        excludes=("chunks of 7", "layers"),
+    ),
+    "layers": Feature(  # the same, where a step has room for a chunk that goes through a layer at a time
+        lambda seen: seen.n_layered >= 4, {"stall_ms": 1.0}, max_seqs=8, staggered=True, excludes=("chunks of 7",)
     ),
     "full hit": Feature(
         lambda seen: _hit(seen, lambda n, of, why: n == _whole(seen, of) > 0), {"prefix_cache": True}, around=("again",)

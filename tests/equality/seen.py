@@ -51,6 +51,7 @@ class Seen(Observer):
         self.n_preempted = self.n_again = self.n_failed = self.n_evicted = 0
         self.n_threads = 1 + sum(thread.name.startswith("martlet-") for thread in threading.enumerate())
         self.share = share_tokens(llm.config.kv_dtype)  # where sequences may leave what they share
+        self.n_layered = 0  # spans that went through some of the layers
         self.chunks: dict[SeqId, int] = defaultdict(int)  # spans of a prompt
         self.started: list[str] = []  # requests in the order of their first spans
         self.joined = 0  # sequences whose first span stood beside one that was decoding
@@ -92,6 +93,9 @@ class Seen(Observer):
             if seq.request.request_id not in self.started:
                 self.started.append(seq.request.request_id)
             self.chunks[span.seq] += span.start < seq.n_prompt
+            self.n_layered += span.is_layered
+            if span.stop_layer is not None:
+                continue
             end = span.start + span.count - len(span.draft)
             self.n_again += max(0, min(end, self._reach[span.seq]) - span.start)
             self._reach[span.seq] = max(self._reach[span.seq], end)

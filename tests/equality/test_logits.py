@@ -42,10 +42,17 @@ class Runner:
         spec = model.spec
         caches = [self.ops.kv_cache(N_PAGES, PAGE, x.mixer.n_kv_heads, x.mixer.head_dim, "f16") for x in spec.layers]
         limits = StepLimits(3 * LENGTH, 3, 3 * LENGTH, 4)
-        self.program = self.ops.capture(lambda: forward(self.ops, model, caches), limits)
+        self.n_layers = len(spec.layers)
+        self.program, self.other = (
+            self.ops.capture(lambda: forward(self.ops, model, caches), limits) for _ in range(2)
+        )
 
     def step(self, spans: Sequence[tuple[list[int], int, int, list[int]]]) -> NDArray[np.float32]:
         """Logits of all rows; a span is (ids, start, count, pages)."""
+        return self.ops.download(self.program.run(self.inputs(spans)))
+
+    def inputs(self, spans: Sequence[tuple[list[int], int, int, list[int]]]) -> StepInputs:
+        """The arrays of a step, of whose rows all have logits."""
         ids, positions, slots, starts, tables = [], [], [], [0], []
         for sequence_ids, start, count, pages in spans:
             where = range(start, start + count)
@@ -55,7 +62,7 @@ class Runner:
             starts.append(len(ids))
             tables.append(pages)
         arrays = [np.array(x, np.int32) for x in (ids, positions, slots, starts, tables, range(len(ids)))]
-        return self.ops.download(self.program.run(StepInputs(*arrays)))
+        return StepInputs(*arrays)
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +95,16 @@ def test_logits_are_the_same_bits_however_they_are_computed(runners: dict[int, R
     runner.step([(first, 0, 20, [1, 2]), (second, 0, 40, [4, 5])])
     mixed = runner.step([(first, 20, 1, [1, 2]), (ours, 0, LENGTH, [10, 11]), (second, 40, 9, [4, 5])])
     assert mixed[1 : 1 + LENGTH].tobytes() == plain.tobytes(), "in a mixed step"
+
+
+def test_layers_in_several_runs(runners: dict[int, Runner]) -> None:
+    """Each run of a chunk goes through one layer; between two of them another program computes other rows."""
+    ids, others, pages, theirs, runner = sequence(1), sequence(2), [3, 7], [5, 2], runners[2]
+    whole = runners[1].step([(ids, 0, LENGTH, pages)])
+    runner.step([(ids[::-1], 0, LENGTH, pages)])  # what was in the pages
+    inputs = runner.inputs([(ids, 0, LENGTH, pages)])
+    for layer in range(runner.n_layers - 1):
+        runner.program.run(inputs, layer, layer + 1)
+        runner.other.run(runner.inputs([(others, 10 * layer, 10, theirs)]))
+    found = runner.program.run(inputs, runner.n_layers - 1)
+    assert runner.ops.download(found).tobytes() == whole.tobytes()

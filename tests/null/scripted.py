@@ -14,6 +14,13 @@ from martlet.types import Sequence as EngineSequence
 Script = Callable[[EngineSequence, int], int | str]  # sequence, number of the token → its id, or an error
 
 
+def rows_of(plan: StepPlan, n_layers: int) -> float:
+    """The rows of a step; one that goes through a third of the layers is a third."""
+    return sum(
+        s.count * ((n_layers if s.stop_layer is None else s.stop_layer) - s.first_layer) / n_layers for s in plan.spans
+    )
+
+
 class _Rows:
     """What a worker keeps of a sequence: its ids and its page table."""
 
@@ -40,6 +47,7 @@ class ScriptedExecutor:
         self._prefixes: dict[tuple[int, int], int] = {}  # number of a prefix and the next id → number of both together
         self._contents: dict[PageId, list[int]] = {}
         self._tier: dict[SlotId, tuple[bytes, list[int]]] = {}
+        self._begun: tuple[SeqId, int, int, int] | None = None  # a chunk between two layers: whose, start, count, layer
         self.adapters: set[str] = set()
         self.plans: list[StepPlan] = []
         self.keep_plans = True
@@ -49,6 +57,8 @@ class ScriptedExecutor:
             self.plans.append(plan)
         for seq_id in plan.dropped:
             self._sequences.pop(seq_id, None)  # it may have been added by a plan that nobody ran
+        if self._begun is not None and self._begun[0] in (*plan.dropped, *plan.preempted):
+            self._begun = None
         for seq in plan.added:
             assert seq.seq_id not in self._sequences
             assert seq.request.adapter in ("", *self.adapters)
@@ -90,6 +100,8 @@ class ScriptedExecutor:
             before = rows.histories[-1] if rows.histories else 0
             prefix = before, ids[position]
             rows.histories.append(self._prefixes.setdefault(prefix, len(self._prefixes) + 1))
+        if self._goes_on(span):
+            return None
         for first in range(0, span.start, size):
             count = min(size, span.start - first)
             found = self._page(rows.pages[first // size])[:count]
@@ -114,6 +126,24 @@ class ScriptedExecutor:
         more = self._verify(rows, span)
         del rows.histories[len(rows.ids) - 1 :]  # of wrong guesses
         return Sampled(span.seq, token, prompt_logprobs=scored, more=more)
+
+    def _goes_on(self, span: Span) -> bool:
+        """Whether layers are to come. What is begun is taken further in order, and nobody else's is before it ends."""
+        if span.is_layered and span.first_layer == 0:
+            assert self._begun is None, "two chunks are between layers"
+        elif span.first_layer > 0 or (self._begun is not None and self._begun[0] == span.seq):
+            assert self._begun == (span.seq, span.start, span.count, span.first_layer)
+        else:
+            return False
+        rows, size = self._sequences[span.seq], self._page_size
+        for position in range(span.start, span.start + span.count):
+            self._page(rows.pages[position // size])[position % size] = -4  # not to be read yet
+        if span.stop_layer is None:
+            self._begun = None
+            return False
+        assert span.n_logits == 0
+        self._begun = span.seq, span.start, span.count, span.stop_layer
+        return True
 
     def _verify(self, rows: _Rows, span: Span) -> tuple[tuple[int, None], ...]:
         """The tokens after the first, as long as the guess before each was right."""

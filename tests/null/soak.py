@@ -18,7 +18,7 @@ from martlet.sched.growth import MAX_PREEMPTED
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.types import Event, FinishReason, Load, Request, Scheduling, Sequence, StepPlan
-from tests.null.scripted import ScriptedExecutor
+from tests.null.scripted import ScriptedExecutor, rows_of
 
 __all__ = ["EOS", "Soak", "SoakOptions", "expected_answer"]
 
@@ -55,6 +55,9 @@ class SoakOptions:
     cache: bool = True
     n_slots: int = 0
     share_pages: int = 0  # 0: prefixes end anywhere
+    stall_s: float | None = None
+    layered_rows: int = 0
+    n_layers: int = 1
     failures: bool = True  # of steps and of loads
     check_every: int = 1
 
@@ -73,7 +76,17 @@ class Soak:
             if options.cache
             else None
         )
-        limits = SchedulerLimits(options.context, options.step_tokens, options.max_seqs, options.max_seqs + 2, 40, 400)
+        limits = SchedulerLimits(
+            options.context,
+            options.step_tokens,
+            options.max_seqs,
+            options.max_seqs + 2,
+            40,
+            400,
+            stall_s=options.stall_s,
+            layered_rows=options.layered_rows,
+            n_layers=options.n_layers,
+        )
         self.scheduler = Scheduler(
             self.pool,
             limits,
@@ -87,9 +100,8 @@ class Soak:
         )
         self.executor.keep_plans = False
         self.now = 1.0
-        self.n_operations = self.n_steps = self.n_requests = self.n_refused = self.n_loads = self.n_copies = (
-            self.n_shared
-        ) = 0
+        self.n_operations = self.n_steps = self.n_requests = self.n_refused = self.n_loads = self.n_copies = 0
+        self.n_shared = self.n_layered = 0
         self.live: dict[tuple[str, int], Sequence] = {}
         self.accepted: set[tuple[str, int]] = set()
         self.prompts: list[tuple[int, ...]] = []
@@ -194,7 +206,7 @@ class Soak:
         if abort is not None:
             self.take(self.scheduler.abort(abort))
         result = self.executor.run(plan)
-        self.now += 0.001 * len(plan.spans) + 0.0005 * plan.n_tokens + 1e-4
+        self.now += 0.001 * len(plan.spans) + 0.0005 * rows_of(plan, self.options.n_layers) + 1e-4
         self.take(self.scheduler.commit(plan, result, self.now))
         self.n_steps += 1
         self.n_loads += len(plan.loads)
@@ -202,7 +214,8 @@ class Soak:
 
     def check_plan(self, plan: StepPlan) -> None:
         """Budgets, and who may be preempted."""
-        assert plan.n_tokens <= self.options.step_tokens
+        assert sum(span.count for span in plan.spans) <= self.options.step_tokens
+        self.n_layered += sum(span.is_layered for span in plan.spans)
         assert len(plan.spans) <= self.options.max_seqs
         assert sum(span.n_logits for span in plan.spans) <= self.options.max_seqs + 2
         assert all(seq.n_preempted <= MAX_PREEMPTED for seq in self.scheduler._live.values())

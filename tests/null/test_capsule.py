@@ -33,7 +33,7 @@ HEADER: dict[str, Any] = {
     "machine": {"kernels": "k"},
     "settings": {"backend": "null", "threads": 2, "seed": 5, "chat_template": "x", "kv_disk": None},
 }
-LIMITS = ScheduleLimits(StepLimits(8, 4, 12, CONTEXT // PAGE), VOCAB, CONTEXT, N_PAGES, PAGE)
+LIMITS = ScheduleLimits(StepLimits(8, 4, 12, CONTEXT // PAGE, layered_rows=2), VOCAB, CONTEXT, N_PAGES, PAGE, 2)
 
 
 def script(seq: EngineSequence, number: int) -> int:
@@ -202,6 +202,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown sequence": ({"spans": [[9, 0, 1, 1, 0, [1]]]}, "a span of sequence 9"),
     "a span of nothing": ({"spans": [[0, 0, 0, 0, 0, [1]]]}, "the span 0"),
     "more logits than rows": ({"spans": [[0, 0, 1, 2, 0, [1]]]}, "positions below"),
+    "layers that there are not": ({"spans": [[0, 0, 2, 0, 0, [1], [], [0, 2]]]}, "a layer 2"),
+    "a layer in the middle first": ({"spans": [[0, 0, 2, 0, 0, [1], [], [1, None]]]}, "0+2, layers 1 to the last"),
+    "more rows than go by layers": ({"spans": [[0, 0, 3, 0, 0, [1], [], [0, 1]]]}, "3 rows for some layers"),
+    "logits before the last layer": ({"spans": [[0, 0, 2, 1, 0, [1], [], [0, 1]]]}, "1 logits of the span 0+2"),
     "a sequence twice": ({"spans": [[0, 0, 1, 0, 0, [1]], [0, 0, 1, 0]]}, "two spans"),
     "a truth value": ({"spans": [[0, 0, True, 1, 0, [1]]]}, "True"),
     "a fraction": ({"spans": [[0, 0, 1.5, 1, 0, [1]]]}, "1.5"),
@@ -301,7 +305,7 @@ def test_a_folder_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     ("kind", "known"),
     [
         (StepPlan, {"step", "spans", "added", "dropped", "preempted", "saves", "loads", "copies"}),
-        (Span, {"seq", "start", "count", "new_pages", "n_logits", "first_page", "draft"}),
+        (Span, {"seq", "start", "count", "new_pages", "n_logits", "first_page", "draft", "first_layer", "stop_layer"}),
         (Save, {"page", "slot", "key", "parent", "ids"}),
         (Load, {"slot", "page", "key"}),
         (Copy, {"source", "target"}),

@@ -17,7 +17,7 @@ from martlet.sched.growth import MAX_PREEMPTED
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.types import Event, FinishReason, Request, Scheduling, StepPlan
-from tests.null.scripted import ScriptedExecutor
+from tests.null.scripted import ScriptedExecutor, rows_of
 
 
 @dataclass
@@ -32,12 +32,14 @@ class World:
     max_waiting_tokens: int | None = None
     stall_s: float | None = None
     row_s: float = 0.001  # what a row takes
+    layered_rows: int = 0
+    n_layers: int = 1
 
     def __post_init__(self) -> None:
         self.pool = PagePool(self.n_pages, 4)
-        limits = SchedulerLimits(
-            256, self.tokens, self.seqs, self.seqs + 1, self.max_waiting, self.max_waiting_tokens, self.stall_s
-        )
+        queue = self.max_waiting, self.max_waiting_tokens
+        layers = self.layered_rows, self.n_layers
+        limits = SchedulerLimits(256, self.tokens, self.seqs, self.seqs + 1, *queue, self.stall_s, *layers)
         self.scheduler = Scheduler(self.pool, limits, cache=RadixCache(self.pool), policy=POLICIES[self.policy])
         self.executor = ScriptedExecutor(lambda seq, number: 100, 4)
         self.now = 1000.0
@@ -51,7 +53,7 @@ class World:
     def step(self) -> StepPlan:
         plan = self.scheduler.plan(self.now)
         result = self.executor.run(plan)
-        self.now += 0.001 + self.row_s * plan.n_tokens
+        self.now += 0.001 + self.row_s * rows_of(plan, self.n_layers)
         self.events += self.scheduler.commit(plan, result, self.now)
         self.scheduler.check()
         return plan

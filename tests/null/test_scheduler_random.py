@@ -18,6 +18,7 @@ KINDS = {
     "tier": SoakOptions(n_slots=10),
     "groups": SoakOptions(share_pages=2, n_slots=6),
     "roomy": SoakOptions(n_pages=40, max_seqs=8, step_tokens=32),
+    "layers": SoakOptions(n_pages=20, step_tokens=24, layered_rows=5, n_layers=7, stall_s=0.002),
     "tight": SoakOptions(n_pages=10, max_seqs=5, n_slots=20),
 }
 
@@ -33,6 +34,7 @@ def test_anything_in_any_order(kind: str, policy: str) -> None:
     assert soak.n_requests > 100
     assert soak.n_shared > (200 if options.cache else 0)
     assert (soak.n_loads > 0) == (options.n_slots > 0)
+    assert (soak.n_layered > 100) == (options.layered_rows > 0)
 
 
 def test_many_requests_in_few_pages() -> None:

@@ -104,7 +104,7 @@ def test_guesses_of_a_step() -> None:
     """A sequence that verifies three guesses of which one was right, beside a prompt."""
     plan = StepPlan(7, (Span(SeqId(0), 9, 4, (), 4, draft=(1, 2, 3)), Span(SeqId(1), 0, 8, (), 0)))
     result = StepResult(7, (Sampled(SeqId(0), 1, more=((5, None),)),))
-    spans = (SpanRecord("a", 0, 9, 4, True), SpanRecord("b", 0, 0, 8, False))
+    spans = (SpanRecord("a", 0, 9, 4, True, "9+4"), SpanRecord("b", 0, 0, 8, False, "0+8"))
     record = StepRecord(7, 1.5, 0.001, 0.01, 0.002, spans, (), 2, 0, 3, 0, plan, result, ())
     look = Look((), (), 0, [0], [], [])
     [step] = frame(look, [record], EngineTotals(), Names(), None)["steps"]

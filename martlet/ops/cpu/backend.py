@@ -146,6 +146,10 @@ class CpuBackend:
         finally:
             self._recorder = None
 
+    def section(self) -> None:
+        """Begin the program's next section."""
+        self._recording.section()
+
     # -- operations (each is defined in ops/reference.py) -----------------------------------------------------------
     def embed(self, table: CpuWeight, scale: float, out: CpuArray) -> None:
         """out[t] = table[ids[t]] * scale."""

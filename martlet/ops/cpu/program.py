@@ -113,6 +113,7 @@ class Recorder:
         self.limits = limits
         self._store = store
         self._records: list[list[int]] = []
+        self._sections: list[int] = []  # the first record of each but the first
         self._reads: list[Region] = []  # since the last barrier
         self._writes: list[Region] = []
         self._bytes: dict[Region, ByteRows] = {}  # activations of which a byte form is current
@@ -213,9 +214,13 @@ class Recorder:
         self.keep(made)
         return made
 
+    def section(self) -> None:
+        """What is recorded from here on belongs to the next section."""
+        self._sections.append(len(self._records))
+
     def finish(self, team: Team, step: NDArray[np.int64], outputs: Any) -> CpuProgram:
         """The program, which writes its inputs' addresses and sizes to the header `step` before each run."""
-        return CpuProgram(team, step, self._records, self.limits, (outputs, self._held), self.given)
+        return CpuProgram(team, step, (self._records, self._sections), self.limits, (outputs, self._held), self.given)
 
 
 class CpuProgram:
@@ -225,13 +230,14 @@ class CpuProgram:
         self,
         team: Team,
         step: NDArray[np.int64],
-        records: list[list[int]],
+        recorded: tuple[list[list[int]], list[int]],
         limits: StepLimits,
         held: tuple[Any, list[Any]],
         given: CpuArray | None = None,
     ) -> None:
         self._team, self._step, self._outputs, self._held = team, step, held[0], held
         self._given = given
+        records, sections = recorded
         n = len(records)
         self._records = aligned(max(n, 1) * RECORD_FIELDS * 8, np.int64).reshape(-1, RECORD_FIELDS)
         self._counters = aligned(max(n, 1) * LINE_WORDS * 8, np.int64)
@@ -239,6 +245,7 @@ class CpuProgram:
             self._records[:] = records
             self._records[:, COUNTER] = self._counters.ctypes.data + np.arange(n) * LINE_WORDS * 8
         self.n_records = n
+        self._sections = [0, *sections, n]
         shapes = {
             STEP_IDS: limits.max_tokens,
             STEP_POSITIONS: limits.max_tokens,
@@ -253,8 +260,8 @@ class CpuProgram:
         self._inputs = {name: np.zeros(size, np.int32) for name, size in shapes.items()}
         self._addresses = {name: array.ctypes.data for name, array in self._inputs.items()}
 
-    def run(self, inputs: StepInputs) -> Any:
-        """Replay the step on `inputs`; returns the outputs of the captured function."""
+    def run(self, inputs: StepInputs, first: int = 0, stop: int | None = None) -> Any:
+        """Replay the step's sections first … stop - 1 on `inputs`; returns the outputs of the captured function."""
         step, buffers = self._step, self._inputs
         for name, address in self._addresses.items():
             step[name] = address
@@ -277,10 +284,12 @@ class CpuProgram:
         buffers[STEP_PAGE_TABLE][: table.size] = table.reshape(-1)
         step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size
         step[STEP_SEQS], step[STEP_PAGE_STRIDE] = table.shape
-        self.replay()
+        self.replay(self._sections[first], self.n_records if stop is None else self._sections[stop])
         return self._outputs
 
-    def replay(self) -> None:
-        """Walk the records with the step's header as it is."""
+    def replay(self, start: int = 0, end: int | None = None) -> None:
+        """Walk the records start … end - 1, None: all that follow, with the step's header as it is."""
+        end = self.n_records if end is None else end
         self._counters.fill(0)
-        self._team.run(self._records.ctypes.data, self.n_records, self._step.ctypes.data)
+        address = self._records.ctypes.data + start * self._records.strides[0]
+        self._team.run(address, end - start, self._step.ctypes.data)
