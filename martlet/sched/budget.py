@@ -13,7 +13,7 @@ from martlet.sched.cost import CostModel
 
 __all__ = ["MORE", "StepBudget", "stall_limit"]
 
-MORE = 2.5  # a step with prompts may take so many times as long as one that only decodes
+MORE = 2.25  # a step with prompts may take so many times as long as one that only decodes
 MOST = 12.0  # the same where a prompt's time to first token is in danger, or more wait for it than decode
 ROWS = 2  # least of a chunk: fewer rows leave a tile of the attention kernels half empty
 ITL_SHARE = 0.9  # of an inter-token target, for a step: the rest is for what the model does not know
