@@ -1,7 +1,7 @@
 """One streamed answer of any OpenAI-compatible server, with the time of every piece (read `load.py` next, which asks for many).
 
-A client of its own, on bare sockets: it notes when bytes came and parses what they say after the answer has ended, so that
-the clock measures the server and little of the generator. HTTP/1.1, one connection a request. Formats:
+A client of its own: it notes when bytes came and reads what they say after the answer has ended, so that the clock measures
+the server and little of the generator. HTTP/1.1, one connection a request. Formats:
 https://platform.openai.com/docs/api-reference/chat/streaming and https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
@@ -22,7 +22,6 @@ from martlet.errors import MartletError, RequestError
 __all__ = ["Answer", "Target", "ask", "get_json"]
 
 MAX_HEAD = 64 << 10
-READ = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,96 +80,178 @@ async def ask(target: Target, path: str, body: bytes, due_s: float, timeout_s: f
     try:
         async with asyncio.timeout(timeout_s):
             answer.sent_s = time.perf_counter()
-            events, status, rest = await _events(target, path, body)
+            reply = await _exchange(target, target.head("POST", target.prefix + path, len(body)) + body)
     except (OSError, TimeoutError, MartletError) as error:
         answer.error = str(error) or f"no end of the answer after {timeout_s:g} s"
         answer.end_s = time.perf_counter()
         return answer
     answer.end_s = time.perf_counter()
-    if status != 200:
-        answer.error = f"status {status}: {_message(rest)}"
+    if reply.status != 200:
+        answer.error = f"status {reply.status}: {_message(reply.body)}"
     else:
-        _read_events(answer, events)
+        _read_events(answer, _events(reply.parts))
     return answer
 
 
 async def get_json(target: Target, path: str) -> Any:
     """A GET request's JSON; MartletError or OSError if there is none."""
     async with asyncio.timeout(30):
-        reader, writer = await asyncio.open_connection(target.host, target.port, ssl=target.tls)
-        try:
-            writer.write(target.head("GET", path, 0))
-            status, chunked, size = await _head(reader)
-            data = b"".join([part async for part in _parts(reader, chunked, size)])
-        finally:
-            writer.close()
-    if status != 200:
-        raise MartletError(f"GET {path} was answered {status}: {_message(data)}")
-    return orjson.loads(data)
+        reply = await _exchange(target, target.head("GET", path, 0))
+    if reply.status != 200:
+        raise MartletError(f"GET {path} was answered {reply.status}: {_message(reply.body)}")
+    return orjson.loads(reply.body)
 
 
-async def _events(target: Target, path: str, body: bytes) -> tuple[list[tuple[float, bytes]], int, bytes]:
-    """The data of each event with the time at which it was whole; for another status than 200 the body as well."""
-    reader, writer = await asyncio.open_connection(target.host, target.port, ssl=target.tls, limit=READ)
-    found: list[tuple[float, bytes]] = []
+async def _exchange(target: Target, request: bytes) -> _Reply:
+    """Send a request; return when its reply is whole."""
+    loop = asyncio.get_running_loop()
+    transport, reply = await loop.create_connection(lambda: _Reply(request), target.host, target.port, ssl=target.tls)
     try:
-        writer.write(target.head("POST", target.prefix + path, len(body)) + body)
-        status, chunked, size = await _head(reader)
-        rest = b""
-        async for part in _parts(reader, chunked, size):
-            now = time.perf_counter()
-            rest += part
-            if status == 200:
-                *whole, rest = rest.replace(b"\r\n", b"\n").split(b"\n\n")
-                found += [(now, event) for event in whole]
+        await reply.whole
     finally:
-        writer.close()
-    return found, status, rest
+        transport.close()
+    return reply
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[int, bool, int | None]:
-    """Status, whether the body comes in chunks, and else its size if that is known."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        raise MartletError("the connection ended before an answer began") from None
-    first, *lines = head.decode("latin-1").split("\r\n")
-    words = first.split(" ", 2)
-    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
-        raise MartletError(f"the answer is not HTTP/1.1: {first[:100]!r}")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    size = headers.get("content-length", "")
-    return (
-        int(words[1]),
-        headers.get("transfer-encoding", "").lower() == "chunked",
-        int(size) if size.isdigit() else None,
-    )
+class _Reply(asyncio.Protocol):
+    """A reply as it comes. Meanwhile bytes are kept with their times, and looked at only as far as it takes to see the end."""
 
+    def __init__(self, request: bytes) -> None:
+        self.status = 0
+        self.parts: list[tuple[float, bytes]] = []  # of the body
+        self.whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._raw: list[tuple[float, bytes]] = []  # that came and was not looked at
+        self._chunks: _Chunks | None = None  # if the body comes in chunks
+        self._left: int | None = None  # else its bytes that are to come, if their number is known
 
-async def _parts(reader: asyncio.StreamReader, chunked: bool, size: int | None) -> Any:
-    """A body's bytes as they come."""
-    if chunked:
-        async for part in _chunks(reader):
-            yield part
-        return
-    left = size
-    while left is None or left > 0:
-        part = await reader.read(READ if left is None else min(READ, left))
-        if not part:
-            if left is not None:
-                raise MartletError("the connection ended in the midst of an answer")
+    @property
+    def body(self) -> bytes:
+        """All of it."""
+        return b"".join(data for _, data in self.parts)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Send the request."""
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what came."""
+        self._raw.append((time.perf_counter(), data))
+        if self.whole.done():
             return
-        left = None if left is None else left - len(part)
-        yield part
+        try:
+            if self.status == 0:
+                self._read_head()
+            elif self._chunks is None:
+                self._read_plain()
+            elif len(data) < 4 or data.endswith(b"\r\n\r\n"):  # as the last of all chunks does
+                self._read_chunks()
+        except MartletError as error:
+            self.whole.set_exception(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The server has closed, or the network has gone."""
+        if self.whole.done():
+            return
+        try:
+            if self.status == 0:
+                raise MartletError("the connection ended before an answer began")
+            if self._chunks is not None:
+                self._read_chunks()
+            if not self.whole.done():
+                if exc is not None or self._chunks is not None or self._left is not None:
+                    raise MartletError("the connection ended in the midst of an answer")
+                self.whole.set_result(None)
+        except MartletError as error:
+            self.whole.set_exception(error)
+
+    def _read_head(self) -> None:
+        """Status and headers, once they are there."""
+        when, came = self._raw[-1][0], b"".join(data for _, data in self._raw)
+        head, end, rest = came.partition(b"\r\n\r\n")
+        if not came.startswith(b"HTTP/1."[: len(came)]):
+            raise MartletError(f"the answer is not HTTP/1.1: {came[:100]!r}")
+        if not end:
+            if len(came) > MAX_HEAD:
+                raise MartletError(f"the answer's head is larger than {MAX_HEAD:,} bytes")
+            return
+        first, *lines = head.decode("latin-1").split("\r\n")
+        words = first.split(" ", 2)
+        if len(words) < 2 or not words[1].isdigit():
+            raise MartletError(f"the answer is not HTTP/1.1: {first[:100]!r}")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        self.status = int(words[1])
+        size = headers.get("content-length", "")
+        self._raw = [(when, rest)]
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            self._chunks = _Chunks()
+            self._read_chunks()
+        else:
+            self._left = int(size) if size.isdigit() else None
+            self._read_plain()
+
+    def _read_plain(self) -> None:
+        for _, data in self._raw:
+            self._left = None if self._left is None else self._left - len(data)
+        self.parts += self._raw
+        self._raw = []
+        if self._left is not None and self._left <= 0:
+            self.whole.set_result(None)
+
+    def _read_chunks(self) -> None:
+        assert self._chunks is not None
+        for when, data in self._raw:
+            self.parts += [(when, part) for part in self._chunks.feed(data)]
+        self._raw = []
+        if self._chunks.ended:
+            self.whole.set_result(None)
 
 
-async def _chunks(reader: asyncio.StreamReader) -> Any:
-    """A chunked body's bytes."""
-    try:
-        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
-            yield (await reader.readexactly(size + 2))[:-2]
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-        raise MartletError("the connection ended in the midst of an answer") from None
+class _Chunks:
+    """The content of a body in chunks (RFC 9112, 7.1)."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._left = 0  # bytes of the chunk that is being read
+        self._last = False  # its end was announced: what follows are trailers, and an empty line
+        self._rest = b""  # a line that has begun
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Content in these bytes; MartletError if they are no chunks."""
+        data, self._rest, at = self._rest + data, b"", 0
+        while at < len(data) and not self.ended:
+            if self._left:
+                part = data[at : at + self._left]
+                self._left -= len(part)
+                at += len(part)
+                yield part
+                continue
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                self._rest = data[at:]
+                return
+            line, at = data[at:end], end + 2
+            if self._last:
+                self.ended = not line
+            elif line:  # an empty one is the end of a chunk
+                self._left = _size(line)
+                self._last = self._left == 0
+
+
+def _size(line: bytes) -> int:
+    number = line.split(b";")[0].strip()
+    if not number or number.strip(b"0123456789abcdefABCDEF"):
+        raise MartletError(f"a chunk of the answer begins with {line[:40]!r}, which is no size")
+    return int(number, 16)
+
+
+def _events(parts: list[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
+    """The events of a body, each with the time at which it was whole."""
+    found, rest = [], b""
+    for when, part in parts:
+        *whole, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n\n")
+        found += [(when, event) for event in whole]
+    return found
 
 
 def _read_events(answer: Answer, events: list[tuple[float, bytes]]) -> None:

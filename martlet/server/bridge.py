@@ -31,6 +31,7 @@ __all__ = ["MAX_PIECES", "Bridge", "Ticket"]
 MAX_PIECES = 1024  # that wait for a reader; by then the socket's buffers are full as well
 FAILED_STEPS = 3  # in a row, after which the server calls itself not ready
 T = TypeVar("T")
+Direct = Callable[[list[tuple[int, Piece]]], bool]  # takes pieces at once, or says that it cannot
 logger = logging.getLogger("martlet.server")
 
 
@@ -47,6 +48,8 @@ class Ticket:
         self._n_finished = 0
         self._pieces: list[tuple[int, Piece]] = []
         self._news = asyncio.Event()
+        self._direct: Direct | None = None  # while the reader waits for pieces, and only then
+        self._error: Exception | None = None  # of `_direct`, which is the reader's
 
     @property
     def finished(self) -> bool:
@@ -58,15 +61,23 @@ class Ticket:
         """The answers, in the order of the prompts."""
         return [builder.output for builder in self.builders]
 
-    async def pieces(self, timeout_s: float) -> list[tuple[int, Piece]]:
-        """Wait, at most so long, for pieces with the numbers of their prompts; none and `finished`: no more will come."""
+    async def pieces(self, timeout_s: float, direct: Direct | None = None) -> list[tuple[int, Piece]]:
+        """Wait, at most so long, for pieces with the numbers of their prompts; none and `finished`: no more will come.
+
+        While it waits, what comes is first offered to `direct`: of pieces that it takes nobody is woken.
+        """
         if not self._pieces and not self.finished:
+            self._direct = direct
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._news.wait()
             except TimeoutError:
                 pass  # something may have come at this very moment
+            finally:
+                self._direct = None
         self._news.clear()
+        if self._error is not None:
+            raise self._error
         found, self._pieces = self._pieces, []
         return found
 
@@ -93,11 +104,25 @@ class Ticket:
         """News of one of its answers."""
         self._n_finished += finished
         if self.cause is None:
-            self._pieces.extend((number, piece) for piece in pieces)
+            news = [(number, piece) for piece in pieces]
+            if not finished and self._direct is not None and self._took(news):
+                return
+            self._pieces += news
         if len(self._pieces) > MAX_PIECES:
             self._pieces.clear()
             self.cancel(ApiError(499, f"The reader is too slow: {MAX_PIECES:,} pieces of the answer wait for it."))
         self._news.set()
+
+    def _took(self, news: list[tuple[int, Piece]]) -> bool:
+        """Whether `_direct` has taken these pieces, now that none are before them."""
+        assert self._direct is not None
+        if self._pieces:
+            return False
+        try:
+            return self._direct(news)
+        except Exception as error:  # one answer's: the others' news go on
+            self._error, self._direct = error, None
+            return False
 
 
 class Bridge:

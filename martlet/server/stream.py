@@ -1,5 +1,8 @@
 """Server-sent events: what comes from the engine, written to one reader (read `chat.py` next for what is written).
 
+    bridge.py, once a step → encoder → wire.py                  the socket takes it at once: nearly always
+                           → this stream's task → … → wire.py   the reader is behind, or it is the first or last piece
+
 The reader may be slow, silent or gone. A piece that cannot be sent within a time cancels the request; while nothing
 comes a comment is sent now and then, so that no proxy cuts the connection; when the client leaves the request ends.
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
@@ -8,6 +11,7 @@ Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -20,6 +24,7 @@ from martlet.server.bridge import Ticket
 from martlet.server.errors import ApiError, api_error
 from martlet.server.service import left, raise_failure
 from martlet.server.settings import ServerSettings
+from martlet.server.wire import BoundedProtocol
 
 __all__ = ["Encoder", "EventStream", "event"]
 
@@ -60,6 +65,9 @@ class EventStream(Response):
         self._ticket = ticket
         self._encoder = encoder
         self._settings = settings
+        self._wire: BoundedProtocol | None = request.scope.get("martlet.wire")
+        self._time = asyncio.get_running_loop().time
+        self._written_s = 0.0  # when the last was written
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything; however this ends, so does the ticket."""
@@ -84,22 +92,36 @@ class EventStream(Response):
             leaving.cancel()
 
     async def _write_all(self) -> None:
-        encoder, ticket = self._encoder, self._ticket
-        if begin := encoder.begin():
-            await self._write(begin)
+        encoder, ticket, keep_alive_s = self._encoder, self._ticket, self._settings.keep_alive_s
+        await self._write(encoder.begin())
+        self._written_s = self._time()
         while True:
-            pieces = await ticket.pieces(self._settings.keep_alive_s)
+            silent_s = self._time() - self._written_s
+            pieces = await ticket.pieces(max(0.0, keep_alive_s - silent_s), self._direct)
             if pieces:
-                await self._write(b"".join(encoder.piece(number, piece) for number, piece in pieces))
+                await self._write(self._encoded(pieces))
             elif ticket.finished:
                 break
-            elif ticket.cause is None:
+            elif ticket.cause is None and self._time() - self._written_s >= keep_alive_s:
                 await self._write(KEEP_ALIVE)
         raise_failure(ticket)
         await self._write(encoder.end())
+
+    def _direct(self, pieces: Sequence[tuple[int, Piece]]) -> bool:
+        """Write pieces where they come in; not if the reader is behind: this stream's task has to wait for it."""
+        if self._wire is None or not self._wire.is_free:
+            return False
+        if data := self._encoded(pieces):
+            self._wire.write(data)
+            self._written_s = self._time()
+        return True
+
+    def _encoded(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
+        return b"".join([self._encoder.piece(number, piece) for number, piece in pieces])
 
     async def _write(self, data: bytes) -> None:
         if not data:
             return
         async with asyncio.timeout(self._settings.send_timeout_s):
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._written_s = self._time()
