@@ -2,7 +2,7 @@
 
     event loop ── jobs: add, abort, embed ──▸ inbox ──▸ engine thread: run jobs, one step, collect the pieces
          ▴                                                    │
-         └──────── one call_soon_threadsafe a step ───────────┘
+         └──── what outlet.py has not written: one call_soon_threadsafe a step
 
 The engine's thread sleeps on a condition while there is nothing to do. It never waits for a reader: pieces go to their
 `Ticket`, and a ticket that holds more than it may is cancelled, for its reader is too slow.
@@ -16,22 +16,24 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from martlet.engine.driver import Asked, Driver
 from martlet.engine.engine import Engine
-from martlet.engine.outputs import OutputBuilder, Piece, RequestOutput
+from martlet.engine.outputs import OutputBuilder, RequestOutput
 from martlet.errors import MartletError, RequestError
 from martlet.server.errors import ApiError
+from martlet.server.outlet import Numbered, Outlet
+from martlet.server.wire import BoundedProtocol
 from martlet.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["MAX_PIECES", "Bridge", "Ticket"]
 
 MAX_PIECES = 1024  # that wait for a reader; by then the socket's buffers are full as well
+ENGINES_STREAMS = 4  # that the engine's thread may write itself: 0.1 ms a step at most
 FAILED_STEPS = 3  # in a row, after which the server calls itself not ready
 T = TypeVar("T")
-Direct = Callable[[list[tuple[int, Piece]]], bool]  # takes pieces at once, or says that it cannot
 logger = logging.getLogger("martlet.server")
 
 
@@ -41,15 +43,15 @@ class Ticket:
     def __init__(self, bridge: Bridge, ticket_id: str, asked: Sequence[Asked], streams: bool) -> None:
         self.ticket_id = ticket_id
         self.cause: ApiError | None = None  # why the server cancelled it
-        self.streams = streams
         self.asked = asked
+        self.streams = streams
+        self.outlet = Outlet()
         self.builders: list[OutputBuilder] = []  # the engine thread's while it runs; their outputs may be read
         self._bridge = bridge
         self._n_finished = 0
-        self._pieces: list[tuple[int, Piece]] = []
+        self._pieces: list[Numbered] = []
         self._news = asyncio.Event()
-        self._direct: Direct | None = None  # while the reader waits for pieces, and only then
-        self._error: Exception | None = None  # of `_direct`, which is the reader's
+        self._error: Exception | None = None  # of the outlet, to be raised where pieces are awaited
 
     @property
     def finished(self) -> bool:
@@ -61,20 +63,20 @@ class Ticket:
         """The answers, in the order of the prompts."""
         return [builder.output for builder in self.builders]
 
-    async def pieces(self, timeout_s: float, direct: Direct | None = None) -> list[tuple[int, Piece]]:
+    async def pieces(self, timeout_s: float) -> list[Numbered]:
         """Wait, at most so long, for pieces with the numbers of their prompts; none and `finished`: no more will come.
 
-        While it waits, what comes is first offered to `direct`: of pieces that it takes nobody is woken.
+        While it waits, its outlet has what comes first: of what that can write nobody is woken.
         """
-        if not self._pieces and not self.finished:
-            self._direct = direct
+        if not self._pieces and not self.finished and self._error is None:
+            self.outlet.wait()
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._news.wait()
             except TimeoutError:
                 pass  # something may have come at this very moment
             finally:
-                self._direct = None
+                self.outlet.leave()
         self._news.clear()
         if self._error is not None:
             raise self._error
@@ -100,28 +102,30 @@ class Ticket:
         self._n_finished = len(self.asked)
         self._news.set()
 
-    def take(self, number: int, pieces: Iterable[Piece], finished: bool) -> None:
+    def take(self, pieces: Sequence[Numbered], finished: bool) -> None:
         """News of one of its answers."""
         self._n_finished += finished
+        self.outlet.arrived()
         if self.cause is None:
-            news = [(number, piece) for piece in pieces]
-            if not finished and self._direct is not None and self._took(news):
+            if not (finished or self._pieces) and self._outlet_takes(pieces):
                 return
-            self._pieces += news
+            self._pieces += pieces
+        self.outlet.leave()
         if len(self._pieces) > MAX_PIECES:
             self._pieces.clear()
             self.cancel(ApiError(499, f"The reader is too slow: {MAX_PIECES:,} pieces of the answer wait for it."))
         self._news.set()
 
-    def _took(self, news: list[tuple[int, Piece]]) -> bool:
-        """Whether `_direct` has taken these pieces, now that none are before them."""
-        assert self._direct is not None
-        if self._pieces:
-            return False
+    def connect(self, wire: BoundedProtocol, encode: Callable[[Sequence[Numbered]], bytes]) -> None:
+        """Let pieces leave by the outlet: a few tickets' from the engine's thread, others' from the event loop."""
+        engines = sum(ticket.outlet.is_for_engine for ticket in self._bridge.open_tickets)
+        self.outlet.connect(wire, encode, for_engine=engines < ENGINES_STREAMS)
+
+    def _outlet_takes(self, pieces: Sequence[Numbered]) -> bool:
         try:
-            return self._direct(news)
-        except Exception as error:  # one answer's: the others' news go on
-            self._error, self._direct = error, None
+            return self.outlet.take(pieces)
+        except Exception as error:  # this answer's alone: the others' news go on
+            self._error = error
             return False
 
 
@@ -251,9 +255,9 @@ class Bridge:
             self._inbox.append(job)
             self._wake.notify()
 
-    def _deliver(self, news: list[tuple[Ticket, int, list[Piece], bool]]) -> None:
+    def _deliver(self, news: list[tuple[Ticket, int, Sequence[Numbered], bool]]) -> None:
         for ticket, number, pieces, finished in news:
-            ticket.take(number, pieces, finished)
+            ticket.take(pieces, finished)
             if finished:
                 self._on_end(ticket.outputs[number])
             if ticket.finished:
@@ -319,9 +323,9 @@ class Bridge:
         news = []
         for ticket, number, builder in self._live:
             finished = builder.output.finished
-            pieces = builder.pieces() if ticket.streams else []
-            if pieces or finished:
-                news.append((ticket, number, pieces, finished))
+            pieces = [(number, piece) for piece in builder.pieces()] if ticket.streams else []
+            if (pieces or finished) and (left := ticket.outlet.send(pieces, finished)) is not None:
+                news.append((ticket, number, left, finished))
         if any(finished for *_, finished in news):
             self._live = [entry for entry in self._live if not entry[2].output.finished]
         if news and self._loop is not None and not self._loop.is_closed():

@@ -1,7 +1,4 @@
-"""Server-sent events: what comes from the engine, written to one reader (read `chat.py` next for what is written).
-
-    bridge.py, once a step → encoder → wire.py                  the socket takes it at once: nearly always
-                           → this stream's task → … → wire.py   the reader is behind, or it is the first or last piece
+"""Server-sent events: what comes from the engine, written to one reader (read `outlet.py` next; `chat.py` for what is written).
 
 The reader may be slow, silent or gone. A piece that cannot be sent within a time cancels the request; while nothing
 comes a comment is sent now and then, so that no proxy cuts the connection; when the client leaves the request ends.
@@ -11,6 +8,7 @@ Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -24,7 +22,6 @@ from martlet.server.bridge import Ticket
 from martlet.server.errors import ApiError, api_error
 from martlet.server.service import left, raise_failure
 from martlet.server.settings import ServerSettings
-from martlet.server.wire import BoundedProtocol
 
 __all__ = ["Encoder", "EventStream", "event"]
 
@@ -65,9 +62,7 @@ class EventStream(Response):
         self._ticket = ticket
         self._encoder = encoder
         self._settings = settings
-        self._wire: BoundedProtocol | None = request.scope.get("martlet.wire")
-        self._time = asyncio.get_running_loop().time
-        self._written_s = 0.0  # when the last was written
+        self._written_s = 0.0  # when this task has written last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything; however this ends, so does the ticket."""
@@ -88,33 +83,29 @@ class EventStream(Response):
         except (TimeoutError, OSError):  # uvicorn closes a connection whose response was not finished
             self._ticket.cancel(ApiError(499, "The client left, or does not read."))
         finally:
+            self._ticket.outlet.close()
             self._ticket.cancel()
             leaving.cancel()
 
     async def _write_all(self) -> None:
         encoder, ticket, keep_alive_s = self._encoder, self._ticket, self._settings.keep_alive_s
         await self._write(encoder.begin())
-        self._written_s = self._time()
+        if (wire := self._request.scope.get("martlet.wire")) is not None:
+            ticket.connect(wire, self._encoded)
+        self._written_s = time.monotonic()
         while True:
-            silent_s = self._time() - self._written_s
-            pieces = await ticket.pieces(max(0.0, keep_alive_s - silent_s), self._direct)
+            pieces = await ticket.pieces(max(0.0, keep_alive_s - self._silent_s()))
             if pieces:
                 await self._write(self._encoded(pieces))
             elif ticket.finished:
                 break
-            elif ticket.cause is None and self._time() - self._written_s >= keep_alive_s:
+            elif ticket.cause is None and self._silent_s() >= keep_alive_s:
                 await self._write(KEEP_ALIVE)
         raise_failure(ticket)
         await self._write(encoder.end())
 
-    def _direct(self, pieces: Sequence[tuple[int, Piece]]) -> bool:
-        """Write pieces where they come in; not if the reader is behind: this stream's task has to wait for it."""
-        if self._wire is None or not self._wire.is_free:
-            return False
-        if data := self._encoded(pieces):
-            self._wire.write(data)
-            self._written_s = self._time()
-        return True
+    def _silent_s(self) -> float:
+        return time.monotonic() - max(self._written_s, self._ticket.outlet.written_s)
 
     def _encoded(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
         return b"".join([self._encoder.piece(number, piece) for number, piece in pieces])
@@ -124,4 +115,4 @@ class EventStream(Response):
             return
         async with asyncio.timeout(self._settings.send_timeout_s):
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._written_s = self._time()
+        self._written_s = time.monotonic()

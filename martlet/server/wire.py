@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["HEAD_S", "MAX_HEAD_BYTES", "BoundedProtocol"]
+__all__ = ["HEAD_S", "MAX_HEAD_BYTES", "BoundedProtocol", "chunk"]
 
 MAX_HEAD_BYTES = 64 << 10  # of a request's line and headers
 HEAD_S = 30.0  # that they may take to arrive
+
+
+def chunk(data: bytes) -> bytes:
+    """Data as a chunk of a body; nothing for none, since an empty chunk is the body's end."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 class TooLargeError(Exception):
@@ -75,12 +81,29 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.response_complete or cycle.disconnected or self.flow.write_paused
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the socket has taken all that was written."""
+        return not self.transport.is_closing() and self.transport.get_write_buffer_size() == 0
+
     def write(self, data: bytes) -> None:
-        """Write a part of that response, some bytes, as the application's `send` would.
+        """Write chunks of that response, as the application's `send` does.
 
         What `send` passes on its way here takes longer than the writing, for every token of every stream.
         """
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.transport.write(data)
+
+    def second_socket(self) -> socket.socket | None:
+        """Another handle of the connection's socket, which never blocks; None if there can be none, as with TLS."""
+        found = self.transport.get_extra_info("socket")
+        if found is None or self.transport.get_extra_info("ssl_object") is not None:
+            return None
+        try:
+            second: socket.socket = found.dup()
+        except OSError:  # no file descriptor is left
+            return None
+        second.setblocking(False)
+        return second
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
