@@ -1,4 +1,4 @@
-"""Where asyncio meets the engine's thread: the only file that knows both (read `stream.py` next, which sends what comes).
+"""Where asyncio meets the engine's thread: with `outlet.py` the only file that knows both (read `stream.py` next, which sends what comes).
 
     event loop ── jobs: add, abort, embed ──▸ inbox ──▸ engine thread: run jobs, one step, collect the pieces
          ▴                                                    │

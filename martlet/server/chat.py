@@ -19,7 +19,8 @@ from martlet.server.errors import ApiError, openai_error
 from martlet.server.protocol import ChatRequest
 from martlet.server.replies import FINGERPRINT, json_reply, shown_logprobs, token_entry, usage_of
 from martlet.server.service import Service, new_id, service_of
-from martlet.server.stream import EventStream, event
+from martlet.server.stream import EventStream, Mould, event
+from martlet.server.tools.calls import Content
 from martlet.server.tools.reply import Parts, ReplyParser, delta_of
 
 __all__ = ["chat_completions"]
@@ -112,6 +113,7 @@ class _Encoder:
         }
         self._warnings = list(warnings)
         self._begun: set[int] = set()
+        self._moulds: dict[int, Mould] = {}  # of answers whose chunks differ in their text only
         self._called: set[int] = set()
         self._n_open = len(parsers)
 
@@ -129,6 +131,8 @@ class _Encoder:
         parts = parser.feed(piece.text)
         if piece.finish_reason is not None:
             parts += parser.finish()
+        elif len(parts) == 1 and isinstance(parts[0], Content) and index in self._moulds:
+            return self._moulds[index].cast(parts[0].text)
         deltas = [delta for part in parts if (delta := delta_of(part, self._body.include_reasoning)) is not None]
         if any("tool_calls" in delta for delta in deltas):
             self._called.add(index)
@@ -140,6 +144,8 @@ class _Encoder:
         for delta in deltas:
             chunks.append(self._chunk(index, delta, logprobs))
             logprobs = None
+        if not (self._body.logprobs or self._each_usage or index in self._moulds):
+            self._moulds[index] = Mould(self._chunk(index, {"content": ""}), "content")
         if piece.finish_reason is not None and piece.finish_reason != "error":
             chunks.append(self._last(index, piece))
         return b"".join(chunks)

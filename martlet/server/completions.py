@@ -22,7 +22,7 @@ from martlet.server.held import asked_structure
 from martlet.server.protocol import CompletionRequest, prompts_of, refuse_unsupported
 from martlet.server.replies import FINGERPRINT, finite, json_reply, shown_logprobs, usage_of
 from martlet.server.service import Service, new_id, service_of
-from martlet.server.stream import EventStream, event
+from martlet.server.stream import EventStream, Mould, event
 
 __all__ = ["completions"]
 
@@ -80,6 +80,7 @@ class _Writer:
         self._usage = bool(options and options.include_usage)
         self._each_usage = self._usage and bool(options and options.continuous_usage_stats)
         self._offsets: dict[int, int] = {}  # characters of each choice that are out
+        self._moulds: dict[int, Mould] = {}  # of choices whose chunks differ in their text only
         self._n_open = n * len(ticket.asked)
         self._head = {
             "id": ticket.ticket_id,
@@ -155,6 +156,8 @@ class _Writer:
     def piece(self, number: int, piece: Piece) -> bytes:
         """The chunk of a piece."""
         index = number * self._n + piece.index
+        if piece.finish_reason is None and (mould := self._moulds.get(index)) is not None:
+            return mould.cast(piece.text)
         text, entries = piece.text, list[Logprobs | None](piece.logprobs)
         if index not in self._offsets:
             self._offsets[index] = 0
@@ -176,6 +179,8 @@ class _Writer:
         chunk = {**self._head, "choices": [choice]}
         if self._usage:
             chunk["usage"] = usage_of(self._ticket.outputs) if self._each_usage else None
+        if self._top is None and not self._each_usage and piece.finish_reason is None:
+            self._moulds[index] = Mould(event({**chunk, "choices": [{**choice, "text": ""}]}), "text")
         self._n_open -= piece.finish_reason is not None
         return event({**chunk, **self._more(self._ticket.outputs)} if self._n_open == 0 else chunk)
 

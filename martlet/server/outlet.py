@@ -63,6 +63,7 @@ class Outlet:
         self._waits = False
         with self._lock:
             self._open = False
+        self._write_rest()
 
     def take(self, pieces: Sequence[Numbered]) -> bool:
         """Write pieces that came to the event loop; False if the task has to."""
@@ -78,12 +79,10 @@ class Outlet:
         """News that the engine's thread had handed over is there."""
         with self._lock:
             self._under_way -= 1
-            rest, self._rest = self._rest, b""
-        if rest and self._wire is not None:
-            self._wire.write(rest)
+        self._write_rest()
 
     def close(self) -> None:
-        """No more will be written. Idempotent."""
+        """No more will be written, but for what the task writes. Idempotent."""
         self.leave()
         if self._socket is not None:
             self._socket.close()
@@ -117,6 +116,13 @@ class Outlet:
             return ()
         self.written_s = time.monotonic()
         return None
+
+    def _write_rest(self) -> None:
+        """Write what the engine's thread has left of a chunk, before anything else is."""
+        with self._lock:
+            rest, self._rest = self._rest, b""
+        if rest and self._wire is not None:
+            self._wire.write(rest)
 
     def _open_soon(self) -> None:
         """Once what was written in this turn of the event loop is out."""

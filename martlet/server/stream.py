@@ -23,7 +23,7 @@ from martlet.server.errors import ApiError, api_error
 from martlet.server.service import left, raise_failure
 from martlet.server.settings import ServerSettings
 
-__all__ = ["Encoder", "EventStream", "event"]
+__all__ = ["Encoder", "EventStream", "Mould", "event"]
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -48,6 +48,23 @@ def event(data: Any, name: str | None = None) -> bytes:
     """One event with a JSON value."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+class Mould:
+    """An event of which only one text differs from the next: its bytes before and after it."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, made: bytes, key: str) -> None:
+        """`made` is the event as it is with an empty text under `key`."""
+        hole = b'"' + key.encode() + b'":'  # with its quotes no string within JSON has it
+        before, found, after = made.partition(hole + b'""')
+        assert found, key
+        self._before, self._after = before + hole, after
+
+    def cast(self, text: str) -> bytes:
+        """The event with this text: the bytes that `event` would make of it."""
+        return self._before + orjson.dumps(text) + self._after
 
 
 class EventStream(Response):
