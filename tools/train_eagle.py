@@ -13,15 +13,20 @@ written to OUT (config.json, model.safetensors) every few minutes, with its acce
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from pathlib import Path
 
 import torch
-from eagle.corpus import Conversation, generate, read_corpus
+from eagle.corpus import Conversation, Features, Order, generate, open_features, read_corpus
 from eagle.head import Head, HeadConfig, load_head, save_head
+from eagle.recorder import feature_layers
 from eagle.start import fit_start
-from eagle.target import Features, Target, extract, feature_layers, open_features
+from eagle.target import Target
 from eagle.training import Plan, measure, train
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+from speculation import prompts_of
 
 HELD_OUT = 20  # one conversation in so many is measured and never trained on
 
@@ -33,11 +38,10 @@ def main() -> None:
     torch.manual_seed(args.seed)
     args.work.mkdir(parents=True, exist_ok=True)
     corpus, states = args.work / "corpus.jsonl", args.work / "states.f16"
-    generate(args.model, corpus, count=args.prompts, tokens=args.tokens, seed=args.seed, threads=args.threads)
-    lines = list(read_corpus(corpus))[: args.prompts]
-    extract(Target.load(args.model, torch.bfloat16), lines, states)
+    order = Order(args.prompts, args.tokens, args.seed, args.threads, held_back=prompts_of("chat"))
+    generate(args.model, corpus, states, order)
     target = Target.load(args.model)
-    data = open_features(lines, states, target.spec.hidden)
+    data = open_features(list(read_corpus(corpus))[: args.prompts], states, target.spec.hidden)
     training = [i for i in range(len(data.lines)) if i % HELD_OUT]
     held_out = [i for i in range(len(data.lines)) if i % HELD_OUT == 0]
     if args.resume is not None:
@@ -83,12 +87,16 @@ def _train(head: Head, data: Features, training: list[int], held_out: list[int],
     )
 
     def report(step: int, tokens: int, loss: float) -> None:
-        acceptance = measure(head, data, held_out)
+        found = {
+            name: measure(head, data, [i for i in held_out if data.lines[i].written is own])
+            for name, own in (("prompts of the model's own", True), ("prompts of templates", False))
+        }
+        accepted = "; ".join(f"{name}: {acceptance}" for name, acceptance in found.items())
         print(
-            f"train: step {step}, {tokens} tokens, loss {loss:.3f}; accepted of guesses 1, 2, …: {acceptance}",
-            flush=True,
+            f"train: step {step}, {tokens} tokens, loss {loss:.3f}; accepted of guesses 1, 2, …, {accepted}", flush=True
         )
-        save_head(head, args.out, {"tokens": tokens, "loss": round(loss, 4), "acceptance": acceptance.chances})
+        chances = {name: acceptance.chances for name, acceptance in found.items()}
+        save_head(head, args.out, {"tokens": tokens, "loss": round(loss, 4), "acceptance": chances})
 
     report(0, 0, float("nan"))
     plan = Plan(args.minutes, steps=args.steps, rate=args.rate, seed=args.seed, report_minutes=args.report)
@@ -100,9 +108,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", help="GGUF file or Hugging Face folder")
     parser.add_argument("out", type=Path, help="folder of the head")
     parser.add_argument("--work", type=Path, required=True, help="folder of what is made on the way")
-    parser.add_argument("--prompts", type=int, default=1500, help="conversations")
-    parser.add_argument("--tokens", type=int, default=256, help="most of an answer")
-    parser.add_argument("--draft-vocab", type=int, default=4096, help="tokens that the head can guess")
+    parser.add_argument("--prompts", type=int, default=3000, help="conversations")
+    parser.add_argument("--tokens", type=int, default=320, help="most of an answer")
+    parser.add_argument("--draft-vocab", type=int, default=8192, help="tokens that the head can guess")
     parser.add_argument("--kv-heads", type=int, help="of the head; default: as many as the target has")
     parser.add_argument("--minutes", type=float, default=40, help="of training")
     parser.add_argument("--steps", type=int, default=3, help="draft steps unrolled in training")

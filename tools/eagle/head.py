@@ -116,6 +116,7 @@ class Head(nn.Module):
         )  # `fc` reads features divided by it; the file has it folded in
         self.embedding, self.frequencies = target.embedding, target.frequencies
         self.output = target.head[draft_ids].contiguous()  # [draft vocabulary, C]
+        self.output_16 = self.output.bfloat16()  # for training
 
     @property
     def draft_ids(self) -> Tensor:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from eagle.corpus import Features
 from eagle.head import Head
-from eagle.target import Features, Target, rms_norm
+from eagle.target import Target, rms_norm
 from torch import Tensor
 from torch.nn import functional
 
@@ -36,7 +37,7 @@ def fit_start(head: Head, target: Target, data: Features, chosen: list[int], row
     carried = _carry(head, embedded, weight[3 * c :])
     _look_at_self(head, rms_norm(g, layer.hidden_norm.weight, layer.hidden_norm.eps).mean(0))
     x = g + embedded @ carried
-    last = target.layers[-1]
+    last = target.last
     gate, up = last["gate_up"].chunk(2)
     layer.mlp.gate_proj.weight.copy_(gate)
     layer.mlp.up_proj.weight.copy_(up)

@@ -2,6 +2,12 @@
 
 Each batch unrolls the head a few draft steps, in which it reads its own output as it will when it guesses ("training-time
 test", arXiv:2503.01840). The loss of a step is the cross-entropy against the target's distribution over the draft vocabulary.
+
+With logits n · W, W being the target's output rows of that vocabulary, and p the target's distribution, it is
+
+    logsumexp(n · W) - n · (p · W)        and its gradient        (softmax(n · W) - p) · W
+
+so of p nothing but p · W is kept, [C] a row, and no [rows, vocabulary] array is ever whole: `Loss` goes a few rows at a time.
 """
 
 from __future__ import annotations
@@ -11,16 +17,18 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from eagle.corpus import Features, batches_by_length
 from eagle.head import Head
-from eagle.target import Features, batches_by_length
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Acceptance", "Plan", "batches", "measure", "step_loss", "train"]
+__all__ = ["Acceptance", "Loss", "Plan", "batches", "measure", "step_loss", "train"]
 
+FEW = 256  # rows whose logits are computed together, so that they stay in the cache
 DECAY = 0.8  # of the losses of later steps: a guess counts only if those before it were right
 
 
@@ -31,7 +39,7 @@ class Plan:
     minutes: float
     batches: int | None = None  # at most
     steps: int = 3  # draft steps unrolled
-    tokens: int = 1536  # of a batch
+    tokens: int = 2048  # of a batch
     rate: float = 5e-4
     report_minutes: float = 5.0
     seed: int = 0
@@ -47,18 +55,14 @@ class Batch:
     answered: Tensor  # [B, T + steps + 1]: whether a token is the model's
     known: Tensor  # the same: and the draft vocabulary has it
 
-    @property
-    def goal_rows(self) -> Tensor:
-        """Of each token that can be guessed: its row of `goals`."""
-        return self.known.flatten().cumsum(0).view(self.known.shape) - 1
-
     @torch.no_grad()
     def goals(self, head: Head) -> Tensor:
-        """The target's distribution over the draft vocabulary of each token that can be guessed, [n, draft vocabulary]."""
-        before = self.final[:, :-1][
-            self.known[:, 1:]
-        ]  # a token is told by what is before it; the first is never guessed
-        return functional.linear(before, head.output).float().softmax(-1)
+        """p · W of each token: what the loss needs of the target's distribution over the draft vocabulary, [B, T + steps + 1, C]."""
+        found = torch.zeros_like(self.final)
+        before = self.final[:, :-1][self.known[:, 1:]]  # a token is told by what is before it
+        parts = [p @ head.output_16 for _, p in _distributions(before, head.output_16)]
+        found[:, 1:][self.known[:, 1:]] = torch.cat(parts).float()
+        return found
 
     @property
     def n_rows(self) -> int:
@@ -89,34 +93,64 @@ class Acceptance:
         return f"{' '.join(f'{chance:.3f}' for chance in self.chances)}: {self.length:.2f} tokens a step"
 
 
+def _distributions(n: Tensor, output: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """A few rows of n [R, C] at a time: logsumexp [r] and softmax [r, draft vocabulary] of their logits."""
+    for part in n.to(output.dtype).split(FEW):
+        logits = functional.linear(part, output).float()
+        total = logits.logsumexp(-1)
+        yield total, (logits - total[:, None]).exp_().to(output.dtype)
+
+
+class Loss(torch.autograd.Function):
+    """The sum of the rows' cross-entropies: `apply(n [R, C], goals [R, C], output [draft vocabulary, C])`."""
+
+    @staticmethod
+    def forward(ctx: Any, n: Tensor, goals: Tensor, output: Tensor) -> Tensor:
+        """The gradient is computed on the way: the logits are gone afterwards."""
+        totals, means = zip(*((total, p @ output) for total, p in _distributions(n, output)), strict=True)
+        ctx.save_for_backward(torch.cat(means).float() - goals)
+        return torch.cat(totals).sum() - (n * goals).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        """Of n only."""
+        [gradient] = ctx.saved_tensors
+        return grads[0] * gradient, None, None
+
+
 def train(head: Head, data: Features, chosen: list[int], plan: Plan, report: Callable[[int, int, float], None]) -> None:
     """Train on the conversations `chosen` as the plan says; `report` gets the step, the tokens seen and the loss."""
     sample = data.states[:: max(1, len(data.states) // 4096), :3].astype(np.float32)
     head.rescale(torch.from_numpy(np.sqrt(np.square(sample).mean(0)).reshape(-1) + 1e-3))
-    matrices = [p for p in head.parameters() if p.dim() == 2]
-    others = [p for p in head.parameters() if p.dim() != 2]
-    optimiser = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}], plan.rate, (0.9, 0.95)
-    )
+    optimisers = _optimisers(head, plan)
     start = reported = time.monotonic()
     smooth, tokens, number = float("nan"), 0, 0
     for number, batch in enumerate(batches(head, data, chosen, plan)):
         gone = max((time.monotonic() - start) / (60 * plan.minutes), number / (plan.batches or math.inf))
         if gone >= 1:
             break
-        for group in optimiser.param_groups:
+        for group in (group for optimiser in optimisers for group in optimiser.param_groups):
             group["lr"] = plan.rate * _schedule(gone, number)
         loss = step_loss(head, batch, plan)
-        optimiser.zero_grad()
+        head.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimiser.step()
+        for optimiser in optimisers:
+            optimiser.step()
         tokens += int(batch.answered.sum())
         smooth = loss.item() if number == 0 else 0.95 * smooth + 0.05 * loss.item()
         if time.monotonic() - reported > 60 * plan.report_minutes:
             report(number, tokens, smooth)
             reported = time.monotonic()
     report(number, tokens, smooth)
+
+
+def _optimisers(head: Head, plan: Plan) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices, whose updates have AdamW's size, and AdamW for the norms."""
+    matrices = [p for p in head.parameters() if p.dim() == 2]
+    others = [p for p in head.parameters() if p.dim() != 2]
+    muon = torch.optim.Muon(matrices, plan.rate, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(others, plan.rate, (0.9, 0.95), weight_decay=0.0)]
 
 
 def _schedule(gone: float, number: int) -> float:
@@ -128,14 +162,14 @@ def step_loss(head: Head, batch: Batch, plan: Plan) -> Tensor:
     """The mean loss of all draft steps over the rows from which an engine would guess."""
     total, weight = torch.zeros(()), 0.0
     drafting = batch.answered[:, 1 : 1 + batch.n_rows]  # a guess is made once the model has answered token i + 1
+    goals = batch.goals(head)
     with torch.autocast("cpu", torch.bfloat16):
-        goals = batch.goals(head)
-        for j, x in enumerate(batch.unroll(head, plan.steps)):
-            rows = drafting & batch.rows(batch.known, j)
-            goal = goals[batch.rows(batch.goal_rows, j)[rows]]  # [rows, draft vocabulary]
-            loss = functional.cross_entropy(head.logits(x[rows]).float(), goal)
-            total = total + DECAY**j * loss
-            weight += DECAY**j
+        made = batch.unroll(head, plan.steps)
+    for j, x in enumerate(made):
+        rows = drafting & batch.rows(batch.known, j)
+        loss = Loss.apply(head.norm(x[rows]), batch.rows(goals, j)[rows], head.output_16)  # type: ignore[no-untyped-call]
+        total = total + DECAY**j * loss / rows.sum()
+        weight += DECAY**j
     return total / weight
 
 
