@@ -48,7 +48,7 @@ class Recorder:
         self._texts: dict[SeqId, _Text] = {}
         self._shape = (len(kept), spec.hidden)
         self.token_bytes = 2 * len(kept) * spec.hidden
-        runner._program = runner._capture(replace(runner._model, features=tuple(kept)))
+        runner._programs = runner._capture(replace(runner._model, features=tuple(kept)))
         runner.head = self
 
     def follow(self, seq: SeqId, rows: SequenceRows, start: int, features: F32) -> None:
