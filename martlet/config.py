@@ -43,6 +43,7 @@ BACKENDS = ("cpu", "reference", "null")
 SCHEDULING_POLICIES = ("fcfs", "priority", "shortest", "prefix", "fair", "deadline")
 DRAFTERS = ("auto", "ngram", "off")
 MAX_THREADS = 1024
+MAX_DRAFT_WIDTH = 8
 ORACLE_STEP_TOKENS = 64
 
 
@@ -86,6 +87,7 @@ class EngineConfig:
     max_seqs: int = 16
     lora: Mapping[str, str] | None = None  # adapters by name: PEFT's folders or GGUF files
     draft: str = "auto"  # who guesses tokens: auto or ngram (the text itself), model=, eagle= or medusa=PATH, off
+    draft_width: int = 1  # guesses of one place that a draft may have: more make it a tree; the text's have one
     policy: str = "fcfs"  # who runs first, and who gives its pages back
     stall_ms: float | None = None  # longest step while anybody decodes; None: a few times one that only decodes
     max_waiting: int | None = None  # sequences in the queue; None: any number
@@ -204,6 +206,7 @@ def _validate(config: EngineConfig) -> None:
         ("page_size", 1, 1 << 16),
         ("max_step_tokens", 1, 1 << 20),
         ("max_seqs", 1, 1 << 16),
+        ("draft_width", 1, MAX_DRAFT_WIDTH),
         ("max_waiting", 1, 1 << 31),
         ("max_waiting_tokens", 1, 1 << 40),
         ("seed", -(1 << 63), (1 << 64) - 1),
@@ -231,12 +234,7 @@ def _validate(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and not _is_path(value):
             raise RequestError(f"{name} is {value!r}; expected the path of a file to write.", param=name)
-    if not isinstance(config.draft, str) or not (config.draft in DRAFTERS or _names_model(config.draft)):
-        hint = nearest(str(config.draft), DRAFTERS)
-        raise RequestError(
-            f"draft is {config.draft!r}; expected {', '.join(DRAFTERS)}, model=PATH, eagle=PATH or medusa=PATH.{hint}",
-            param="draft",
-        )
+    _require_drafter(config.draft)
     _require_adapters(config.lora)
     for name in ("chat_template", "tokenizer_pre"):
         value = getattr(config, name)
@@ -275,6 +273,15 @@ def _require_adapters(lora: object) -> None:
             raise RequestError(
                 f"lora has {name!r:.80}: {path!r:.80}; expected a name and the path of an adapter.", param="lora"
             )
+
+
+def _require_drafter(draft: object) -> None:
+    if not isinstance(draft, str) or not (draft in DRAFTERS or _names_model(draft)):
+        hint = nearest(str(draft), DRAFTERS)
+        raise RequestError(
+            f"draft is {draft!r}; expected {', '.join(DRAFTERS)}, model=PATH, eagle=PATH or medusa=PATH.{hint}",
+            param="draft",
+        )
 
 
 def _names_model(draft: str) -> bool:

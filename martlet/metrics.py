@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
@@ -139,17 +139,13 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class SpeculationTotals:
-    """What came of guesses. Position i is that of the i-th guess of a span, counted from 0."""
+    """What came of guesses. Position i is that of a guess that comes after i others, which in a tree have siblings."""
 
+    n_spans: int = 0  # times that tokens were guessed for a sequence
     n_steps: int = 0  # with guesses, and without prompts
     drafted: list[int] = field(default_factory=list)  # by position
     accepted: list[int] = field(default_factory=list)
     gain_s: float = 0.0  # time that those steps would have taken more, by what steps without guesses take
-
-    @property
-    def n_spans(self) -> int:
-        """Times that tokens were guessed for a sequence."""
-        return self.drafted[0] if self.drafted else 0
 
     @property
     def n_drafted(self) -> int:
@@ -161,12 +157,13 @@ class SpeculationTotals:
         """Of them, those that were right."""
         return sum(self.accepted)
 
-    def count(self, n_drafted: int, n_accepted: int) -> int:
-        """Add a span's guesses; return how many were right."""
-        missing = n_drafted - len(self.drafted)
+    def count(self, positions: Sequence[int], n_accepted: int) -> int:
+        """Add a span's guesses, at these positions; return how many were right."""
+        missing = max(positions) + 1 - len(self.drafted)
         self.drafted += [0] * missing
         self.accepted += [0] * missing
-        for position in range(n_drafted):
+        self.n_spans += 1
+        for position in positions:
             self.drafted[position] += 1
         for position in range(n_accepted):
             self.accepted[position] += 1
@@ -178,7 +175,8 @@ class SpeculationTotals:
             [a + b for a, b in zip_longest(one, two, fillvalue=0)]
             for one, two in ((self.drafted, other.drafted), (self.accepted, other.accepted))
         )
-        return SpeculationTotals(self.n_steps + other.n_steps, drafted, accepted, self.gain_s + other.gain_s)
+        n_spans, n_steps = self.n_spans + other.n_spans, self.n_steps + other.n_steps
+        return SpeculationTotals(n_spans, n_steps, drafted, accepted, self.gain_s + other.gain_s)
 
 
 @dataclass(slots=True)

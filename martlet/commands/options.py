@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from martlet.commands.adapters import only_lora
+from martlet.commands.drafting import add_draft_options
 from martlet.commands.forms import add_limit_options, add_structured_options, structured_options
 from martlet.config import BACKENDS, SCHEDULING_POLICIES, Setting, resolve_config
 from martlet.errors import RequestError
@@ -174,12 +175,7 @@ def add_scheduling_options(group: _ArgumentGroup) -> None:
         help="longest step in milliseconds while an answer runs (default: three times one without prompts)",
     )
     add_limit_options(group)
-    group.add_argument(
-        "--draft",
-        metavar="HOW",
-        help="guess tokens and verify several in a step: auto (the default: where it pays), ngram (the same), off,"
-        " model=NAME for a smaller model of the same vocabulary, or eagle=PATH or medusa=PATH for a head that was trained for the model",
-    )
+    add_draft_options(group)
     group.add_argument("--max-waiting", type=int, metavar="N", help="refuse requests when N sequences wait")
     group.add_argument(
         "--max-waiting-tokens", type=int, metavar="N", help="refuse requests when prompts of N tokens wait"
@@ -279,6 +275,7 @@ def engine_options(args: Namespace) -> LLMOptions:
         "oracle": args.oracle,
         "prefix_cache": args.prefix_cache,
         "draft": resolve_draft(args.draft, args.offline),
+        "draft_width": args.draft_width,
         "policy": args.policy,
         "stall_ms": args.stall_ms,
         "max_waiting": args.max_waiting,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.cache.pages import PagePool
+from martlet.drafts import Draft
 from martlet.engine.record import Recorder
 from martlet.engine.speculation import Speculator
 from martlet.errors import RequestError
@@ -43,7 +44,7 @@ class Engine:
         check: Callable[[SamplingParams], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         observers: Sequence[Observer] = (),
-        drafter: Drafter | None = None,
+        drafter: tuple[Drafter | None, int] = (None, 1),  # and how many guesses of one place it may make
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -56,7 +57,8 @@ class Engine:
         self._recorder = Recorder(
             clock, lambda: (scheduler.n_running, scheduler.n_waiting, scheduler.n_free), observers
         )
-        self._speculator = None if drafter is None else Speculator(drafter, scheduler.cost, clock)
+        guesses, width = drafter
+        self._speculator = None if guesses is None else Speculator(guesses, scheduler.cost, clock, width)
         if self._speculator is not None:
             self._recorder.totals.speculation = self._speculator.totals
         self._forced: dict[SeqId, tuple[int, ...]] = {}  # ids that the last step says will come
@@ -181,7 +183,7 @@ class Engine:
             if not self._forced:
                 return NO_DRAFTS
             decoding = [seq.seq_id for seq in self.scheduler.running if len(seq.ids) - seq.n_cached == 1]
-            return {seq: self._forced[seq] for seq in decoding if seq in self._forced}
+            return {seq: Draft(self._forced[seq]) for seq in decoding if seq in self._forced}
         return self._speculator.propose(self.scheduler.running, self.scheduler.n_waiting, self._forced)
 
     def _run(self, plan: StepPlan, start: float) -> list[Event]:

@@ -14,7 +14,7 @@ from martlet.models.heads import HeadFile, load_head, open_head
 from martlet.models.load import Model, output_rows
 from martlet.models.medusa import MedusaFile, load_medusa, open_medusa
 from martlet.ops.interface import Backend, StepLimits
-from martlet.runtime.head import HeadDrafter
+from martlet.runtime.head import HeadDrafter, n_spare_pages
 from martlet.runtime.kv import KvMemory
 from martlet.runtime.medusa import MedusaDrafter
 from martlet.spec import ModelSpec
@@ -40,7 +40,13 @@ def open_draft_head(config: EngineConfig, spec: ModelSpec, resources: ExitStack)
 
 
 def with_head_pages(
-    head: HeadFile | MedusaFile | None, model: Model, kv: KvMemory, ops: Backend, config: EngineConfig, n_pages: int
+    head: HeadFile | MedusaFile | None,
+    model: Model,
+    kv: KvMemory,
+    ops: Backend,
+    config: EngineConfig,
+    limits: StepLimits,
+    n_pages: int,
 ) -> tuple[Model, KvMemory]:
     """The model with the features that the head reads, if there is one, and the memory with its pages."""
     if head is None:
@@ -49,7 +55,8 @@ def with_head_pages(
     if isinstance(head, MedusaFile):  # it has no keys
         return model, kv
     mixer = head.spec.layers[0].mixer
-    cache = ops.kv_cache(n_pages + config.max_seqs, config.page_size, mixer.n_kv_heads, mixer.head_dim, "f16")
+    n_pages += n_spare_pages(config.max_seqs, limits.max_branches > 0)
+    cache = ops.kv_cache(n_pages, config.page_size, mixer.n_kv_heads, mixer.head_dim, "f16")
     return model, replace(kv, head=cache, head_fingerprint=head.checkpoint.fingerprint())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from martlet.config import EngineConfig
 from martlet.errors import CapacityError, RequestError
-from martlet.kv_types import KV_TYPES, STEEP, parse_kv_types
+from martlet.kv_types import KV_TYPES, STEEP, parse_kv_types, share_tokens
 from martlet.models.decoder import forward
 from martlet.models.heads import HeadFile
 from martlet.models.load import load_model, steep_layers
@@ -42,6 +42,7 @@ BYTE_FORMS = 1.25  # activations are kept as bytes too, with their scales and su
 LOGIT_BYTES = 32 << 20  # of a step's logits, at most, unless the running sequences need more
 MAX_LOGIT_ROWS = 64
 LAYERED_ROWS = 16  # of a chunk that goes through the layers in several steps: more rows cost no less each
+MOST_BRANCHES = 16  # of a step's trees of guesses
 KV_SHARE = 0.25  # of what is available, for KV pages beyond the one context that there must be
 
 
@@ -125,6 +126,8 @@ def step_limits(config: EngineConfig, vocab: int, context: int) -> StepLimits:
         max_logits=max(rows, config.max_seqs + 1),
         max_pages_per_seq=-(-context // config.page_size),
         layered_rows=LAYERED_ROWS if config.max_step_tokens >= LAYERED_ROWS else 0,
+        # Not beside 4-bit pages, which keep the newest positions elsewhere, once a sequence.
+        max_branches=MOST_BRANCHES if config.draft_width > 1 and share_tokens(config.kv_dtype) == 1 else 0,
     )
 
 

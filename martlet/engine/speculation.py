@@ -2,12 +2,13 @@
 
 A step of n sequences and r guesses takes T(n + r) seconds (`sched/cost.py` measures it as the engine runs) and gives n
 tokens and one for each guess that is right. A guess is right if those before it are, so with probabilities p₁, p₂ … the
-i-th is worth p₁ p₂ … pᵢ. The most valuable guesses of all sequences are taken, as many as make the most tokens a second:
+i-th is worth p₁ p₂ … pᵢ; in a tree those are before it that it comes after. The most valuable guesses of all sequences are taken, as many as make the most tokens a second:
 
     (n + sum of their values) / (T(n + r) + what making them takes)     against n / T(n) without
 
-With many sequences one more row costs what it gives, and speculation ends by itself. How often guesses are right is
-counted for each kind of guess, in all requests and in this one. A free drafter (`Drafter.free`) always guesses, and each
+With many sequences one more row costs what it gives, and speculation ends by itself. A branch of a tree costs what was
+measured of branches, so a tree is verified where it is worth more than its first path. How often guesses are right is
+counted for each kind of guess, in all requests and in this one (`trust.py`). A free drafter (`Drafter.free`) always guesses, and each
 guess is compared with what came, whether it was verified or not: so a text in which guesses are wrong costs nothing, and
 one in which they become right is noticed at once. Beside a drafter that is not free the text itself guesses too, and where
 it is right as often as that drafter, that one is not asked.
@@ -15,19 +16,22 @@ it is right as often as that drafter, that one is not asked.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from operator import itemgetter
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
 
+from martlet.drafts import Draft, first_path
+from martlet.engine.trust import Trust
 from martlet.metrics import SpeculationTotals
 from martlet.sample.draft import Drafter, NgramDrafter, Proposal, Wish
 from martlet.sched.cost import TILE, CostModel, Work
 from martlet.sched.planner import Drafts
 from martlet.types import SeqId, Sequence, StepPlan, StepResult
 
-__all__ = ["MOST_DRAFTED", "Speculator", "Trust"]
+__all__ = ["MOST_DRAFTED", "Speculator"]
 
 MOST_DRAFTED = 15  # in a step, of a sequence: 16 rows are the most that cost hardly more than one
 MOST_JUDGED = 16  # sequences that decode, beyond which nothing is guessed unless asked for
@@ -35,9 +39,6 @@ LEAST_GAIN = 1.08  # times as many tokens a second, by the estimate
 LEAST_VALUE = 0.02  # of a guess that is worth a thought
 READ_SHARE, READ_S = 0.01, 3e-6  # of a step's time, for drafters to read; seconds that a token takes them
 PROMPT_READ = 1024  # tokens of prompts in a step that computes them
-SURE = 0.98  # nothing is more certain
-OWN_WEIGHT = 3.0  # guesses after which what was seen in a request counts as much as what was seen in all others
-MEMORY, OWN_MEMORY = 2000.0, 60.0  # guesses of a kind after which older ones count half
 GUESS_WEIGHT = 0.1  # of the newest measurement in the mean time of a guess
 FORGET = 0.99  # of that time, for each step in which it was too long
 NET_WEIGHT = 0.15  # of the newest step in the mean of what guesses of a drafter that is not free are worth
@@ -47,33 +48,6 @@ FIRST_PRIOR, FIRST_WEIGHT = (
     0.1,
 )  # how often its first guess of several is right: before any, and the newest's weight
 TEXT_SHARE = 0.85  # of that, from which on the text's guess, which costs nothing, is taken
-
-
-class Trust:
-    """How often guesses of each kind are right, in all requests together and in each."""
-
-    def __init__(self, priors: Seq[float]) -> None:
-        self.right = [8.0 * prior for prior in priors]
-        self.seen = [8.0] * len(priors)
-
-    def own(self) -> Trust:
-        """Counts of a request's own."""
-        found = Trust(())
-        found.right, found.seen = [0.0] * len(self.right), [0.0] * len(self.right)
-        return found
-
-    def share(self, own: Trust, kind: int) -> float:
-        """The probability that a guess is right, if those before it are."""
-        mean = self.right[kind] / self.seen[kind]
-        return min(SURE, (OWN_WEIGHT * mean + own.right[kind]) / (OWN_WEIGHT + own.seen[kind]))
-
-    def note(self, kind: int, right: bool, memory: float) -> None:
-        """One more guess was compared with what came."""
-        self.right[kind] += right
-        self.seen[kind] += 1
-        if self.seen[kind] > memory:
-            self.right[kind] /= 2
-            self.seen[kind] /= 2
 
 
 @dataclass(slots=True)
@@ -101,11 +75,22 @@ class _Step:
     net: float = 0.0  # tokens that its guesses are expected to give, less those that their time would have given
 
 
+class _Guess(NamedTuple):
+    """A guess that may be verified: of a proposal for a sequence."""
+
+    value: float  # the chance that it and all before it are right
+    seq: SeqId = SeqId(0)
+    place: int = 0
+    begins: bool = False  # a branch, which costs time of its own
+    branches: bool = False  # is not on the first path
+
+
 class Speculator:
     """Asks the drafter and judges what it says. `clock` measures what a drafter that is not free takes."""
 
-    def __init__(self, drafter: Drafter, cost: CostModel, clock: Callable[[], float]) -> None:
+    def __init__(self, drafter: Drafter, cost: CostModel, clock: Callable[[], float], width: int = 1) -> None:
         self.totals = SpeculationTotals()
+        self._width = width  # guesses of one place; 1: chains only
         self._drafter = drafter
         self._cost = cost
         self._clock = clock
@@ -150,10 +135,10 @@ class Speculator:
             self._count(plan, result, seconds)
 
     @staticmethod
-    def _forced(step: _Step, forced: Mapping[SeqId, tuple[int, ...]]) -> dict[SeqId, tuple[int, ...]]:
+    def _forced(step: _Step, forced: Mapping[SeqId, tuple[int, ...]]) -> dict[SeqId, Draft]:
         """What a grammar forces, for those that want any guesses."""
         return {
-            seq.seq_id: forced[seq.seq_id][:MOST_DRAFTED]
+            seq.seq_id: Draft(forced[seq.seq_id][:MOST_DRAFTED])
             for seq in step.decoding
             if seq.seq_id in forced and seq.request.params.draft_tokens != 0
         }
@@ -199,12 +184,12 @@ class Speculator:
             if left > 0 and len(seq.ids) - seq.n_cached > 1 and seq.request.params.draft_tokens != 0:
                 left -= self._free.read(seq.seq_id, seq.ids, left)
 
-    def _chosen(self, found: dict[SeqId, tuple[int, ...]]) -> Drafts:
-        found = {seq: ids for seq, ids in found.items() if ids}
+    def _chosen(self, found: dict[SeqId, Draft]) -> Drafts:
+        found = {seq: draft for seq, draft in found.items() if draft.ids}
         self._step.drafted = bool(found)
         return found
 
-    def _from_free(self, asked: list[Sequence], step: _Step, judged: bool) -> Drafts:
+    def _from_free(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, Draft]:
         """Let it guess, and take what pays."""
         proposals = self._free_guesses(asked, step)
         for seq, proposal in zip(asked, proposals, strict=True):
@@ -223,9 +208,9 @@ class Speculator:
         return self._free.propose(wishes)
 
     @staticmethod
-    def _exact(asked: list[Sequence], proposals: list[Proposal | None]) -> dict[SeqId, tuple[int, ...]]:
+    def _exact(asked: list[Sequence], proposals: list[Proposal | None]) -> dict[SeqId, Draft]:
         return {
-            seq.seq_id: proposal.ids
+            seq.seq_id: Draft(proposal.ids, proposal.parents)
             for seq, proposal in zip(asked, proposals, strict=True)
             if proposal is not None and seq.request.params.draft_tokens
         }
@@ -239,54 +224,70 @@ class Speculator:
             case.first += FIRST_WEIGHT * ((case.guesses.ids[0] == seq.ids[case.n_ids]) - case.first)
         for made in (case.guesses, case.text):
             if made is not None:
-                came = seq.ids[case.n_ids : case.n_ids + len(made.ids)]
-                for guess, kind, token in zip(made.ids, made.kinds, came, strict=False):
-                    right = guess == token
-                    self._trust.note(kind, right, MEMORY)
-                    case.own.note(kind, right, OWN_MEMORY)
-                    if not right:
-                        break
+                for kind, right in made.compared(seq.ids[case.n_ids : case.n_ids + len(made.ids)]):
+                    self._trust.learn(case.own, kind, right)
         case.guesses = case.text = None
         return case
 
-    def _paying(self, asked: list[Sequence], proposals: list[Proposal | None], step: _Step) -> Drafts:
+    def _paying(self, asked: list[Sequence], proposals: list[Proposal | None], step: _Step) -> dict[SeqId, Draft]:
         """Of all proposals the guesses that pay; what a request asks for exactly is taken as it is."""
-        found, values = self._exact(asked, proposals), []
+        found = self._exact(asked, proposals)
+        guesses: list[_Guess] = []
         for seq, proposal in zip(asked, proposals, strict=True):
             if proposal is not None and seq.seq_id not in found:
-                value = 1.0
-                for share in self._shares(self._cases[seq.seq_id], proposal.kinds):
-                    value *= share
-                    if value < LEAST_VALUE:
-                        break
-                    values.append((value, seq.seq_id))
-        values.sort(key=itemgetter(0), reverse=True)  # of a sequence, an earlier guess is never worth less
-        count = self._best_count(step.work.n_decode, [value for value, _ in values])
-        counts = Counter(seq_id for _, seq_id in values[:count])
+                guesses += self._valued(seq.seq_id, proposal)
+        guesses.sort(
+            key=attrgetter("value"), reverse=True
+        )  # what one comes after is never worth less, and stays before it
+        taken: dict[SeqId, list[int]] = {}
+        for guess in self._best_of(step.work.n_decode, guesses):
+            taken.setdefault(guess.seq, []).append(guess.place)
         for seq, proposal in zip(asked, proposals, strict=True):
-            if proposal is not None and seq.seq_id in counts:
-                found[seq.seq_id] = proposal.ids[: counts[seq.seq_id]]
+            if proposal is not None and seq.seq_id in taken:
+                found[seq.seq_id] = proposal.draft(sorted(taken[seq.seq_id]))
         return found
 
-    def _shares(self, case: _Case, kinds: Iterable[int]) -> Iterator[float]:
-        return (self._trust.share(case.own, kind) for kind in kinds)
+    def _valued(self, seq: SeqId, proposal: Proposal) -> Iterator[_Guess]:
+        """The guesses of a proposal that are worth a thought."""
+        own, path = self._cases[seq].own, first_path(proposal.parents) if proposal.parents else len(proposal.ids)
+        for place, value in enumerate(proposal.values(self._trust.share(own, kind) for kind in proposal.kinds)):
+            if value >= LEAST_VALUE:
+                begins = place >= path and proposal.parents[place] != place - 1
+                yield _Guess(value, seq, place, begins, place >= path)
+            elif not proposal.parents:
+                return
 
-    def _best_count(self, n: int, values: list[float]) -> int:
-        """How many guesses, of the most valuable first, make the most tokens a second; 0 if none do."""
+    def _best_of(self, n: int, guesses: list[_Guess]) -> list[_Guess]:
+        """Those that make the most tokens a second, of the most valuable first: of trees, or of their first paths."""
+        rate, count, right = self._best(n, guesses, self._asking_s, LEAST_GAIN)
+        if self._width > 1 and any(guess.begins for guess in guesses[:count]):
+            chains = [guess for guess in guesses if not guess.branches]
+            other = self._best(n, chains, self._asking_s, LEAST_GAIN)
+            if other[0] >= rate:
+                guesses, (rate, count, right) = chains, other
+        plain_s = self._cost.rows_s(n)
+        lost_s = (n + right) / rate - plain_s if count else self._asking_s
+        self._step.net = right - lost_s * n / plain_s
+        return guesses[:count]
+
+    def _best(self, n: int, guesses: Seq[_Guess], asking_s: float, least: float = 1.0) -> tuple[float, int, float]:
+        """The most tokens a second, by how many of the guesses, and how many of these will be right.
+
+        None are taken unless they make `least` times as many as without.
+        """
         rows_s, gain, right, count = self._cost.rows_s, 0.0, 0.0, 0
-        best = LEAST_GAIN * n / (rows_s(n) + self._asking_s)
-        for place, value in enumerate(values, 1):
-            gain += value
-            if (n + place) % TILE and place < len(values):
+        best = least * n / (rows_s(n) + asking_s)
+        for place, guess in enumerate(guesses, 1):
+            gain += guess.value
+            asking_s += guess.begins and self._cost.branch_s
+            if (n + place) % TILE and place < len(guesses):
                 continue  # the rest of a tile costs nothing
-            rate = (n + gain) / (rows_s(n + place) + self._asking_s)
+            rate = (n + gain) / (rows_s(n + place) + asking_s)
             if rate > best:
                 best, count, right = rate, place, gain
-        lost_s = rows_s(n + count) - rows_s(n) + self._asking_s
-        self._step.net = right - lost_s * n / rows_s(n)
-        return count
+        return best, count, right
 
-    def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> Drafts:
+    def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, Draft]:
         """Have guesses made where the text has none as good, each as long as it is likely enough to be worth its time."""
         proposals = self._texts_own(asked, step)
         wishes, places, worth = [], [], judged and self._is_worth_its_time(step)
@@ -300,8 +301,9 @@ class Speculator:
             proposals[place] = None
             if most >= 1:
                 self._drafter.read(seq.seq_id, seq.ids, len(seq.ids))
-                wants = _always if exact else self._wants(case, step.work.n_decode)
-                wishes.append(Wish(seq.seq_id, seq.ids, most, wants))
+                share = partial(self._trust.share, case.own)
+                wants = _always if exact else self._wants(step.work.n_decode)
+                wishes.append(Wish(seq.seq_id, seq.ids, most, self._width, share, wants))
                 places.append(place)
         if wishes:
             for place, proposal in zip(places, self._ask(wishes), strict=True):
@@ -324,7 +326,7 @@ class Speculator:
         start = self._clock()
         proposals = self._drafter.propose(wishes)
         self._asking_s = self._clock() - start
-        n_made = max(1 if proposal is None else len(proposal.ids) for proposal in proposals)
+        n_made = max(1 if proposal is None else proposal.depth for proposal in proposals)
         each, known = self._asking_s / n_made, self._guess_s
         self._guess_s = each if known is None else known + GUESS_WEIGHT * (min(each, 2 * known) - known)
         return proposals
@@ -340,17 +342,16 @@ class Speculator:
                 case.retry_at = len(wish.ids) + min(RETRY, 8 << case.n_vain)
                 case.n_vain, case.worth = case.n_vain + 1, 0.0
 
-    def _wants(self, case: _Case, n: int) -> Callable[[int], bool | None]:
-        """Whether one more guess is worth making, by the kinds of those that were made."""
-        value, gain, count = 1.0, 0.0, 0
-        rows_s, guess_s = self._cost.rows_s, self._guess_s or 0.0
+    def _wants(self, n: int) -> Callable[[Seq[float], Seq[float]], bool]:
+        """Whether one more level of guesses is worth making: it is if the likeliest of them are certain."""
+        n_levels, guess_s = 0, self._guess_s or 0.0
 
-        def wants(kind: int) -> bool:
-            nonlocal value, gain, count
-            value *= self._trust.share(case.own, kind)
-            gain, count = gain + value, count + 1
-            now = (n + gain) / (rows_s(n + count) + count * guess_s)
-            return (n + gain + value) / (rows_s(n + count + 1) + (count + 1) * guess_s) > now
+        def wants(values: Seq[float], newest: Seq[float]) -> bool:
+            nonlocal n_levels
+            n_levels += 1
+            now, _, _ = self._best(n, [_Guess(value) for value in values], n_levels * guess_s)
+            more = [_Guess(value) for value in sorted((*values, *newest), reverse=True)]
+            return self._best(n, more, (n_levels + 1) * guess_s)[0] > now
 
         return wants
 
@@ -360,7 +361,7 @@ class Speculator:
         for span in plan.spans:
             if span.draft:
                 n_drafted += len(span.draft)
-                right += totals.count(len(span.draft), came.get(span.seq, 0))
+                right += totals.count(span.guess_places(), came.get(span.seq, 0))
         work = self._step.work
         if n_drafted and not self._step.mixed:
             plain_s = self._cost.rows_s(work.n_decode)
@@ -368,6 +369,6 @@ class Speculator:
             totals.gain_s += right * plain_s / work.n_decode - (seconds - plain_s)
 
 
-def _always(kind: int) -> bool:
+def _always(values: Seq[float], newest: Seq[float]) -> bool:
     """What is asked for exactly is not judged."""
     return True

@@ -7,11 +7,12 @@ probability says: so it is known how often those that the model is so sure of ar
     ids       | computed earlier, and still right | new text |
     step 1                                        | a span   | → guess 1
     step 2                                                   | guess 1 | → guess 2 …
+
+Where a tree is wished for, the next likeliest tokens of each place are guesses too, from which it does not go on.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -24,13 +25,13 @@ from martlet.ops.interface import Backend, StepLimits
 from martlet.runtime.flatten import SequenceRows, StepBuffers
 from martlet.runtime.kv import KvMemory
 from martlet.sample.draft import Proposal, Wish
+from martlet.sample.tree import PRIORS, GuessTree, likeliest
 from martlet.types import PageId, SeqId, Span
 
-__all__ = ["ModelDrafter", "likeliest"]
+__all__ = ["ModelDrafter"]
 
 F32 = NDArray[np.float32]
 FEW = 8  # positions that are computed with the next guess, in one step
-BOUNDS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of the probabilities, between kinds
 
 
 class _Text:
@@ -63,7 +64,7 @@ class ModelDrafter:
     """Guesses by a model. `kv` is its memory, of as many pages as the pool has; ids from `vocab` on are never guessed."""
 
     free: bool = False
-    priors: tuple[float, ...] = (0.15, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.97)
+    priors: tuple[float, ...] = PRIORS
 
     def __init__(
         self, ops: Backend, model: Model, kv: KvMemory, limits: StepLimits, pages: PagePool, vocab: int
@@ -91,7 +92,8 @@ class ModelDrafter:
     def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
         """Guess for all together, until each has as many guesses as it wants."""
         texts = [self._text(wish.seq, wish.ids) for wish in wishes]
-        guesses: list[tuple[list[int], list[int]]] = [([], []) for _ in wishes]
+        trees = [GuessTree(wish) for wish in wishes]
+        newest = [-1] * len(wishes)
         active = [
             i
             for i, (wish, text) in enumerate(zip(wishes, texts, strict=True))
@@ -104,17 +106,14 @@ class ModelDrafter:
             logits = self._compute([(wishes[i].seq, texts[i], texts[i].n_missing, 1) for i in active])
             left = []
             for i, row in zip(active, logits, strict=True):
-                token, kind = likeliest(row[: self._vocab])
-                texts[i].rows.ids.append(token)
-                wants_more = wishes[i].wants(kind)
-                if wants_more is None:
-                    continue  # not even this one
-                guesses[i][0].append(token)
-                guesses[i][1].append(kind)
-                if wants_more and len(guesses[i][0]) < wishes[i].most:
+                found = likeliest(row[: self._vocab], wishes[i].width)
+                texts[i].rows.ids.append(found[0][0])
+                before, newest[i] = newest[i], len(trees[i])
+                trees[i].add(before, found)
+                if trees[i].next():
                     left.append(i)
             active = left
-        return [Proposal(tuple(ids), tuple(kinds)) if ids else None for ids, kinds in guesses]
+        return [tree.proposal() for tree in trees]
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
         """Free their pages."""
@@ -159,10 +158,3 @@ class ModelDrafter:
             text.n_cached += count
         output = self._program.run(self._buffers.fill(spans, {seq: text.rows for seq, text, _, _ in parts}))
         return self._ops.view(output)
-
-
-def likeliest(row: F32) -> tuple[int, int]:
-    """The likeliest token of a row of logits, and the kind that its probability makes it."""
-    best = int(row.argmax())
-    probability = 1.0 / float(np.exp(row - row[best]).sum())
-    return best, bisect_right(BOUNDS, probability)

@@ -9,6 +9,9 @@ head computes those positions when a guess is wanted, with the ids that have com
     from       |            | the model's features, fused      | x       | x …
     written to |            | the sequence's pages             | its last page, and then a spare one
 
+Where a tree is wished for, several guesses of a level are gone on from: the first of those that come after the same guess on the pages
+that this one has, each other on a copy of the last of them.
+
 Positions for which no guess was wanted for long are left out where many sequences run: computing them all would take a
 twentieth of the model's own time. The likeliest token is guessed, of a kind that its probability says. Only how fast an answer
 comes depends on all this.
@@ -16,8 +19,9 @@ comes depends on all this.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +29,18 @@ from numpy.typing import NDArray
 from martlet.models.heads import Head, guess
 from martlet.models.load import Model
 from martlet.ops.interface import Array, Backend, Program, StepInputs, StepLimits
-from martlet.runtime.draft_model import likeliest
 from martlet.runtime.flatten import SequenceRows
 from martlet.sample.draft import Proposal, Wish
+from martlet.sample.tree import PRIORS, GuessTree, likeliest
 from martlet.types import SeqId
 
-__all__ = ["HeadDrafter"]
+__all__ = ["HeadDrafter", "n_spare_pages"]
 
 F32 = NDArray[np.float32]
 FEW = 8  # positions of a sequence that are computed with its next guess, in one step
 MANY, MOST = 32, 512  # positions that it may be behind: of a few sequences, and of many, for which it is seldom asked
 A_FEW = 4  # sequences
+MOST_COPIES = 6  # of pages, for a sequence's tree; what is less likely is not gone on from
 
 
 @dataclass(slots=True)
@@ -70,41 +75,51 @@ class _Guesses:
     """What is being guessed for a wish: position `end` is the next that the head computes."""
 
     wish: Wish
-    pages: list[int]
+    tree: GuessTree
+    pages: dict[int, list[int]]  # that what comes after a guess goes over
     end: int
-    most: int
-    ids: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
+    spare: list[int]
+    newest: list[int]  # guesses that the rows of this level come after
 
-    def take(self, token: int, kind: int) -> bool:
-        """Take a guess in; whether one more is wanted."""
-        wants_more = self.wish.wants(kind)
-        if wants_more is None:
-            return False  # not even this one
-        self.ids.append(token)
-        self.kinds.append(kind)
-        return wants_more and len(self.ids) < self.most
-
-    def next_row(self) -> _Rows:
-        """The row of the newest guess."""
+    def next_rows(self, size: int, copy: Callable[[int, int], None]) -> list[_Rows]:
+        """The rows of the guesses to go on from; `copy` copies a page."""
+        self.newest = self.tree.next(min(self.wish.width, 1 + len(self.spare)))
+        taken: set[int] = set()
+        for place in self.newest:
+            before = self.tree.parent_of(place)
+            pages = self.pages[before]
+            if before in taken:
+                number, pages, target = self.end // size, list(pages), self.spare.pop()
+                if self.end % size:
+                    copy(pages[number], target)
+                pages[number] = target
+            self.pages[place] = pages
+            taken.add(before)
         self.end += 1
-        return _Rows(self.end - 1, self.ids[-1:], self.pages)
+        return [_Rows(self.end - 1, [self.tree.id_of(place)], self.pages[place]) for place in self.newest]
+
+
+def n_spare_pages(max_seqs: int, trees: bool) -> int:
+    """How many more pages than the model's the head's cache needs, for guesses."""
+    return max_seqs * (1 + MOST_COPIES if trees else 1)
 
 
 class HeadDrafter:
-    """Guesses by a head. `cache` has the pages of the model's, 0 … n_pages - 1, and one more for each sequence of a step."""
+    """Guesses by a head. `cache` has the pages of the model's, 0 … n_pages - 1, and `n_spare_pages` more."""
 
     free: bool = False
-    priors: tuple[float, ...] = (0.15, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.97)
+    priors: tuple[float, ...] = PRIORS
 
     def __init__(
         self, ops: Backend, model: Model, head: Head, cache: Array, limits: StepLimits, page_size: int, n_pages: int
     ) -> None:
-        self._ops, self._ids = ops, head.ids.tolist()
+        self._ops, self._ids, self._cache = ops, head.ids.tolist(), cache
         self._size, self._n_pages = page_size, n_pages
         self._limits = replace(limits, max_logits=limits.max_seqs, max_pages_per_seq=limits.max_pages_per_seq + 1)
         self._texts: dict[SeqId, _Text] = {}
-        single = replace(self._limits, max_tokens=limits.max_seqs)
+        n_rows = n_spare_pages(limits.max_seqs, limits.max_branches > 0)
+        single = replace(self._limits, max_tokens=n_rows, max_seqs=n_rows, max_logits=n_rows)
+        self._each = n_rows // limits.max_seqs  # spare pages of a sequence, and rows of a level
         self._first: Program = ops.capture(lambda: guess(ops, model, head, cache, fuses=True), self._limits)
         self._next: Program = ops.capture(lambda: guess(ops, model, head, cache, fuses=False), single)
         self._width = head.n_features * model.spec.hidden
@@ -144,16 +159,14 @@ class HeadDrafter:
             text = self._texts[guesses.wish.seq]
             if text.stop - text.start > each:
                 self._catch_up(text)
-            rows.append(_Rows(text.start, text.rows.ids[text.start + 1 : text.stop + 1], guesses.pages))
+            rows.append(_Rows(text.start, text.rows.ids[text.start + 1 : text.stop + 1], guesses.pages[-1]))
             given.append(text.take(text.stop - text.start))
         features = np.concatenate(given) if given else np.empty((0, 0), np.float32)
-        while ongoing:
+        while rows:
             logits, x = self._run(program, rows, features)
-            best = [likeliest(row) for row in logits]
-            left = [i for i, (id_, kind) in enumerate(best) if ongoing[i].take(self._ids[id_], kind)]
-            ongoing = [ongoing[i] for i in left]
-            rows, features, program = [guesses.next_row() for guesses in ongoing], x[left], self._next
-        return [Proposal(tuple(one.ids), tuple(one.kinds)) if one is not None and one.ids else None for one in made]
+            rows, features = self._go_on(ongoing, logits, x)
+            program = self._next
+        return [None if one is None else one.tree.proposal() for one in made]
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
         """Let go of what was handed over."""
@@ -161,13 +174,32 @@ class HeadDrafter:
             self._texts.pop(seq, None)
 
     # -- parts ----------------------------------------------------------------------------------------------------
+    def _go_on(self, ongoing: list[_Guesses], logits: F32, x: F32) -> tuple[list[_Rows], F32]:
+        """Take in a level's logits and x; return the next level's rows, and for each the x that it is given."""
+        rows: list[_Rows] = []
+        given: list[int] = []
+        first = 0
+        for guesses in ongoing:
+            at = {place: first + i for i, place in enumerate(guesses.newest)}
+            first += len(at)
+            for place, row in at.items():
+                found = likeliest(logits[row], guesses.wish.width)
+                guesses.tree.add(place, [(self._ids[id_], kind) for id_, kind in found])
+            if at:
+                rows += guesses.next_rows(self._size, partial(self._ops.copy_page, self._cache))
+                given += [at[guesses.tree.parent_of(place)] for place in guesses.newest]
+        return rows, x[given]
+
     def _begin(self, number: int, wish: Wish) -> _Guesses | None:
         """None where there is nothing to go by: the model has just computed the position before the last id."""
         text = self._texts.get(wish.seq)
         if text is None or text.stop != len(wish.ids) - 1 or text.start == text.stop or wish.most < 1:
             return None
         own = text.rows.pages[: -(-text.stop // self._size)]
-        return _Guesses(wish, [*own, self._n_pages + number], text.stop, min(wish.most, self._size))
+        first = self._n_pages + number * self._each
+        spare = list(range(first + 1, first + self._each))
+        wish = replace(wish, most=min(wish.most, self._size))
+        return _Guesses(wish, GuessTree(wish), {-1: [*own, first]}, text.stop, spare, [-1])
 
     def _catch_up(self, text: _Text) -> None:
         """Compute the positions that a text is behind, all but its last."""

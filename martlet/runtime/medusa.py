@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from martlet.models.medusa import Medusa, guess_all
 from martlet.ops.interface import Backend, StepInputs, StepLimits
-from martlet.runtime.draft_model import likeliest
 from martlet.runtime.flatten import SequenceRows
 from martlet.sample.draft import Proposal, Wish
+from martlet.sample.tree import PRIORS, GuessTree, likeliest
 from martlet.types import SeqId
 
 __all__ = ["MedusaDrafter"]
@@ -21,10 +21,13 @@ F32 = NDArray[np.float32]
 
 
 class MedusaDrafter:
-    """Guesses as many tokens as there are heads. It keeps no text: a hidden state says all that they know."""
+    """Guesses as far as there are heads. It keeps no text: a hidden state says all that they know.
+
+    A head's guesses are the same whatever those before it were, so a tree has them after each of those.
+    """
 
     free: bool = False
-    priors: tuple[float, ...] = (0.15, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.97)
+    priors: tuple[float, ...] = PRIORS
 
     def __init__(self, ops: Backend, medusa: Medusa, hidden: int, limits: StepLimits) -> None:
         self._ops, self._hidden = ops, hidden
@@ -63,18 +66,17 @@ class MedusaDrafter:
             self._newest.pop(seq, None)
 
     def _chosen(self, wish: Wish, logits: Sequence[F32]) -> Proposal | None:
-        ids: list[int] = []
-        kinds: list[int] = []
+        tree, places = GuessTree(wish), [-1]
         for row in logits[: wish.most]:
-            best, kind = likeliest(row)
-            wants_more = wish.wants(kind)
-            if wants_more is None:
+            found = likeliest(row, wish.width)
+            if self._ids is not None:
+                found = [(self._ids[best], kind) for best, kind in found]
+            for place in places:
+                tree.add(place, found)
+            places = tree.next(wish.width)
+            if not places:
                 break
-            ids.append(best if self._ids is None else self._ids[best])
-            kinds.append(kind)
-            if not wants_more:
-                break
-        return Proposal(tuple(ids), tuple(kinds)) if ids else None
+        return tree.proposal()
 
     def _run(self, rows: Sequence[F32]) -> list[F32]:
         """The logits of each head, [rows, D]."""

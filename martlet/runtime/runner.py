@@ -29,6 +29,7 @@ from martlet.runtime.programs import Programs, layered_limits
 from martlet.runtime.recent import RecentGroups
 from martlet.runtime.tier_file import TierFile
 from martlet.sample.sampler import Sampler, SequenceSampler, token_logprobs
+from martlet.sample.verify import verify
 from martlet.types import GRAMMAR_LIMIT, PageId, Sampled, SeqId, Sequence, Span, StepPlan, StepResult, TokenLogprobs
 
 __all__ = ["Runner"]
@@ -70,7 +71,7 @@ class Runner:
     ) -> None:
         self._ops = ops
         self._model = model
-        self._caches = kv.caches
+        self._caches, self._head_cache = kv.caches, kv.head
         self._limits = limits
         self._page_size = page_size
         self._sampler = sampler
@@ -131,20 +132,29 @@ class Runner:
             masks.result()
         sampled = self._sample_all(spans, self._ops.view(output)) if len(inputs.logit_rows) else ()
         if self.head is not None:
-            self._tell(self.head, spans, self._ops.view(features[0]))
+            self._tell(self.head, spans, sampled, self._ops.view(features[0]))
         return sampled
 
     def _capture(self, model: Model) -> Programs:
         return Programs.capture(self._ops, model, self._caches, self._limits)
 
-    def _tell(self, head: HeadDrafter | MedusaDrafter, spans: tuple[Span, ...], features: F32) -> None:
+    def _tell(
+        self,
+        head: HeadDrafter | MedusaDrafter,
+        spans: tuple[Span, ...],
+        sampled: tuple[Sampled, ...],
+        features: F32,
+    ) -> None:
         """Give the head the features [T, W] of the rows whose next ids are known: no guess that was wrong is among them."""
         row = 0
         for span in spans:
-            rows = self._rows[span.seq]
-            count = min(span.count, len(rows.ids) - 1 - span.start)
+            rows, of_span = self._rows[span.seq], features[row : row + span.count]
+            if span.branches:
+                [one] = [one for one in sampled if one.seq == span.seq]
+                of_span = of_span[span.right_rows(one)]
+            count = min(len(of_span), len(rows.ids) - 1 - span.start)
             if count > 0:
-                head.follow(span.seq, rows, span.start, features[row : row + count])
+                head.follow(span.seq, rows, span.start, of_span[:count])
             row += span.count
 
     def _sample_all(self, spans: tuple[Span, ...], logits: F32) -> tuple[Sampled, ...]:
@@ -239,31 +249,43 @@ class Runner:
         except SampleError as error:  # it ends this sequence only
             return Sampled(span.seq, None, error=str(error))
         running.rows.ids.append(token_id)
-        more = self._verify(running, span.draft, logits) if span.draft else ()
+        more = self._verify(running, span, logits) if span.draft else ()
         constraint = running.sampler.constraint
         forced = running.sampler.forced_ids() if constraint is not None else ()
         limit = GRAMMAR_LIMIT if constraint is not None and constraint.is_limited() else None
-        return Sampled(span.seq, token_id, logprobs, scored, more=more, forced=forced, limit=limit)
+        sampled = Sampled(span.seq, token_id, logprobs, scored, more=more, forced=forced, limit=limit)
+        if span.branches:
+            self._adopt(running.rows, span.page_table(running.rows.pages, span.right_rows(sampled)[-1]))
+        return sampled
 
-    def _verify(
-        self, running: _Running, draft: tuple[int, ...], logits: F32
-    ) -> tuple[tuple[int, TokenLogprobs | None], ...]:
+    def _adopt(self, rows: SequenceRows, pages: list[int]) -> None:
+        """Take the page table of the branch that was right; a head's keys and values are not on its pages yet."""
+        for old, new in zip(rows.pages, pages, strict=True):
+            if old != new and self._head_cache is not None:
+                self._ops.copy_page(self._head_cache, old, new)
+        rows.adopt(pages)
+
+    def _verify(self, running: _Running, span: Span, logits: F32) -> tuple[tuple[int, TokenLogprobs | None], ...]:
         """Go on sampling after the first row as long as the draft has guessed what was sampled.
 
         A row is good if all ids before it are: then it is the row that decoding alone would have had, to the bit, and the
         sampler, whose random numbers depend on the position only, chooses from it as it would have then.
         """
-        assert running.sampler is not None
-        ids, found = running.rows.ids, []
-        for guess, row in zip(draft, logits[1:], strict=True):
-            if ids[-1] != guess or self._ends(running):
-                break
+        sampler, ids, found = running.sampler, running.rows.ids, []
+        assert sampler is not None
+
+        def draw(row: int) -> int | None:
+            if self._ends(running):
+                return None
             try:
-                token_id, logprobs = running.sampler.sample(row)
+                token_id, logprobs = sampler.sample(logits[row])
             except SampleError:  # the next step meets it again, and says so
-                break
+                return None
             ids.append(token_id)
             found.append((token_id, logprobs))
+            return token_id
+
+        verify(span, ids[-1], draw)
         return tuple(found)
 
     def _ends(self, running: _Running) -> bool:

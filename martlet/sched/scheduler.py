@@ -245,9 +245,8 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float = 0.0) -> list[Event]:
         """Take in what a step computed: advance its sequences, end those that are done."""
         del self._dropped[: len(plan.dropped)]  # only now: of a step that failed nobody knows what it still did
-        if plan.saves or plan.loads:
-            self._planner.take_moves(plan, result)
-            self._write_behind.saved(len(plan.saves), result.save_s)
+        self._planner.take_moves(plan, result)
+        self._write_behind.saved(len(plan.saves), result.save_s)
         live, publish = self._live, self.cache is not None
         for span in plan.spans:
             seq = live.get(span.seq)

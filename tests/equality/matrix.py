@@ -31,7 +31,6 @@ from tests.models.adapter_files import random_updates, write_peft
 __all__ = ["FEATURES", "check", "open_row", "pairs_of", "plain_answers", "run_row"]
 
 PAGE = 32
-GUESSES = 3  # at a time
 PLENTY = 64  # pages, where there shall be enough
 POLICIES = ("priority", "shortest", "prefix", "fair", "deadline")
 
@@ -55,6 +54,7 @@ class Feature:
     held: bool = False  # all requests are held to forms, what these force coming several tokens in a step
     adapters: bool = False  # some requests are asked with adapters too, beside the same ones without
     draft: str | None = None  # who guesses: "ngram", "model": the model itself, "head": one fitted to these answers
+    guesses: int = 3  # at a time
     disk: str | None = None  # "cold": an empty folder; "warm": one that another engine has left
     excludes: tuple[str, ...] = ()  # of another way to do the same
     in_pairs: bool = True
@@ -67,6 +67,11 @@ def _hit(seen: Seen, good: Callable[[int, int, MissReason], bool]) -> bool:
 def _whole(seen: Seen, n_prompt: int) -> int:
     """All that a prompt can find: its last position is always computed."""
     return (n_prompt - 1) // seen.share * seen.share
+
+
+def _branched(seen: Seen) -> bool:
+    """A guess that was not the likeliest was right, in a tree; beside 4-bit pages guesses are chains."""
+    return (seen.n_branched > 0 or (seen.share > PAGE and seen.n_accepted > 0)) and seen.n_refused > 0
 
 
 def _order_differs(seen: Seen) -> bool:
@@ -160,6 +165,10 @@ FEATURES: dict[str, Feature] = {
         draft="head",
         excludes=("n-gram draft", "draft model"),
     ),
+    "head's tree": Feature(
+        _branched, {"draft_width": 6}, draft="head", guesses=12, excludes=("n-gram draft", "draft model", "draft head")
+    ),
+    "model's tree": Feature(_branched, {"draft_width": 3}, draft="model", guesses=8, in_pairs=False),
     "held": Feature(lambda seen: seen.n_forced > 0 and seen.n_masks > 0, held=True),
     "adapters": Feature(  # in one step with each other and with the model itself
         lambda seen: seen.n_adapted > 0 and (seen.n_beside > 0 or seen.n_preempted > 0),
@@ -289,7 +298,8 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
         if any(feature.primed for feature in features):
             _drive(llm, [replace(like(load.requests[4]), request_id="first")])
         if draft is not None:
-            asked = [replace(one, params=replace(one.params, draft_tokens=GUESSES)) for one in asked]
+            guesses = max(feature.guesses for feature in features)
+            asked = [replace(one, params=replace(one.params, draft_tokens=guesses)) for one in asked]
         _drive(llm, asked, batch=batch, staggered=staggered, at_third=search if beams else None)
         llm.engine.scheduler.check()
     return seen

@@ -45,6 +45,7 @@ class Seen(Observer):
         self.sequences: dict[SeqId, Running] = {}
         self.most_spans = self.n_mixed = self.n_copies = self.n_loads = self.n_swapped = self.n_shared = 0
         self.n_accepted = self.n_refused = 0  # guesses
+        self.n_branched = 0  # times that a branch of a tree of guesses was right
         self.n_forced = self.n_masks = 0  # tokens that forms forced; masks that were worked out
         self._forces = forces
         self._told: dict[SeqId, tuple[int, ...]] = {}  # what a sequence's form forces next
@@ -142,7 +143,9 @@ class Seen(Observer):
 
     def _spy(self, span: Any, logits: Any) -> Any:
         seq, sampled = self.sequences[span.seq], self._sample(span, logits)
-        n_good = 1 + len(sampled.more) if span.draft else span.n_logits  # rows after a wrong guess are of no text
+        # Rows after a wrong guess are of no text.
+        rows = span.right_rows(sampled) if span.draft else list(range(span.n_logits))
+        self.n_branched += bool(span.draft) and span.branch_of(rows[-1]) is not None
         told = self._told.get(span.seq, ())
         forced = bool(span.draft) and told[: len(span.draft)] == span.draft
         self.n_forced += len(sampled.more) if forced else 0
@@ -153,8 +156,9 @@ class Seen(Observer):
         self._told[span.seq] = sampled.forced
         if not self._forces:
             sampled.forced = ()
-        first = span.start + span.count - span.n_logits
-        for row, position in enumerate(range(first, first + n_good)):
+        first = span.start if span.draft else span.start + span.count - span.n_logits
+        for place, row in enumerate(rows):
+            position = first + place
             key = seq.request.request_id, seq.index, position
             digest = blake2b(logits[row].tobytes(), digest_size=16).digest()
             assert self.answers.logits.setdefault(key, digest) == digest, f"other logits when computed again: {key}"

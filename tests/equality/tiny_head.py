@@ -196,8 +196,9 @@ def fit_head(llm_of: Any, path: Path, requests: Sequence[Request], folder: Path)
         ids = next(iter(places.values()))[1]
         if sorted(places) == list(range(len(ids) - 1)):
             x = reference.fused(np.array([places[p][0] for p in range(len(ids) - 1)]))
-            rows.append(reference.normed(reference.run(x, ids[1:])[1], "norm")[:-1])
-            came += ids[2:]
+            n_known = max(len(r.prompt_ids) for r in requests if list(r.prompt_ids) == ids[: len(r.prompt_ids)])
+            rows.append(reference.normed(reference.run(x, ids[1:])[1], "norm")[n_known - 2 : -1])
+            came += ids[n_known:]
     known = sorted(set(came))
     wanted = np.array(came)[:, None] == np.array(known)
     x = np.concatenate(rows)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
+from martlet.drafts import Draft
 from martlet.engine.engine import Engine
 from martlet.engine.speculation import MOST_JUDGED, Speculator
 from martlet.metrics import SpeculationTotals
 from martlet.sample.draft import Proposal, Wish
+from martlet.sample.tree import GuessTree
 from martlet.sampling_params import SamplingParams
 from martlet.sched.cost import CostModel, RowTimes, Work
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
@@ -31,13 +34,14 @@ def token(seq: Running, number: int) -> int:
 
 
 class Guesser:
-    """Knows the script; a share of its guesses is right."""
+    """Knows the script; a share of its guesses is right. With `trees` they have up to three others beside each."""
 
     free = True
     priors = (0.5,)
 
-    def __init__(self, right: float, rng: random.Random, sequences: dict[SeqId, Running] | None = None) -> None:
-        self.right, self.rng, self.seqs = right, rng, sequences if sequences is not None else {}
+    def __init__(self, right: float, rng: random.Random, trees: bool = False) -> None:
+        self.right, self.rng, self.trees = right, rng, trees
+        self.seqs: dict[SeqId, Running] = {}
 
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
         return 0
@@ -49,20 +53,41 @@ class Guesser:
 
     def _guess(self, wish: Wish) -> Proposal | None:
         seq = self.seqs[wish.seq]
+        if self.trees:
+            return self._tree(seq, wish)
         ids = []
         for number in range(seq.n_generated, seq.n_generated + wish.most):
             ids.append(token(seq, number) if self.rng.random() < self.right else 77)
         return Proposal(tuple(ids), (0,) * len(ids)) if ids else None
 
+    def _tree(self, seq: Running, wish: Wish) -> Proposal | None:
+        """The right guess, if it is one of them, after a random one of all guesses so far, and wrong ones anywhere."""
+        rng, tree, right = self.rng, GuessTree(replace(wish, share=lambda kind: self.rng.random())), [-1]
+        places = [-1]
+        for _ in range(rng.randrange(1, 7)):
+            level = []
+            for place in places:
+                known = place == right[-1] and len(right) <= wish.most
+                guesses = rng.sample(range(60, 90), rng.randrange(1, 4))
+                if known and rng.random() < self.right:
+                    spot = rng.randrange(len(guesses))
+                    guesses[spot] = token(seq, seq.n_generated + len(right) - 1)
+                    right.append(len(tree) + spot)
+                level += range(len(tree), len(tree) + len(guesses))
+                tree.add(place, [(guess, 0) for guess in guesses])
+            places = rng.sample(level, min(len(level), 1)) + [right[-1]] * (right[-1] in level)
+            places = sorted(set(places))
+        return tree.proposal()
+
 
 def make(n_pages: int, guesser: Guesser | None, **limits: int) -> tuple[Engine, ScriptedExecutor]:
     pool = PagePool(n_pages, SIZE)
-    bounds = {"context": CONTEXT, "max_step_tokens": 24, "max_seqs": 6, "max_logits": 20, **limits}
+    bounds = {"context": CONTEXT, "max_step_tokens": 24, "max_seqs": 6, "max_logits": 20, "max_branches": 5, **limits}
     scheduler = Scheduler(pool, SchedulerLimits(**bounds), frozenset({END}), cache=RadixCache(pool))
     executor = ScriptedExecutor(token, SIZE)
     if guesser is not None:
         guesser.seqs = scheduler._live
-    return Engine(scheduler, executor, pool, drafter=guesser), executor
+    return Engine(scheduler, executor, pool, drafter=(guesser, 1)), executor
 
 
 def answers(engine: Engine, requests: Sequence[Request], rng: random.Random) -> dict[tuple[str, int], list[Any]]:
@@ -96,13 +121,14 @@ def load(rng: random.Random) -> list[Request]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_guesses_change_no_answer_and_every_page_holds_its_sequence(seed: int) -> None:
+@pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
+def test_guesses_change_no_answer_and_every_page_holds_its_sequence(seed: int, trees: bool) -> None:
     """The executor checks that pages hold the sequence's own prefix: so no wrong guess is ever read, shared or kept."""
     requests = load(random.Random(seed))
     plain = answers(
         make(200, None)[0], [Request(r.request_id, r.prompt_ids, without(r.params)) for r in requests], random.Random(1)
     )
-    guesser = Guesser(0.7, random.Random(seed))
+    guesser = Guesser(0.7, random.Random(seed), trees)
     engine, executor = make(random.Random(seed).choice([16, 20, 40]), guesser)
     assert answers(engine, requests, random.Random(2)) == plain
     totals = engine.totals.speculation
@@ -110,6 +136,10 @@ def test_guesses_change_no_answer_and_every_page_holds_its_sequence(seed: int) -
     for plan in executor.plans:
         assert plan.n_tokens <= 24
         assert sum(span.n_logits for span in plan.spans) <= 20
+        assert sum(len(span.branches) for span in plan.spans) <= 5
+    branches = [branch for plan in executor.plans for span in plan.spans for branch in span.branches]
+    assert not branches if not trees else any(len(branch.pages) > 1 for branch in branches)
+    assert not trees or executor.n_branched > 2
 
 
 def without(params: SamplingParams) -> SamplingParams:
@@ -175,12 +205,12 @@ class Judged:
         """Tokens a second ÷ those without guesses."""
         for _ in range(steps):
             drafts = self.speculator.propose(self.seqs, 0, {})
-            n_draft = sum(map(len, drafts.values()))
+            n_draft = sum(len(draft.ids) for draft in drafts.values())
             seconds = machine(self.n + n_draft) * (1 + self.noise * self.rng.uniform(-1, 1))
             self.cost.observe(Work(n_decode=self.n, n_draft=n_draft), seconds)
             self.seconds += seconds
             for seq in self.seqs:
-                for _ in (*drafts.get(seq.seq_id, ()), 0):
+                for _ in (*drafts.get(seq.seq_id, Draft(())).ids, 0):
                     right = self.rng.random() < self.right
                     seq.ids.append(7 if right else 8)
                     seq.n_cached += 1
@@ -231,8 +261,8 @@ def test_times_of_steps_that_were_never_measured() -> None:
 
 def test_guesses_are_counted_by_their_position() -> None:
     totals = SpeculationTotals()
-    assert totals.count(3, 1) == 1
-    assert totals.count(1, 1) == 1
+    assert totals.count([0, 1, 2], 1) == 1
+    assert totals.count([0], 1) == 1
     assert (totals.drafted, totals.accepted) == ([2, 1, 1], [2, 0, 0])
     assert (totals.n_spans, totals.n_drafted, totals.n_accepted) == (2, 4, 2)
 
@@ -254,14 +284,14 @@ class Costly:
     def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
         self.n_asked += 1
         [wish] = wishes
-        ids: list[int] = []
-        wants: bool | None = True
-        while wants and len(ids) < wish.most:
+        tree, place = GuessTree(wish), -1
+        while True:
             self.seconds += 0.0025
-            wants = wish.wants(0)
-            if wants is not None:
-                ids.append(self.script[len(wish.ids) + len(ids)] if self.rng.random() < self.right else -1)
-        return [Proposal(tuple(ids), (0,) * len(ids)) if ids else None]
+            right = self.rng.random() < self.right
+            tree.add(place, [(self.script[len(wish.ids) + len(tree)] if right else -1, 0)])
+            if not tree.next():
+                return [tree.proposal()]
+            place += 1
 
 
 def beside_the_text(right: float, script: Sequence[int], steps: int = 150) -> tuple[float, Costly]:
@@ -273,7 +303,7 @@ def beside_the_text(right: float, script: Sequence[int], steps: int = 150) -> tu
     seconds = 0.0
     for _ in range(steps):
         before = drafter.seconds
-        guesses = speculator.propose([seq], 0, {}).get(seq.seq_id, ())
+        guesses = speculator.propose([seq], 0, {}).get(seq.seq_id, Draft(())).ids
         taken = machine(1 + len(guesses))
         cost.observe(Work(n_decode=1, n_draft=len(guesses)), taken)
         seconds += taken + drafter.seconds - before

@@ -29,6 +29,9 @@ from martlet.ops.cpu.record import (
     ROWS,
     ROWS_PER_TILE,
     SCORES,
+    STEP_MIRROR_ROWS,
+    STEP_MIRROR_SLOTS,
+    STEP_MIRRORS,
     STEP_SLOTS,
     SUMS,
 )
@@ -41,9 +44,19 @@ N_PAGES = ARGS + 9
 
 
 def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
-    """Row t of k and v to slot t: page slot // 32, place slot % 32. Pages stay finite: each type saturates."""
+    """Row t of k and v to slot t: page slot // 32, place slot % 32; then what is mirrored. Pages stay finite: each type saturates."""
     put = v.put_f16 if half else v.put_f32
-    most = 65504.0 if half else 3.4028234663852886e38
+    most, as_ints = 65504.0 if half else 3.4028234663852886e38, v.i16p if half else v.i32p
+
+    @njit(forceinline=True, **OPTIONS)
+    def copy(record, size, heads, source, target):  # type: ignore[no-untyped-def]
+        keys, values, padded = as_ints(record[TO_KEYS]), as_ints(record[TO_VALUES]), (size + 15) // 16 * 16
+        for head in range(heads):
+            there, here = head * record[N_PAGES] + source // PAGE, head * record[N_PAGES] + target // PAGE
+            for d in range(size):
+                keys[(here * size + d) * PAGE + target % PAGE] = keys[(there * size + d) * PAGE + source % PAGE]
+            for d in range(padded):
+                values[(here * PAGE + target % PAGE) * padded + d] = values[(there * PAGE + source % PAGE) * padded + d]
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         slots, counter, size, heads = (
@@ -54,11 +67,17 @@ def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
         )
         keys, values = v.i8p(record[TO_KEYS]), v.i8p(record[TO_VALUES])
         padded = (size + 15) // 16 * 16
+        n_rows = step[record[ROWS]]
+        mirror_rows, mirror_slots = v.i32p(step[STEP_MIRROR_ROWS]), v.i32p(step[STEP_MIRROR_SLOTS])
         while True:
             t = v.atomic_add(counter, 0, 1)
-            if t >= step[record[ROWS]]:
+            if t >= n_rows + step[STEP_MIRRORS]:
                 break
-            page, place = slots[t] // PAGE, slots[t] % PAGE
+            slot = slots[t] if t < n_rows else mirror_slots[t - n_rows]
+            t, page, place = t if t < n_rows else mirror_rows[t - n_rows], slot // PAGE, slot % PAGE
+            if t < 0:
+                copy(record, size, heads, -1 - t, slot)
+                continue
             k, x = v.f32p(record[K] + t * record[K_STRIDE] * 4), v.f32p(record[V] + t * record[V_STRIDE] * 4)
             for head in range(heads):
                 number = head * record[N_PAGES] + page

@@ -28,6 +28,9 @@ from martlet.ops.cpu.record import (
     ROWS_PER_TILE,
     SCALED_P,
     SCORES,
+    STEP_MIRROR_ROWS,
+    STEP_MIRROR_SLOTS,
+    STEP_MIRRORS,
     STEP_SLOTS,
     SUMS,
 )
@@ -41,7 +44,7 @@ MOST = 65504.0  # what lies beyond float16 saturates
 
 
 def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
-    """Row t of k and v to slot t; its codes depend on the row alone."""
+    """Row t of k and v to slot t, and what is mirrored; its codes depend on the row alone."""
     lanes = v.lanes
 
     @njit(forceinline=True, **OPTIONS)
@@ -60,15 +63,38 @@ def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
                 code = v.round_even(v.mul(bounded, inverse))
                 v.store_i8(codes, d, v.to_int(v.min(v.max(code, v.splat(-127.0)), v.splat(127.0))))
 
+    @njit(forceinline=True, **OPTIONS)
+    def copy(record, size, heads, source, target):  # type: ignore[no-untyped-def]
+        """A slot's codes and scales to another's; a key's codes are a page apart, a value's side by side."""
+        padded, blocks = (size + 15) // 16 * 16, (size + KV_BLOCK - 1) // KV_BLOCK
+        shapes = ((record[TO_KEYS], size, 1, PAGE), (record[TO_VALUES], padded, padded, 1))
+        for head in range(heads):
+            for base, width, place_bytes, stride in shapes:
+                pages = base + head * record[N_PAGES] * (width + 2 * blocks) * PAGE
+                there = pages + source // PAGE * (width + 2 * blocks) * PAGE
+                here = pages + target // PAGE * (width + 2 * blocks) * PAGE
+                codes, to_codes = v.i8p(there + source % PAGE * place_bytes), v.i8p(here + target % PAGE * place_bytes)
+                for d in range(width):
+                    to_codes[d * stride] = codes[d * stride]
+                scales, to_scales = v.i16p(there + width * PAGE), v.i16p(here + width * PAGE)
+                for block in range(blocks):
+                    to_scales[block * PAGE + target % PAGE] = scales[block * PAGE + source % PAGE]
+
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         slots, counter = v.i32p(step[STEP_SLOTS]), v.i64p(record[COUNTER])
         size, heads = record[KV_DIM], record[KV_HEADS]
         padded, scale_bytes = (size + 15) // 16 * 16, (size + KV_BLOCK - 1) // KV_BLOCK * PAGE * 2
+        n_rows = step[record[ROWS]]
+        mirror_rows, mirror_slots = v.i32p(step[STEP_MIRROR_ROWS]), v.i32p(step[STEP_MIRROR_SLOTS])
         while True:
             t = v.atomic_add(counter, 0, 1)
-            if t >= step[record[ROWS]]:
+            if t >= n_rows + step[STEP_MIRRORS]:
                 break
-            page, place = slots[t] // PAGE, slots[t] % PAGE
+            slot = slots[t] if t < n_rows else mirror_slots[t - n_rows]
+            t, page, place = t if t < n_rows else mirror_rows[t - n_rows], slot // PAGE, slot % PAGE
+            if t < 0:
+                copy(record, size, heads, -1 - t, slot)
+                continue
             for head in range(heads):
                 number = head * record[N_PAGES] + page
                 keys = record[TO_KEYS] + number * (size * PAGE + scale_bytes)

@@ -21,6 +21,7 @@ from martlet.ops.cpu.record import (
     COUNTER,
     KERNEL,
     LINE_WORDS,
+    PAGE,
     RECORD_FIELDS,
     ROWS,
     ROWS_PER_TILE,
@@ -29,6 +30,9 @@ from martlet.ops.cpu.record import (
     STEP_IDS,
     STEP_LOGIT_ROWS,
     STEP_LOGITS,
+    STEP_MIRROR_ROWS,
+    STEP_MIRROR_SLOTS,
+    STEP_MIRRORS,
     STEP_PAGE_STRIDE,
     STEP_PAGE_TABLE,
     STEP_POSITIONS,
@@ -250,12 +254,14 @@ class CpuProgram:
             STEP_IDS: limits.max_tokens,
             STEP_POSITIONS: limits.max_tokens,
             STEP_SLOTS: limits.max_tokens,
-            STEP_SPAN_STARTS: limits.max_seqs + 1,
-            STEP_PAGE_TABLE: limits.max_seqs * limits.max_pages_per_seq,
+            STEP_SPAN_STARTS: limits.max_spans + 1,
+            STEP_PAGE_TABLE: limits.max_spans * limits.max_pages_per_seq,
             STEP_LOGIT_ROWS: max(limits.max_logits, 1),
             STEP_RECENT_SLOTS: limits.max_tokens,
             STEP_ADAPTERS: limits.max_tokens,
             STEP_RECENT_TABLE: limits.max_seqs * limits.max_pages_per_seq,
+            STEP_MIRROR_ROWS: limits.max_branches * PAGE,
+            STEP_MIRROR_SLOTS: limits.max_branches * PAGE,
         }
         self._inputs = {name: np.zeros(size, np.int32) for name, size in shapes.items()}
         self._addresses = {name: array.ctypes.data for name, array in self._inputs.items()}
@@ -274,6 +280,8 @@ class CpuProgram:
             (STEP_RECENT_SLOTS, inputs.recent_slots),
             (STEP_RECENT_TABLE, inputs.recent_table),
             (STEP_ADAPTERS, inputs.adapters),
+            (STEP_MIRROR_ROWS, inputs.mirror_rows),
+            (STEP_MIRROR_SLOTS, inputs.mirror_slots),
         )
         for name, array in given:
             buffers[name][: array.size] = array.reshape(-1)
@@ -284,6 +292,7 @@ class CpuProgram:
         buffers[STEP_PAGE_TABLE][: table.size] = table.reshape(-1)
         step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size
         step[STEP_SEQS], step[STEP_PAGE_STRIDE] = table.shape
+        step[STEP_MIRRORS] = inputs.mirror_rows.size
         self.replay(self._sections[first], self.n_records if stop is None else self._sections[stop])
         return self._outputs
 

@@ -1,0 +1,23 @@
+"""Options for guessing tokens (docs/speculation.md). Read `options.py` next, which adds them to the commands that generate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["add_draft_options"]
+
+
+def add_draft_options(group: Any) -> None:
+    """Who guesses, and how; settings of the engine."""
+    group.add_argument(
+        "--draft",
+        metavar="HOW",
+        help="guess tokens and verify several in a step: auto (the default: where it pays), ngram (the same), off,"
+        " model=NAME for a smaller model of the same vocabulary, or eagle=PATH or medusa=PATH for a head that was trained for the model",
+    )
+    group.add_argument(
+        "--draft-width",
+        type=int,
+        metavar="N",
+        help="up to N guesses of one place by a model or a head, which makes a tree of them (default: 1, a chain)",
+    )
