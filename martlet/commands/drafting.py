@@ -13,7 +13,8 @@ def add_draft_options(group: Any) -> None:
         "--draft",
         metavar="HOW",
         help="guess tokens and verify several in a step: auto (the default: where it pays), ngram (the same), off,"
-        " model=NAME for a smaller model of the same vocabulary, or eagle=PATH or medusa=PATH for a head that was trained for the model",
+        " mtp for the model's own layers that predict further tokens, model=NAME for a smaller model of the same vocabulary,"
+        " or eagle=PATH or medusa=PATH for a head that was trained for the model",
     )
     group.add_argument(
         "--draft-width",

@@ -177,7 +177,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
             limits = step_limits(config, model.spec.vocab, plan.context)
             kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
-            head = open_draft_head(config, model.spec, resources)
+            head = open_draft_head(config, checkpoint, model.spec, resources)
             model, kv = with_head_pages(head, model, kv, ops, config, limits, plan.n_pages)
             tier = open_kept_pages(config, checkpoint, model.spec, ops, kv, resources)
         with timeline.phase("compile"):
@@ -258,7 +258,7 @@ def measure_for(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
     """What the model needs on the backend that the settings name, a draft head included."""
     found = measure(checkpoint, config, _packed_bytes(config))
     with ExitStack() as resources:
-        head = open_draft_head(config, found.spec, resources)
+        head = open_draft_head(config, checkpoint, found.spec, resources)
         return found if head is None else with_head(found, head, config)
 
 

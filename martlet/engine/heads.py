@@ -13,6 +13,7 @@ from martlet.formats.checkpoint import Checkpoint
 from martlet.models.heads import HeadFile, load_head, open_head
 from martlet.models.load import Model, output_rows
 from martlet.models.medusa import MedusaFile, load_medusa, open_medusa
+from martlet.models.mtp import open_own_head
 from martlet.ops.interface import Backend, StepLimits
 from martlet.runtime.head import HeadDrafter, n_spare_pages
 from martlet.runtime.kv import KvMemory
@@ -22,18 +23,22 @@ from martlet.spec import ModelSpec
 __all__ = ["load_drafter", "open_draft_head", "with_head_pages"]
 
 
-def open_draft_head(config: EngineConfig, spec: ModelSpec, resources: ExitStack) -> HeadFile | MedusaFile | None:
-    """The head that the settings name, None if they name none; `resources` closes its file.
+def open_draft_head(
+    config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec, resources: ExitStack
+) -> HeadFile | MedusaFile | None:
+    """The head that the settings name, None if they name none; `resources` closes its file. "mtp" is the model's own.
 
     Raises RequestError where there is nothing, FormatError and UnsupportedError for a head that does not fit the model.
     """
     kind, _, path = config.draft.partition("=")
-    if kind not in ("eagle", "medusa"):
+    if kind not in ("eagle", "medusa", "mtp"):
         return None
-    if not Path(path).exists():
+    if kind != "mtp" and not Path(path).exists():
         raise RequestError(f"There is no file or folder {path!r}: give the path of a draft head.", param="draft")
     if config.oracle:
         raise UnsupportedError("draft heads while the oracle checks every operation")
+    if kind == "mtp":
+        return open_own_head(checkpoint, spec)
     head = open_head(path, spec) if kind == "eagle" else open_medusa(path, spec)
     resources.callback(head.checkpoint.close)
     return head

@@ -63,7 +63,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "phi3": {"rms_norm_eps": 1e-5},
     "smollm3": {"rope_theta": 2000000.0, "tie_word_embeddings": True},
 }
-SWITCHED_WINDOW = frozenset({"qwen2", "qwen3", "smollm3"})  # a window counts only with use_sliding_window
+QKV_BIAS = frozenset({"mimo", "qwen2"})  # whose q, k and v have biases, and whose output has none
+SWITCHED_WINDOW = frozenset({"mimo", "qwen2", "qwen3", "smollm3"})  # a window counts only with use_sliding_window
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +302,8 @@ def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], family: str)
         layer_types=_layer_types(keys, family, n_layers),
         no_rope=_no_rope(keys, family, n_layers),
         activation=ACTIVATIONS[act],
-        bias=attention_bias or family == "qwen2",
-        out_bias=attention_bias and family != "qwen2",
+        bias=attention_bias or family in QKV_BIAS,
+        out_bias=attention_bias and family not in QKV_BIAS,
         query_scale=keys.number("attention_multiplier") or (None if query_scalar is None else query_scalar**-0.5),
         softcap=keys.number("attn_logit_softcapping") or None,
         logit_softcap=keys.number("final_logit_softcapping") or None,

@@ -71,7 +71,7 @@ def _sliding(facts: Facts, default: Callable[[int], bool]) -> list[bool]:
 
 
 def _llama(facts: Facts, context: int | None) -> ModelSpec:
-    """Llama 1 to 3, Mistral, Qwen2, Phi-3, Granite: one kind of layer, a window in all of them or in none."""
+    """Llama 1 to 3, Mistral, Qwen2, MiMo, Phi-3, Granite: one kind of layer, a window in all of them or in none."""
     rope = rope_of(facts, context)
     windows = _sliding(facts, lambda i: True)
     return _model(facts, (_layer(facts, _attention(facts, rope, facts.window if w else None)) for w in windows))
@@ -136,6 +136,7 @@ FAMILIES: dict[str, Callable[[Facts, int | None], ModelSpec]] = {
     "llama": _llama,
     "mistral": _llama,
     "qwen2": _llama,
+    "mimo": _llama,
     "qwen3": _qwen3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,

@@ -16,7 +16,8 @@ EAGLE-1 and -2 (arXiv:2401.15077, arXiv:2406.16858): the feature is what the mod
 
     x        = fuse([embedding of token p + 1, feature]) (+ bias);   x += attention(x);   x += ffn(norm(x));   logits = output(x)
 
-Their tensors are fc, layers.0.* without input_layernorm, and embed_tokens, a copy; the output rows are the model's.
+Their tensors are fc, layers.0.* without input_layernorm, and embed_tokens, a copy; the output rows are the model's. The third
+kind is a model's own layer for multi-token prediction (`mtp.py`).
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ from martlet.ops.interface import Array, Backend, Rows, Weight
 from martlet.quant.encode import encode
 from martlet.quant.ggml import decode
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
-from martlet.spec import Layer, ModelSpec
+from martlet.spec import Activation, Layer, ModelSpec
 
 __all__ = [
     "CODES",
     "OUTPUT_CODES",
+    "SHOWN",
     "Head",
     "HeadFile",
     "coded",
@@ -60,6 +62,7 @@ I64 = NDArray[np.int64]
 CODES = BlockType.Q8_0  # of the head's matrices, where their rows are whole blocks
 OUTPUT_CODES = BlockType.Q4_1  # of the largest, which makes its logits: a guess waits for reading it
 LEAST_LAYERS = 4
+SHOWN = 1.2784645427610738  # x / (1 + e⁻ˣ) is 1 there
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,12 @@ class Head:
     output: Weight  # [D, C]
     ids: I64  # [D], the model's
     n_features: int
+    token_norm: Array | None = None  # of multi-token prediction
+
+    @property
+    def hides_first(self) -> bool:
+        """Whether position 0 has no embedding: then given features are [x, gate, anything], each C wide, `SHOWN` or 0 the gate."""
+        return self.token_norm is not None
 
 
 def open_head_folder(path: Path) -> Checkpoint:
@@ -266,8 +275,11 @@ def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[
     def vector(name: str) -> Array | None:
         return ops.upload(values(name)) if name in file.tensors else None
 
+    biases = [f"midlayer.self_attn.{part}_proj.bias" for part in "qkv"]
+    bias = ops.upload(np.concatenate([values(name) for name in biases])) if biases[0] in file.tensors else None
+    qkv = layer("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     weights = LayerWeights(
-        AttentionWeights(layer("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer("self_attn.o_proj")),
+        AttentionWeights(qkv, layer("self_attn.o_proj"), bias),
         FfnWeights(layer("mlp.gate_proj", "mlp.up_proj"), layer("mlp.down_proj")),
         vector("midlayer.input_layernorm.weight"),
         vector("midlayer.post_attention_layernorm.weight"),
@@ -284,6 +296,7 @@ def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[
         output(),
         file.ids,
         len(file.features),
+        vector("token_norm.weight"),
     )
 
 
@@ -310,6 +323,8 @@ def guess(ops: Backend, model: Model, head: Head, cache: Array, *, fuses: bool) 
     stream = Stream(ops, c, 1.0)
     both = ops.empty(Rows.TOKENS, 2 * c)
     norm = layer.mixer_norm
+    if head.hides_first:
+        return _predict(stream, model, head, cache, both, fuses)
     if norm is None:
         ops.embed(model.embedding, 1.0, ops.columns(both, 0, c))
         ops.given(ops.columns(both, c, 2 * c))
@@ -327,6 +342,28 @@ def guess(ops: Backend, model: Model, head: Head, cache: Array, *, fuses: bool) 
     ops.rms_norm(embedded, weights.mixer_norm, norm.eps, ops.columns(both, 0, c))
     ops.rms_norm(stream.x, head.hidden_norm, norm.eps, ops.columns(both, c, 2 * c))
     return _finish(stream, head, attend(stream, layer, weights, cache, both))
+
+
+def _predict(stream: Stream, model: Model, head: Head, cache: Array, both: Array, fuses: bool) -> tuple[Array, Array]:
+    """`guess` of a layer for multi-token prediction, whose x is what its final norm gives."""
+    ops, c, norm = stream.ops, model.spec.hidden, head.layer.mixer_norm
+    embedded = ops.empty(Rows.TOKENS, c)
+    if fuses:
+        given = ops.empty(Rows.TOKENS, 3 * c)
+        ops.given(given)
+        x, up = ops.columns(given, 0, c), ops.columns(given, 2 * c, 3 * c)
+        ops.embed(model.embedding, model.spec.embedding_scale, up)
+        ops.act_mul(ops.columns(given, c, 3 * c), Activation.SILU, embedded)  # 1 or 0 times the embedding
+    else:
+        x = ops.empty(Rows.TOKENS, c)
+        ops.given(x)
+        ops.embed(model.embedding, model.spec.embedding_scale, embedded)
+    assert norm is not None
+    ops.rms_norm(x, head.hidden_norm, norm.eps, ops.columns(both, 0, c))
+    ops.rms_norm(embedded, head.token_norm, norm.eps, ops.columns(both, c, 2 * c))
+    ops.linear(both, head.fuse, stream.x)
+    logits, _ = _finish(stream, head, attend(stream, head.layer, head.weights, cache))
+    return logits, stream.normed(norm, head.final_norm)
 
 
 def _finish(stream: Stream, head: Head, y: Array) -> tuple[Array, Array]:

@@ -25,6 +25,7 @@ from martlet.spec import Layer, ModelSpec
 __all__ = ["AttentionWeights", "FfnWeights", "LayerWeights", "Model", "load_model", "output_rows", "steep_layers"]
 
 IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+IGNORED_FIRST = {"mimo": "model.mtp_layers."}  # of a family: a drafter's (`mtp.py`)
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", ".attn_rot_embd")  # computed, not learned
 
 
@@ -175,6 +176,8 @@ def _checked(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, RawTensor]:
             raise FormatError(checkpoint.path, f"{name} has the shape {found}, expected {'x'.join(map(str, shape))}")
     extra = [n for n in [*tensors, *unknown] if n not in expected and n not in IGNORED]
     extra = [n for n in extra if not n.endswith(IGNORED_ENDINGS)]
+    if spec.family in IGNORED_FIRST:
+        extra = [n for n in extra if not n.startswith(IGNORED_FIRST[spec.family])]
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise FormatError(

@@ -26,7 +26,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.models.heads import Head, guess
+from martlet.models.heads import SHOWN, Head, guess
 from martlet.models.load import Model
 from martlet.ops.interface import Array, Backend, Program, StepInputs, StepLimits
 from martlet.runtime.flatten import SequenceRows
@@ -122,7 +122,7 @@ class HeadDrafter:
         self._each = n_rows // limits.max_seqs  # spare pages of a sequence, and rows of a level
         self._first: Program = ops.capture(lambda: guess(ops, model, head, cache, fuses=True), self._limits)
         self._next: Program = ops.capture(lambda: guess(ops, model, head, cache, fuses=False), single)
-        self._width = head.n_features * model.spec.hidden
+        self._width, self._hides_first = head.n_features * model.spec.hidden, head.hides_first
 
     def warm(self) -> None:
         """Compute a row of each kind, so that the first guess finds everything in place."""
@@ -222,6 +222,9 @@ class HeadDrafter:
             slots += [pages[place // size] * size + place % size for place in places]
             starts.append(len(ids))
         logit_rows = [stop - 1 for stop, part in zip(starts[1:], parts, strict=True) if part.wants_logits]
+        if self._hides_first and program is self._first:
+            gate = np.where(np.array(positions)[:, None] > 0, np.float32(SHOWN), np.float32(0.0))
+            given = np.concatenate([given, np.repeat(gate, 2 * self._width, axis=1)], axis=1)
         inputs = StepInputs(
             np.array(ids, np.int32),
             np.array(positions, np.int32),
