@@ -184,7 +184,7 @@ class CostModel:
             return
         if work.n_branches:
             found = (seconds - self.rows_s(work.n_decode + work.n_draft)) / work.n_branches / self.rows_s(1)
-            self._branch += BRANCH_WEIGHT * (min(max(found, 0.0), 4 * BRANCH) - self._branch)
+            self._branch += BRANCH_WEIGHT * (min(max(found, LEAST * BRANCH), 4 * self._branch) - self._branch)
             return
         self._rows.update(work.n_decode + work.n_draft, seconds)
         self._branch += DRIFT * (BRANCH - self._branch)

@@ -40,6 +40,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_head(tmp_path_factory.mktemp("head"))
 
 
+OPTIONS: dict[str, Any] = {"threads": 1, "max_context": 200, "max_step_tokens": 48, "prefix_cache": False}
+
+
 @pytest.fixture(scope="module")
 def llm(tiny: Path, head: Path) -> Iterator[LLM]:
     options: dict[str, Any] = {
@@ -99,6 +102,40 @@ def test_guesses_are_those_of_the_arithmetic(tiny: Path, llm: LLM) -> None:
             if best[1] - best[0] < 1e-2:
                 break  # two that float16 keys cannot tell apart
             assert guess == right, f"after {len(ids)} ids"
+
+
+def test_a_trees_guesses_are_the_likeliest_after_those_before_them(tiny: Path, head: Path) -> None:
+    """Each guess is among the three likeliest by the arithmetic of its own path, over pages' ends too."""
+    by_hand, found = reference(tiny), []
+    with LLM(str(tiny), draft=f"eagle={head}", draft_width=3, backend="reference", **OPTIONS) as llm:
+        features, inner = followed(llm), llm.engine._speculator._drafter  # type: ignore[union-attr]
+        propose = inner.propose
+
+        def spy(wishes: Any) -> Any:
+            made = propose(wishes)
+            found.extend((w.seq, list(w.ids), p) for w, p in zip(wishes, made, strict=True) if p is not None)
+            return made
+
+        inner.propose = spy  # type: ignore[method-assign]
+        params = SamplingParams(temperature=1.0, seed=2, max_tokens=40, draft_tokens=9, ignore_eos=True)
+        llm.generate(["The harbour was quiet. " * 3, "ab"], params)
+    n_off_path = 0
+    for seq, ids, made in found[::6]:
+        x = by_hand.fused(np.array([features[seq][place][0] for place in range(len(ids) - 1)]))
+        states, n_next = {-1: (x, list(ids[1:]))}, {}
+        for i, guess in enumerate(made.ids):
+            parent = made.parents[i] if made.parents else i - 1
+            rows, known = states[parent]
+            logits, out = by_hand.run(rows, known)
+            ranked = by_hand.ids[np.argsort(-logits[-1])]
+            place = int(np.flatnonzero(ranked == guess)[0])
+            ordered = np.sort(logits[-1])[::-1]
+            assert place < 3 or ordered[2] - ordered[place] < 1e-2, "float16 keys may turn over two that are close"
+            n_next[parent] = n_next.get(parent, 0) + 1
+            states[i] = np.concatenate([rows, out[-1:]]), [*known, guess]
+            n_off_path += bool(made.parents) and parent not in (i - 1, -1)
+        assert max(n_next.values()) <= 3
+    assert n_off_path > 5
 
 
 def test_the_processors_kernels_guess_the_same(tiny: Path, head: Path) -> None:

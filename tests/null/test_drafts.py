@@ -329,3 +329,80 @@ def test_in_a_text_that_is_new_the_other_drafter_is_asked(right: float, least: f
     rate, drafter = beside_the_text(right, [rng.randrange(100_000) for _ in range(5000)])
     assert rate > least
     assert drafter.n_asked > (100 if right > 0.5 else 5)
+
+
+class Unsure:
+    """Two guesses of each place: the first is right 4 times of 10, the second 3 of 10, and some of each are gone on from."""
+
+    free, priors = False, (0.4, 0.3)
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.made = rng, Draft(())
+
+    def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
+        return 0
+
+    def forget(self, seqs: Any) -> None: ...
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+        [wish] = wishes
+        tree, places = GuessTree(wish), [-1]
+        while places:
+            for place in places:
+                tree.add(place, [(self.rng.randrange(10_000), 0), (self.rng.randrange(10_000), 1)][: wish.width])
+            places = tree.next(3)
+        found = tree.proposal()
+        assert found is not None
+        self.made = Draft(found.ids, found.parents)
+        return [found]
+
+
+def path_of(draft: Draft, place: int) -> list[int]:
+    """The ids of a guess and of those before it."""
+    before = draft.parents[place] if draft.parents else place - 1
+    return [*([] if before < 0 else path_of(draft, before)), draft.ids[place]]
+
+
+def judged_trees(branch_s: float, width: int, steps: int = 400) -> tuple[float, int, int]:
+    """Tokens a second ÷ those without guesses, and of the last half of the steps: those with guesses, and with branches."""
+    rng, cost = random.Random(4), CostModel()
+    drafter = Unsure(rng)
+    speculator = Speculator(drafter, cost, lambda: 0.0, width)
+    request = Request("0", (1,), SamplingParams(max_tokens=None))
+    seq = Running(SeqId(0), request, ids=[1, 2], limit=1 << 30, n_cached=1)
+    seconds, n_guessed, n_branched = 0.0, 0, 0
+    for step in range(steps):
+        drafter.made = Draft(())
+        draft = speculator.propose([seq], 0, {}).get(seq.seq_id, Draft(()))
+        n = sum(parent != i - 1 for i, parent in enumerate(draft.parents))
+        taken = machine(1 + len(draft.ids)) + n * branch_s
+        cost.observe(Work(n_decode=1, n_draft=len(draft.ids), n_branches=n), taken)
+        seconds += taken
+        n_guessed += step >= steps // 2 and bool(draft.ids)
+        n_branched += step >= steps // 2 and n > 0
+        made, path = drafter.made, [-1]
+        verified = {(tuple(path_of(draft, i))) for i in range(len(draft.ids))}
+        while path:  # what comes is one of all guesses, whether it is verified or not
+            after = [i for i, parent in enumerate(made.parents or range(-1, len(made.ids) - 1)) if parent == path[-1]]
+            draw = rng.random()
+            place = next((i for i, chance in zip(after, (0.4, 0.7), strict=False) if draw < chance), None)
+            seq.ids.append(rng.randrange(1 << 20, 1 << 30) if place is None else made.ids[place])
+            seq.n_cached += 1
+            path = [] if place is None else [*path, place]
+            if tuple(made.ids[i] for i in path[1:]) not in verified:
+                break
+    return (len(seq.ids) - 2) / seconds * machine(1), n_guessed, n_branched
+
+
+def test_trees_are_verified_where_a_branch_costs_little() -> None:
+    rate, n_guessed, n_branched = judged_trees(0.0, 3)
+    assert n_branched > 0.8 * n_guessed > 100
+    assert rate > judged_trees(0.0, 1)[0] * 1.05
+
+
+def test_chains_are_verified_where_it_costs_much() -> None:
+    """What a branch takes is measured; it is tried again now and then."""
+    rate, n_guessed, n_branched = judged_trees(0.01, 3)
+    assert n_guessed > 100
+    assert n_branched < 0.3 * n_guessed
+    assert rate > judged_trees(0.01, 1)[0] * 0.95
