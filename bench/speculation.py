@@ -323,7 +323,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("task", choices=("edit", "prose", "complete", "chat", "many"))
     parser.add_argument("--draft", default="auto")
-    parser.add_argument("--draft-width", type=int, default=1, help="guesses of one place: more make a tree")
+    parser.add_argument("--draft-width", type=int, default=3, help="guesses of one place: more make a tree")
     parser.add_argument("--prompts", default="0:20", help="part of the set, as 0:5")
     parser.add_argument("--tokens", type=int, default=200, help="most of an answer")
     parser.add_argument("--rounds", type=int, default=1)

@@ -87,7 +87,7 @@ class EngineConfig:
     max_seqs: int = 16
     lora: Mapping[str, str] | None = None  # adapters by name: PEFT's folders or GGUF files
     draft: str = "auto"  # who guesses tokens: auto or ngram (the text itself), model=, eagle= or medusa=PATH, off
-    draft_width: int = 1  # guesses of one place that a draft may have: more make it a tree; the text's have one
+    draft_width: int = 3  # guesses of one place that a draft may have: more make it a tree; the text's have one
     policy: str = "fcfs"  # who runs first, and who gives its pages back
     stall_ms: float | None = None  # longest step while anybody decodes; None: a few times one that only decodes
     max_waiting: int | None = None  # sequences in the queue; None: any number

@@ -20,5 +20,5 @@ def add_draft_options(group: Any) -> None:
         "--draft-width",
         type=int,
         metavar="N",
-        help="up to N guesses of one place by a model or a head, which makes a tree of them (default: 1, a chain)",
+        help="up to N guesses of one place by a model or a head, which makes a tree of them where it pays (default: 3; 1: a chain)",
     )

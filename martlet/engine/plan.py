@@ -22,6 +22,7 @@ from martlet.models.medusa import MedusaFile
 from martlet.ops.interface import Array, Rows, StepLimits, Weight
 from martlet.ops.null import NullBackend
 from martlet.quant.table import RawTensor
+from martlet.runtime.head import n_spare_pages
 from martlet.runtime.kv import kv_bytes_per_token, recent_bytes
 from martlet.spec import ModelSpec
 
@@ -157,12 +158,14 @@ def with_head(footprint: Footprint, head: HeadFile | MedusaFile, config: EngineC
             footprint, weights=weights, activations=footprint.activations + features, logits=footprint.logits + logits
         )
     activations = int(BYTE_FORMS * 4 * config.max_step_tokens * (head.width + len(head.features) * head.spec.hidden))
+    n_spare, kv = n_spare_pages(config.max_seqs, config.draft_width > 1), parse_kv_types("f16")
+    head_kv = kv_bytes_per_token(head.spec, kv, config.page_size)
     return replace(
         footprint,
         weights=footprint.weights + head.weight_bytes,
-        activations=footprint.activations + activations,
-        logits=footprint.logits + 4 * config.max_seqs * head.spec.vocab,
-        head_kv=kv_bytes_per_token(head.spec, parse_kv_types("f16"), config.page_size),
+        activations=footprint.activations + activations + n_spare * config.page_size * head_kv,
+        logits=footprint.logits + 4 * n_spare * head.spec.vocab,
+        head_kv=head_kv,
     )
 
 

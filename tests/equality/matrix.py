@@ -341,6 +341,7 @@ def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any
         "max_seqs": 1,
         "prefix_cache": False,
         "draft": "off",
+        "draft_width": 1,
         "max_step_tokens": 256,
         "max_context": context,
     }

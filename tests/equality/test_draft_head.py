@@ -41,6 +41,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 OPTIONS: dict[str, Any] = {"threads": 1, "max_context": 200, "max_step_tokens": 48, "prefix_cache": False}
+CHAIN = {"draft_width": 1}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,7 @@ def llm(tiny: Path, head: Path) -> Iterator[LLM]:
         "max_seqs": 4,
         "max_step_tokens": 48,
         "prefix_cache": False,
+        **CHAIN,
     }
     with LLM(str(tiny), draft=f"eagle={head}", backend="reference", **options) as llm:
         yield llm
@@ -140,7 +142,7 @@ def test_a_trees_guesses_are_the_likeliest_after_those_before_them(tiny: Path, h
 
 def test_the_processors_kernels_guess_the_same(tiny: Path, head: Path) -> None:
     by_hand = reference(tiny)
-    with LLM(str(tiny), draft=f"eagle={head}", threads=2, max_context=200, prefix_cache=False) as llm:
+    with LLM(str(tiny), draft=f"eagle={head}", threads=2, max_context=200, prefix_cache=False, **CHAIN) as llm:
         features, made = followed(llm), watched(llm)
         params = SamplingParams(temperature=0.0, max_tokens=40, draft_tokens=3, ignore_eos=True)
         llm.generate(["The harbour was quiet. " * 5, "ab"], params)
@@ -191,7 +193,7 @@ def test_features_are_what_enters_the_layers(tiny: Path, ends: tuple[int, ...]) 
 def test_without_output_rows_it_takes_the_models(tiny: Path, tmp_path: Path) -> None:
     tensors = head_tensors()
     del tensors["lm_head.weight"]
-    with LLM(str(tiny), draft=f"eagle={write_head(tmp_path, tensors)}", backend="reference", threads=1) as llm:
+    with LLM(str(tiny), draft=f"eagle={write_head(tmp_path, tensors)}", backend="reference", threads=1, **CHAIN) as llm:
         made, features = watched(llm), followed(llm)
         params = SamplingParams(temperature=0.0, max_tokens=8, draft_tokens=1, ignore_eos=True)
         llm.generate("some text", params)
@@ -208,7 +210,7 @@ def test_an_eagle_1_head_guesses_by_its_arithmetic(tiny: Path, tmp_path: Path) -
     tensors = first_head_tensors()
     config = {"draft_vocab_size": None, "architectures": ["LlamaForCausalLM"]}
     folder = write_head(tmp_path, tensors, **config)
-    options: dict[str, Any] = {"threads": 1, "max_context": 200, "max_step_tokens": 48, "prefix_cache": False}
+    options: dict[str, Any] = {**OPTIONS, **CHAIN}
     with LLM(str(tiny), draft=f"eagle={folder}", backend="reference", **options) as llm:
         made, features = watched(llm), followed(llm)
         params = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)

@@ -82,7 +82,8 @@ def test_guesses_are_those_of_the_arithmetic(tiny: Path, tmp_path: Path, layout:
         tensors = tensors_of(layout, len(ids_of))
         more = {"token_map": ids_of}
     folder = write(tmp_path, layout, {**tensors, **more})
-    with LLM(str(tiny), draft=f"medusa={folder}", backend="reference", threads=1, prefix_cache=False) as llm:
+    options: dict[str, Any] = {"backend": "reference", "threads": 1, "prefix_cache": False, "draft_width": 1}
+    with LLM(str(tiny), draft=f"medusa={folder}", **options) as llm:
         made, features = watched(llm), followed(llm)
         params = SamplingParams(temperature=1.0, seed=1, max_tokens=25, ignore_eos=True)
         plain, guessed = (llm.generate(["some words", "ab"], with_guesses(params, n)) for n in (0, 2))

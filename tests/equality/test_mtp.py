@@ -152,7 +152,7 @@ OPTIONS: dict[str, Any] = {"threads": 1, "max_context": 200, "max_step_tokens": 
 
 def test_guesses_are_those_of_the_arithmetic(mimo: Path) -> None:
     """The embedding at position 0 hidden, and its own output read again for the second guess."""
-    with LLM(str(mimo), draft="mtp", backend="reference", **OPTIONS) as llm:
+    with LLM(str(mimo), draft="mtp", draft_width=1, backend="reference", **OPTIONS) as llm:
         made, features = watched(llm), followed(llm)
         params = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
         prompts = ["The harbour was quiet. " * 3, "ab"]

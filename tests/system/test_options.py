@@ -26,7 +26,7 @@ OPTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "max_step_tokens": (64, (0, -1, 1.5, 1 << 40)),
     "max_seqs": (2, (0, -1, 1.5, 1 << 40)),
     "draft": ("off", ("of", "model=", "model", 5)),
-    "draft_width": (3, (0, 9, 1.5, "3", True)),
+    "draft_width": (5, (0, 9, 1.5, "3", True)),
     "policy": ("fair", ("lifo", 5)),
     "stall_ms": (20.5, (0, -1.0, "20", True, float("nan"), float("inf"))),
     "string_limit": (900, (-1, 1.5, "20", True)),
