@@ -40,7 +40,7 @@ class StepBudget:
         """How many of a prompt's remaining positions to compute; 0 if nothing is left for it."""
         if self.closed:
             return 0
-        count = min(remaining, self.tokens)
+        count = max(0, min(remaining, self.tokens))  # below 0: a chunk between layers took rows that guesses had
         if self.seconds is not None:
             within = self.cost.prefill_within(max(0.0, self.seconds), start, count)
             if within < count:  # whole pages, or at least whole tiles of rows: what the kernels work in
@@ -50,7 +50,7 @@ class StepBudget:
 
     def least(self, remaining: int) -> int:
         """What the first prompt of a step gets in any case."""
-        return 0 if self.closed else min(remaining, self.tokens, ROWS)
+        return 0 if self.closed else max(0, min(remaining, self.tokens, ROWS))
 
     def layers(self, start: int, count: int, n_layers: int, first: int) -> int:
         """How many layers, from `first` on, a chunk goes through in this step: at least one.

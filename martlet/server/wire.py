@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 __all__ = ["HEAD_S", "MAX_HEAD_BYTES", "BoundedProtocol", "chunk"]
 
@@ -33,11 +33,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
+        self._cycles: list[RequestResponseCycle] = []  # requests that may not have been answered yet
         self._timer = self.loop.call_later(HEAD_S, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
+        """It has gone. uvicorn tells the newest request; the one that is answered may have others behind it."""
         self._stop_timer()
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -72,6 +76,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        if self.cycle is not None:
+            self._cycles = [*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle]
 
     @property
     def is_free(self) -> bool:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.cache.tiers import TierSlots
+from martlet.drafts import Draft
 from martlet.errors import CapacityError, RequestError
 from martlet.sampling_params import SamplingParams
 from martlet.sched.growth import MAX_PREEMPTED
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
-from martlet.types import Event, FinishReason, Load, Request, Scheduling, Sequence, StepPlan
+from martlet.types import Event, FinishReason, Load, Request, Scheduling, SeqId, Sequence, StepPlan
 from tests.null.scripted import ScriptedExecutor, rows_of
 
 __all__ = ["EOS", "Soak", "SoakOptions", "expected_answer"]
@@ -30,6 +31,14 @@ def next_id(ids: list[int], index: int) -> int:
     """The token after `ids`: it depends on all that a real one depends on, so that a lost or doubled one shows."""
     mixed = (len(ids) * 7919 + sum(ids[-3:]) * 104729 + index * 31) % 1009
     return EOS if mixed % 23 == 0 else ALPHABET[mixed % 3]
+
+
+def token_at(seq: Sequence, number: int) -> int:
+    """Token `number` of a sequence's answer."""
+    ids = list(seq.request.prompt_ids)
+    for _ in range(number + 1):
+        ids.append(next_id(ids, seq.index))
+    return ids[-1]
 
 
 def expected_answer(seq: Sequence) -> list[int]:
@@ -58,6 +67,7 @@ class SoakOptions:
     stall_s: float | None = None
     layered_rows: int = 0
     n_layers: int = 1
+    guesses: int = 0  # at most so many for a sequence, in a chain or a tree
     failures: bool = True  # of steps and of loads
     check_every: int = 1
 
@@ -80,12 +90,13 @@ class Soak:
             options.context,
             options.step_tokens,
             options.max_seqs,
-            options.max_seqs + 2,
+            options.max_seqs + 2 + options.guesses,
             40,
             400,
             stall_s=options.stall_s,
             layered_rows=options.layered_rows,
             n_layers=options.n_layers,
+            max_branches=3 if options.guesses else 0,
         )
         self.scheduler = Scheduler(
             self.pool,
@@ -95,13 +106,11 @@ class Soak:
             policy=POLICIES[options.policy],
             share_tokens=share,
         )
-        self.executor = ScriptedExecutor(
-            lambda seq, number: next_id(seq.ids, seq.index), options.page_size, self._fails
-        )
+        self.executor = ScriptedExecutor(token_at, options.page_size, self._fails)
         self.executor.keep_plans = False
         self.now = 1.0
         self.n_operations = self.n_steps = self.n_requests = self.n_refused = self.n_loads = self.n_copies = 0
-        self.n_shared = self.n_layered = 0
+        self.n_shared = self.n_layered = self.n_guessed = 0
         self.live: dict[tuple[str, int], Sequence] = {}
         self.accepted: set[tuple[str, int]] = set()
         self.prompts: list[tuple[int, ...]] = []
@@ -201,7 +210,7 @@ class Soak:
 
     def step(self, abort: str | None = None) -> None:
         """Plan, run and commit; with `abort`, a request that ends while the step runs."""
-        plan = self.scheduler.plan(self.now)
+        plan = self.scheduler.plan(self.now, self.drafts())
         self.check_plan(plan)
         if abort is not None:
             self.take(self.scheduler.abort(abort))
@@ -212,12 +221,33 @@ class Soak:
         self.n_loads += len(plan.loads)
         self.n_copies += len(plan.copies)
 
+    def drafts(self) -> dict[SeqId, Draft]:
+        """Guesses of some sequences' next tokens, most of them right; of some first guesses a second one."""
+        rnd, found = self.random, {}
+        for seq in self.scheduler.running if self.options.guesses else ():
+            if rnd.random() < 0.5:
+                continue
+            ids = list(seq.ids)
+            for _ in range(rnd.randint(1, self.options.guesses)):
+                ids.append(next_id(ids, seq.index) if rnd.random() < 0.8 else rnd.choice(ALPHABET))
+            guesses, parents = ids[len(seq.ids) :], list(range(-1, len(ids) - len(seq.ids) - 1))
+            for parent in sorted(rnd.sample(parents, min(rnd.choice((0, 0, 1, 2)), len(parents)))):
+                guesses.append(rnd.choice([token for token in ALPHABET if token != guesses[parent + 1]]))
+                parents.append(parent)
+            found[seq.seq_id] = Draft(tuple(guesses), tuple(parents) if len(parents) > len(ids) - len(seq.ids) else ())
+        return found
+
     def check_plan(self, plan: StepPlan) -> None:
         """Budgets, and who may be preempted."""
-        assert sum(span.count for span in plan.spans) <= self.options.step_tokens
+        assert all(span.count > 0 for span in plan.spans)
+        # A chunk between layers has a program of its own, and is taken further in a step that guesses have filled.
+        most = self.options.step_tokens
+        assert sum(span.count for span in plan.spans if not span.is_layered) <= most
+        assert self.options.guesses or sum(span.count for span in plan.spans) <= most
+        self.n_guessed += sum(len(span.draft) for span in plan.spans)
         self.n_layered += sum(span.is_layered for span in plan.spans)
         assert len(plan.spans) <= self.options.max_seqs
-        assert sum(span.n_logits for span in plan.spans) <= self.options.max_seqs + 2
+        assert sum(span.n_logits for span in plan.spans) <= self.options.max_seqs + 2 + self.options.guesses
         assert all(seq.n_preempted <= MAX_PREEMPTED for seq in self.scheduler._live.values())
         sources = {copy.source for copy in plan.copies}
         assert not sources & {load.page for load in plan.loads}, "a page is overwritten before it is copied"

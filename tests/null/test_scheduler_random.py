@@ -19,6 +19,7 @@ KINDS = {
     "groups": SoakOptions(share_pages=2, n_slots=6),
     "roomy": SoakOptions(n_pages=40, max_seqs=8, step_tokens=32),
     "layers": SoakOptions(n_pages=20, step_tokens=24, layered_rows=5, n_layers=7, stall_s=0.002),
+    "guesses": SoakOptions(n_pages=30, max_seqs=5, step_tokens=7, layered_rows=5, n_layers=7, stall_s=0.002, guesses=8),
     "tight": SoakOptions(n_pages=10, max_seqs=5, n_slots=20),
 }
 
@@ -34,6 +35,7 @@ def test_anything_in_any_order(kind: str, policy: str) -> None:
     assert soak.n_requests > 100
     assert soak.n_shared > (200 if options.cache else 0)
     assert (soak.n_loads > 0) == (options.n_slots > 0)
+    assert (soak.n_guessed > 100) == (options.guesses > 0)
     assert (soak.n_layered > 100) == (options.layered_rows > 0)
 
 

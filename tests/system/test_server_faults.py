@@ -62,6 +62,21 @@ def test_client_that_leaves_while_it_decodes(stream: bool) -> None:
         served.check_idle()
 
 
+def test_client_that_leaves_with_a_request_behind_the_one_that_runs() -> None:
+    """Two requests were sent at once: the first ends as well, and the second never runs."""
+    with serving(endless, step_s=0.005, context=2000, n_pages=1000) as served:
+        connection = ask(served, stream=True)
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+        connection.sendall(head(CHAT, len(body)) + body)
+        found = b""
+        while b"data: " not in found:
+            found += connection.recv(4096)
+        connection.close()
+        wait_until(lambda: not is_running(served), 2.0)
+        served.check_idle()
+        assert served.gauge("request_success_total", finished_reason="abort") == 1
+
+
 def test_client_that_leaves_while_it_waits_or_prefills() -> None:
     with serving(endless, step_s=0.02, context=2000, n_pages=4000) as served:  # room for all
         running = []
