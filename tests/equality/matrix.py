@@ -70,8 +70,12 @@ def _whole(seen: Seen, n_prompt: int) -> int:
 
 
 def _branched(seen: Seen) -> bool:
-    """A guess that was not the likeliest was right, in a tree; beside 4-bit pages guesses are chains."""
-    return (seen.n_branched > 0 or (seen.share > PAGE and seen.n_accepted > 0)) and seen.n_refused > 0
+    """A guess that was not the likeliest was right, in a tree; in steps of few tokens it was one of few that were verified.
+
+    Beside 4-bit pages guesses are chains.
+    """
+    few = max(seen.chunks.values()) >= 6 and seen.n_branches > 0
+    return (seen.n_branched > 0 or few or (seen.share > PAGE and seen.n_accepted > 0)) and seen.n_refused > 0
 
 
 def _order_differs(seen: Seen) -> bool:
