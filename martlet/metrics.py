@@ -246,8 +246,11 @@ class Observer:
     def accepted(self, request: Request, now: float) -> None:
         """A request was accepted."""
 
+    def ran(self, plan: StepPlan, seconds: float) -> None:
+        """A step was committed; it took so long."""
+
     def stepped(self, record: StepRecord) -> None:
-        """A step was committed; its events are in the record."""
+        """A step was committed; its events are in the record, which is only made if somebody overrides this."""
 
     def broke(self, plan: StepPlan) -> None:
         """A step raised: nothing of it was committed, and `ended` says what that ended."""

@@ -26,7 +26,7 @@ from martlet.errors import MartletError, RequestError
 
 __all__ = ["Load", "LoadRun", "bodies", "measure_server", "read_dataset", "run_load"]
 
-WATCH_S = 0.02  # between two looks at how late the event loop is; each takes as long as a token's arrival
+WATCH_S = 0.05  # between two looks at how late the event loop is; each takes as long as a token's arrival
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand"
     " part place case week company system program question work government number night point home water room mother"

@@ -34,13 +34,16 @@ class Recorder:
         self.totals = EngineTotals()
         self._clock = clock
         self._load = load
-        self._observers = tuple(observers)
+        self._observers: tuple[Observer, ...] = ()
+        self._readers: tuple[Observer, ...] = ()  # of them, those that want to know all of each step
         self._open: dict[str, _Open] = {}
         self._sequences: dict[SeqId, tuple[RequestMetrics, str, int]] = {}
         self._prefill_tokens = 0.0
         self._prefill_s = 0.0
         self._step_prefill = 0  # tokens of the step that runs
         self._plan: StepPlan | None = None  # of the step that runs
+        for observer in observers:
+            self.watch(observer)
 
     def accepted(self, request: Request) -> RequestMetrics:
         """A request was accepted: return its metrics, which fill in as it runs."""
@@ -85,9 +88,11 @@ class Recorder:
         self._take(events, now)
         self._count_drafts(plan, result)
         self.totals.n_steps += 1
-        if self._observers:
+        for observer in self._observers:
+            observer.ran(plan, now - start)
+        if self._readers:
             record = self._record(plan, result, tuple(events), (start, planned, ran, now))
-            for observer in self._observers:
+            for observer in self._readers:
                 observer.stepped(record)
         for seq_id in plan.dropped:
             self._sequences.pop(seq_id, None)
@@ -111,11 +116,15 @@ class Recorder:
 
     def watch(self, observer: Observer) -> None:
         """Tell one more observer."""
-        self._observers = (*self._observers, observer)
+        self._set_observers((*self._observers, observer))
 
     def unwatch(self, observer: Observer) -> None:
         """Tell it no more; a step that is being told of may be its last."""
-        self._observers = tuple(other for other in self._observers if other is not observer)
+        self._set_observers(tuple(other for other in self._observers if other is not observer))
+
+    def _set_observers(self, observers: tuple[Observer, ...]) -> None:
+        self._readers = tuple(each for each in observers if type(each).stepped is not Observer.stepped)
+        self._observers = observers
 
     def close(self) -> None:
         """Close the observers. Idempotent."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from martlet.engine.outputs import RequestOutput
-from martlet.metrics import EngineTotals, Observer, StepRecord
+from martlet.metrics import EngineTotals, Observer
+from martlet.types import StepPlan
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -66,9 +67,10 @@ class Measures(Observer):
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.n_running = self.n_waiting = self.n_free_pages = 0
         self.n_ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self._past = EngineTotals()  # of engines that are closed
+        self._step_tokens, self._step_sequences = Histogram(_STEP_TOKENS), Histogram(_STEP_TOKENS[:7])
+        self._step_time = Histogram(_BETWEEN)
         self.histograms = {
             "time_to_first_token_seconds": (Histogram(_TTFT), "Time from arrival to the first token."),
             "inter_token_latency_seconds": (Histogram(_BETWEEN), "Time between two tokens of an answer."),
@@ -81,9 +83,9 @@ class Measures(Observer):
             "request_prompt_tokens": (Histogram(_TOKENS), "Prompt tokens of a request."),
             "request_generation_tokens": (Histogram(_TOKENS), "Generated tokens of a request."),
             "request_params_n": (Histogram(_N), "Answers that a request asked for."),
-            "iteration_tokens_total": (Histogram(_STEP_TOKENS), "Tokens computed in a step."),
-            "step_time_seconds": (Histogram(_BETWEEN), "Time of a step."),
-            "step_sequences": (Histogram(_STEP_TOKENS[:7]), "Sequences computed in a step."),
+            "iteration_tokens_total": (self._step_tokens, "Tokens computed in a step."),
+            "step_time_seconds": (self._step_time, "Time of a step."),
+            "step_sequences": (self._step_sequences, "Sequences computed in a step."),
         }
 
     def retire(self, engine: Engine) -> None:
@@ -94,13 +96,11 @@ class Measures(Observer):
         """What all engines of the model have counted, with the one that is there."""
         return self._past if engine is None else self._past.plus(engine.totals)
 
-    def stepped(self, record: StepRecord) -> None:
+    def ran(self, plan: StepPlan, seconds: float) -> None:
         """A step was committed."""
-        self.n_running, self.n_waiting = record.n_running, record.n_waiting
-        self.n_free_pages = record.n_free_pages
-        self.histograms["iteration_tokens_total"][0].observe(record.plan.n_tokens)
-        self.histograms["step_sequences"][0].observe(len(record.spans))
-        self.histograms["step_time_seconds"][0].observe(record.plan_s + record.run_s + record.commit_s)
+        self._step_tokens.observe(plan.n_tokens)
+        self._step_sequences.observe(len(plan.spans))
+        self._step_time.observe(seconds)
 
     def ended_request(self, output: RequestOutput) -> None:
         """A request has ended."""

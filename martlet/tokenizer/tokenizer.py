@@ -47,6 +47,10 @@ class Tokenizer:
         self._types = vocab.types
         self.texts_alone: Mapping[int, str] = _TextsAlone(self)
         self._added = {token.id: token for token in vocab.added}
+        self._bytes: tuple[dict[int, bytes], dict[int, bytes]] = (
+            {},
+            {},
+        )  # that were asked for, without and with `special`
         early = [token for token in vocab.added if not token.normalized]
         late = [token for token in vocab.added if token.normalized]
         self._finder = AddedTokenFinder(early)
@@ -149,6 +153,13 @@ class Tokenizer:
 
     def token_bytes(self, token: int, *, special: bool = True) -> bytes:
         """Return the bytes that a token adds to the text; b"" for a control token if `special` is False."""
+        known = self._bytes[special]
+        found = known.get(token)
+        if found is None:
+            found = known[token] = self._make_bytes(token, special)
+        return found
+
+    def _make_bytes(self, token: int, special: bool) -> bytes:
         text = self.token_text(token)
         kind = self._types[token]
         if kind in CONTROL:
