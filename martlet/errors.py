@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = [
+    "ADAPTER_GONE",
     "NOTHING_LEFT",
     "CapacityError",
     "FormatError",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 
+ADAPTER_GONE = "adapter_gone"  # the code of a RequestError for an adapter that was unloaded before the request came
 # What a SampleError says if the request's own wishes contradict each other: the client's fault.
 NOTHING_LEFT = (
     "No token may be sampled: the grammar, allowed_token_ids, bad_words, logit_bias and min_tokens of the request leave"

@@ -270,7 +270,11 @@ def _read_events(answer: Answer, events: list[tuple[float, bytes]]) -> None:
             if not isinstance(value, dict) or "error" in value:
                 answer.error = f"an error in the stream: {_message(data)}"
                 return
-            _read_chunk(answer, value, when)
+            try:
+                _read_chunk(answer, value, when)
+            except (AttributeError, TypeError):
+                answer.error = f"an event is no chunk of an answer: {data[:100]!r}"
+                return
     if not ended:
         answer.error = "the stream ended without [DONE]"
     elif not answer.times:
@@ -285,15 +289,20 @@ def _data(raw: bytes) -> Iterator[bytes]:
 
 def _read_chunk(answer: Answer, chunk: dict[str, Any], when: float) -> None:
     if isinstance(usage := chunk.get("usage"), dict):
-        answer.n_prompt = usage.get("prompt_tokens")
-        answer.n_generated = usage.get("completion_tokens")
+        answer.n_prompt = _count(usage, "prompt_tokens")
+        answer.n_generated = _count(usage, "completion_tokens")
         details = usage.get("prompt_tokens_details")
-        answer.n_cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        answer.n_cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or choice
         if any(delta.get(name) for name in ("content", "text", "reasoning_content", "tool_calls")):
             answer.times.append(when)
         answer.finish = choice.get("finish_reason") or answer.finish
+
+
+def _count(usage: dict[str, Any], name: str) -> int | None:
+    found = usage.get(name)
+    return found if type(found) is int and found >= 0 else None
 
 
 def _message(data: bytes) -> str:

@@ -148,7 +148,7 @@ async def _first_model(target: Target) -> str | None:
         listed = await get_json(target, f"{target.prefix}/models")
         return str(listed["data"][0]["id"])
     except (OSError, TimeoutError) as error:
-        raise MartletError(f"There is no server at {target.host}:{target.port}: {error}.") from None
+        raise MartletError(f"There is no server at {target.host}:{target.port}: {error or 'no answer'}.") from None
     except (MartletError, LookupError, TypeError, ValueError):
         return None  # it may do without a name
 

@@ -105,9 +105,11 @@ def execute(args: Namespace) -> int:
     settings, models = _models(args, ServerSettings(**_given(args)))
     from martlet.config import resolve_config
     from martlet.engine.build import Built, Progress, build
+    from martlet.server.listen import check_listening
     from martlet.server.run import serve
     from martlet.server.self_test import check_model
 
+    check_listening(settings)
     options: dict[str, Any] = dict(engine_options(args))
     for name, bound in MAX_WAITING.items():
         if options[name] is None:
@@ -174,10 +176,16 @@ def _given(args: Namespace) -> dict[str, Any]:
 def _keys_in(path: str | None) -> list[str]:
     if path is None:
         return []
-    with Path(path).open("rb") as file:
-        data = file.read(MAX_KEY_FILE + 1)
-    keys = data.decode("ascii", "replace").split("\n")
-    found = [key.strip() for key in keys if key.strip() and not key.startswith("#")]
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_KEY_FILE + 1)
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}.", param="api_key_file") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"{path} is no text; expected API keys, one a line.", param="api_key_file") from None
+    lines = [line.strip() for line in text.splitlines()]
+    found = [line for line in lines if line and not line.startswith("#")]
     if not found or len(data) > MAX_KEY_FILE:
         raise RequestError(f"{path} holds no API keys; expected one a line.", param="api_key_file")
     return found

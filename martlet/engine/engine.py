@@ -15,7 +15,7 @@ from martlet.cache.pages import PagePool
 from martlet.drafts import Draft
 from martlet.engine.record import Recorder
 from martlet.engine.speculation import Speculator
-from martlet.errors import RequestError
+from martlet.errors import ADAPTER_GONE, RequestError
 from martlet.metrics import EngineTotals, Observer, RequestMetrics
 from martlet.models.adapters import Adapter
 from martlet.runtime.executors import Executor
@@ -169,7 +169,7 @@ class Engine:
         if self._check_params is not None:
             self._check_params(params)
         if request.adapter and request.adapter not in self._adapters:
-            raise RequestError("The adapter of the request is not loaded (any more).", param="model")
+            raise RequestError("The adapter of the request is not loaded (any more).", param="model", code=ADAPTER_GONE)
         if params.draft_tokens and self._speculator is None:
             raise RequestError(
                 f"draft_tokens is {params.draft_tokens}, and this engine guesses nothing: leave it out, or start the"

@@ -62,7 +62,11 @@ class Grammars:
                 self._compiled.move_to_end(asked)
                 return found
         made: list[State] = []
-        state = compile_state(asked, made)
+        try:
+            state = compile_state(asked, made)
+        except RequestError as error:
+            error.param = error.param or "structured"
+            raise
         forgetting = [forget for one in made if (forget := releasing(one)) is not None]
         with self._lock:
             vocabulary = self._vocabulary(_marks_of(asked))

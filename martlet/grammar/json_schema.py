@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from martlet.errors import RequestError
@@ -140,11 +140,24 @@ def _start(loader: Loader, options: SchemaOptions, limits: Limits) -> tuple[Stat
         with refusing_depth():
             prepare(machine, goal, limits)
             if not algebra.inhabited(goal):
-                raise SchemaError([Problem("#", "no value meets it")])
+                raise SchemaError([Problem("#", _why_none(loader, options, limits))])
         return machine.value((goal,), Root(machine)), machine
     except BaseException:
         machine.forget()
         raise
+
+
+def _why_none(loader: Loader, options: SchemaOptions, limits: Limits) -> str:
+    """Whether no value meets a schema at all, or none whose numbers are as short as answers have them."""
+    if options.digits != Digits():
+        try:
+            _start(loader, replace(options, digits=Digits()), limits)[1].forget()
+        except RequestError:
+            pass
+        else:
+            before, after = options.digits.before, options.digits.after
+            return f"it needs numbers of more digits than answers have: {before} before the point and {after} after it"
+    return "no value meets it"
 
 
 def compile_schema(

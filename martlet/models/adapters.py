@@ -180,6 +180,7 @@ def _read_peft(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
         target = target.removesuffix(".weight")
         found.setdefault(target, {})[match[2].lower()] = _values(file, tensor, match[2].lower())
         scales[target] = _alpha(path, config, match[1])
+        _check_rank(file, tensor, match[2], _of_module(path, config, match[1], "r", "rank_pattern"))
     pairs = _pairs(file, found)
     root = bool(config.get("use_rslora"))
     del tensors, mapping
@@ -189,20 +190,34 @@ def _read_peft(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
     }
 
 
-def _alpha(path: Path, config: Mapping[str, Any], module: str) -> float:
-    """What scales a module's update, times its rank: its own value if there is one."""
-    value = config.get("lora_alpha", 8)  # PEFT's default
-    patterns = config.get("alpha_pattern") or {}
+def _of_module(path: Path, config: Mapping[str, Any], module: str, name: str, pattern: str) -> Any:
+    """A setting's value for a module: the pattern's own if it names it."""
+    value, patterns = config.get(name), config.get(pattern) or {}
     if not isinstance(patterns, dict):
-        raise FormatError(path, f"alpha_pattern is {patterns!r:.40}, expected an object")
+        raise FormatError(path, f"{pattern} is {patterns!r:.40}, expected an object")
     for key, own in patterns.items():
         if not re.fullmatch(r"[\w.]+", key):
-            raise UnsupportedError(f"{path} has an alpha_pattern {key!r:.60} that is more than a module's name")
+            raise UnsupportedError(f"{path} has {pattern} {key!r:.60} that is more than a module's name")
         if module == key or module.endswith(f".{key}"):
             value = own
+    return value
+
+
+def _alpha(path: Path, config: Mapping[str, Any], module: str) -> float:
+    """What scales a module's update, times its rank: its own value if there is one."""
+    value = _of_module(path, {"lora_alpha": 8, **config}, module, "lora_alpha", "alpha_pattern")  # 8: PEFT's default
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_ALPHA:
         raise FormatError(path, f"lora_alpha is {str(value)[:40]!r}, expected a number below {MOST_ALPHA:.0e}")
     return float(value)
+
+
+def _check_rank(file: Path, tensor: RawTensor, which: str, rank: Any) -> None:
+    """The scale comes from the rank, so a configuration that names another one is not this file's."""
+    found = tensor.shape[0 if which == "A" else 1]
+    if rank is not None and rank != found:
+        raise FormatError(
+            file, f"{tensor.name} has the rank {found:,}, and adapter_config.json says r = {str(rank)[:40]}"
+        )
 
 
 def _read_gguf(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:

@@ -277,7 +277,7 @@ class Bridge:
         except BaseException as error:  # a fault of this file: whoever waits must learn of it
             logger.exception("the engine's thread has ended")
             with self._wake:
-                self.error = str(error) or type(error).__name__
+                self.error = (str(error) or type(error).__name__).rstrip(".")
                 jobs, self._inbox = self._inbox, deque()
             for job in jobs:
                 job()

@@ -20,7 +20,7 @@ from martlet.engine.build import Built
 from martlet.engine.driver import Asked
 from martlet.engine.outputs import RequestOutput
 from martlet.engine.prompts import PromptTokens
-from martlet.errors import NOTHING_LEFT, RequestError
+from martlet.errors import ADAPTER_GONE, NOTHING_LEFT, RequestError
 from martlet.sched.queue import QUEUE_TIMEOUT
 from martlet.server import tracing
 from martlet.server.body import Body, Parsed, parse_body, parse_json, read_body
@@ -172,12 +172,26 @@ class Service:
         """Hand requests to the engine; `timeout_s` seconds later they are cancelled."""
         if self.draining:
             raise ApiError(503, "The server shuts down.", code="shutting_down", headers={"Retry-After": "5"})
-        ticket = await self.bridge.submit(ticket_id, asked, streams=streams)
+        try:
+            ticket = await self.bridge.submit(ticket_id, asked, streams=streams)
+        except RequestError as error:
+            if error.code != ADAPTER_GONE:
+                raise
+            ticket = await self.bridge.submit(ticket_id, self._with_new_adapter(asked), streams=streams)
         limits = [limit for limit in (timeout_s, self.settings.request_timeout_s) if limit is not None]
         if limits:
             late = ApiError(408, f"The request took longer than {min(limits):g} s.", code="timeout")
             asyncio.get_running_loop().call_later(min(limits), ticket.cancel, late)
         return ticket
+
+    def _with_new_adapter(self, asked: Sequence[Asked]) -> list[Asked]:
+        """Requests whose adapter was replaced while they were read, with the one that has its name now."""
+        found = self.built.adapters.get(self.model)
+        if found is None:
+            raise ApiError(
+                404, f"The adapter {self.model!r} has just been unloaded.", param="model", code="model_not_found"
+            )
+        return [replace(one, request=replace(one.request, adapter=found.digest)) for one in asked]
 
     async def whole(self, request: Request, ticket: Ticket) -> list[RequestOutput]:
         """Wait for the answers as a whole; if the client leaves meanwhile they are aborted."""

@@ -194,6 +194,16 @@ class TestStreams:
             ([b"SSH-2.0\r\n\r\n"], "not HTTP"),
             ([b""], "before an answer"),
             ([HEAD + chunk(b"data: {\n\n") + chunk(b"")], "not JSON"),
+            ([HEAD + chunk(PIECE), b"zz\r\nmore\r\n\r\n"], "begins with b'zz', which is no size"),
+            ([HEAD + b"-5\r\n\r\n\r\n"], "no size"),
+            ([b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n" + PIECE], "ended in the midst"),
+            ([b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 70_000], "head is larger than 65,536"),
+            ([b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"], "without [DONE]"),
+            ([b"HTTP/1.1 500 X\r\nContent-Length: 13\r\n\r\n<html> broken"], "status 500: <html> broken"),
+            ([HEAD + chunk(b"data: [1]\n\n") + chunk(b"")], "an error in the stream"),
+            ([HEAD + chunk(b'data: {"choices": [7]}\n\ndata: [DONE]\n\n') + chunk(b"")], "no chunk of an answer"),
+            ([HEAD + chunk(b'data: {"choices": 7}\n\ndata: [DONE]\n\n') + chunk(b"")], "no chunk of an answer"),
+            ([HEAD + chunk(b'data: {"choices": [{"delta": [1]}]}\n\ndata: [DONE]\n\n') + chunk(b"")], "no chunk of an"),
         ],
     )
     def test_what_goes_wrong_is_said(self, parts: list[bytes], expected: str) -> None:
@@ -201,6 +211,51 @@ class TestStreams:
             error = asked(target).error
         assert error is not None
         assert expected in error
+
+    def test_a_connection_that_stays_open(self) -> None:
+        """The end of the body is the end, trailers and all, though the server does not close; and bytes may come singly."""
+        whole = HEAD + chunk(PIECE) + chunk(PIECE + DONE) + b"0;last\r\nX-Trailer: yes\r\n\r\n"
+        for parts in ([whole], [whole[:-1], whole[-1:]], [whole[i : i + 1] for i in range(len(whole))]):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+
+                def work(parts: list[bytes] = parts, listener: socket.socket = listener) -> None:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(1 << 16)
+                        for part in parts:
+                            connection.sendall(part)
+                        connection.recv(1)  # until the client closes
+
+                thread = threading.Thread(target=work, daemon=True)
+                thread.start()
+                found = asked(Target.of(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+                thread.join(5)
+            assert (found.error, len(found.times), found.n_generated) == (None, 2, 2)
+
+    def test_a_server_that_says_nothing(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            target = Target.of(f"http://127.0.0.1:{listener.getsockname()[1]}")
+            found = asyncio.run(ask(target, "/completions", b"{}", time.perf_counter(), 0.2))
+        assert found.error == "no end of the answer after 0.2 s"
+
+    def test_usage_that_is_none(self) -> None:
+        """Numbers that are no numbers are as good as none: pieces are counted, and the audit says so."""
+        odd = b'data: {"choices": [], "usage": {"prompt_tokens": "7", "completion_tokens": null}}\n\ndata: [DONE]\n\n'
+        with canned(HEAD + chunk(PIECE) + chunk(odd) + chunk(b"")) as target:
+            found = asked(target)
+        assert (found.error, found.n_prompt, found.n_generated) == (None, None, None)
+
+    @pytest.mark.parametrize(
+        "answer", [b"HTTP/1.1 500 X\r\nContent-Length: 2\r\n\r\nno", b"<html>", HEAD + b"x\r\n\r\n", b""]
+    )
+    def test_the_command_against_a_broken_server(self, answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+        """One line, and a status that says so."""
+        with canned(answer) as target:
+            options = ["--requests", "1", "--model", "m", "--concurrency", "1"]
+            assert main(["bench", "serve", f"http://127.0.0.1:{target.port}", *options]) != 0
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "The first request failed" in said
 
 
 class TestAgainstOurServer:

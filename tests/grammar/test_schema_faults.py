@@ -231,3 +231,19 @@ def test_hostile_schemas_are_refused_in_time(schema: Any) -> None:
     with pytest.raises(RequestError):
         schema_start(schema, SchemaOptions(), Limits(seconds=2.0))
     assert time.thread_time() - start < 15.0
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "number", "minimum": 1e30}, "more digits than answers have: 24 before the point and 24 after it."),
+        ({"type": "integer", "exclusiveMinimum": 1e308}, "24 before the point and 24 after it."),
+        ({"type": "number", "minimum": 1e31, "maximum": 1e30}, "no value meets it."),
+        ({"type": "number", "multipleOf": 1e30}, "needs too many remainders: more than 20,000."),
+    ],
+)
+def test_a_refusal_says_the_right_reason_and_ends_once(schema: Any, reason: str) -> None:
+    with pytest.raises(SchemaError) as error:
+        schema_start(schema)
+    assert str(error.value).endswith(reason)
+    assert not str(error.value).endswith("..")

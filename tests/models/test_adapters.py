@@ -162,6 +162,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
         ({"lora_alpha": 10**400}, "lora_alpha is '1000"),
         ({"lora_alpha": 1e300}, "expected a number below 1e\\+30"),
         ({"alpha_pattern": [1]}, "alpha_pattern"),
+        ({"r": 8}, r"adapter_model.safetensors: .*lora_[AB].weight has the rank 4, .* r = 8"),
+        (
+            {"rank_pattern": {"layers.1.mlp.down_proj": 2}},
+            r"layers.1.mlp.down_proj.lora_[AB].weight has the rank 4, .* r = 2",
+        ),
+        ({"rank_pattern": {".*q_proj": 4}}, "rank_pattern"),
     ],
 )
 def test_settings_that_mean_something_else(
@@ -185,8 +191,8 @@ def test_files_that_do_not_fit(tmp_path: Path, llama: ModelSpec) -> None:
         ({f"{q}A.weight": large, f"{q}B.weight": np.zeros((llama.hidden, 600), np.float32)}, UnsupportedError, "rank 600"),
         ({"base_model.model.lm_head.lora_A.weight": large}, UnsupportedError, "lm_head"),
         ({f"{q}magnitude_vector": large}, UnsupportedError, "magnitude"),
-        ({"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": large[:8].copy(),
-          "base_model.model.model.layers.9.mlp.up_proj.lora_B.weight": large[:, :8].copy()}, UnsupportedError, "blk.9.ffn_up"),
+        ({"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": large[:4].copy(),
+          "base_model.model.model.layers.9.mlp.up_proj.lora_B.weight": large[:, :4].copy()}, UnsupportedError, "blk.9.ffn_up"),
     ):  # fmt: skip
         kept = {name: value for name, value in {**tensors, **changed}.items() if value is not None}
         save_file(kept, tmp_path / "adapter_model.safetensors")

@@ -11,6 +11,7 @@ import pytest
 
 from martlet.config import resolve_config
 from martlet.engine.build import Built
+from martlet.models.adapters import read_adapter
 from tests.models.adapter_files import random_updates, write_peft
 from tests.null.scripted import Script
 from tests.system.scripted_llm import EOS, scripted_built
@@ -36,8 +37,6 @@ def served(tmp_path: Path) -> Iterator[tuple[Served, Callable[[str], str]]]:
         def make(name: str) -> str:
             spec = server.service.built.spec
             path = write_peft(tmp_path / name, random_updates(spec, 2, seed=len(name)))
-            from martlet.models.adapters import read_adapter
-
             names[read_adapter(path, spec).digest] = name
             return str(path)
 
@@ -140,3 +139,33 @@ def test_a_model_that_is_loaded_again_has_its_adapters(tmp_path: Path) -> None:
         assert "There is no file" in server.chat(model="scripted").json()["error"]["message"]
         parents = {entry["id"]: entry.get("parent") for entry in server.http.get("/v1/models").json()["data"]}
         assert parents == {"scripted": None, "second": None, "sql": "scripted", "tune": "second"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_adapter_replaced_while_a_request_is_read(
+    served: tuple[Served, Callable[[str], str]], monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """The request is answered by the new one; if it was unloaded, there is no such model (any more)."""
+    server, make = served
+    assert load(server, "style", make("first")).status_code == 200
+    later = read_adapter(make("second one"), server.service.built.spec)
+    bridge, built = server.service.bridge, server.service.built
+    submit = bridge.submit
+    swaps: list[Callable[[], None]] = [  # before each time that a request is submitted
+        lambda: built.take_adapter("style", later),
+        lambda: None,
+        lambda: built.drop_adapter("style"),
+    ]
+
+    async def late(*args: Any, **options: Any) -> Any:
+        await bridge.call(swaps.pop(0))
+        return await submit(*args, **options)
+
+    monkeypatch.setattr(bridge, "submit", late)
+    reply = server.chat(model="style", stream=stream)
+    assert reply.status_code == 200, reply.text
+    if not stream:
+        assert reply.json()["choices"][0]["message"]["content"] == "second one"
+    gone = server.chat(model="style", stream=stream)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+    monkeypatch.undo()

@@ -36,7 +36,7 @@ class SchemaError(RequestError):
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
-        listed = "; ".join(map(str, problems[:8]))
+        listed = "; ".join(str(problem).rstrip(".") for problem in problems[:8])
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         super().__init__(f"The JSON Schema can't be enforced: {listed}{more}.", code="unsupported_schema")
 
