@@ -29,7 +29,7 @@ from torch.nn import functional
 __all__ = ["Acceptance", "Loss", "Plan", "batches", "measure", "step_loss", "train"]
 
 FEW = 256  # rows whose logits are computed together, so that they stay in the cache
-DECAY = 0.8  # of the losses of later steps: a guess counts only if those before it were right
+GOES_ON = 0.4  # the chance that a batch unrolls one more step: as often as a guess is right and another one counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Plan:
 
     minutes: float
     batches: int | None = None  # at most
-    steps: int = 3  # draft steps unrolled
+    steps: int = 3  # draft steps unrolled, at most
     tokens: int = 2048  # of a batch
     rate: float = 5e-4
     report_minutes: float = 5.0
@@ -124,14 +124,17 @@ def train(head: Head, data: Features, chosen: list[int], plan: Plan, report: Cal
     head.rescale(torch.from_numpy(np.sqrt(np.square(sample).mean(0)).reshape(-1) + 1e-3))
     optimisers = _optimisers(head, plan)
     start = reported = time.monotonic()
-    smooth, tokens, number = float("nan"), 0, 0
+    smooth, tokens, number, rng = float("nan"), 0, 0, random.Random(plan.seed)
     for number, batch in enumerate(batches(head, data, chosen, plan)):
         gone = max((time.monotonic() - start) / (60 * plan.minutes), number / (plan.batches or math.inf))
         if gone >= 1:
             break
         for group in (group for optimiser in optimisers for group in optimiser.param_groups):
             group["lr"] = plan.rate * _schedule(gone, number)
-        loss = step_loss(head, batch, plan)
+        steps = 1
+        while steps < plan.steps and rng.random() < GOES_ON:
+            steps += 1
+        loss = step_loss(head, batch, steps)
         head.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -158,19 +161,18 @@ def _schedule(gone: float, number: int) -> float:
     return min(1.0, (number + 1) / 20) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, gone))))
 
 
-def step_loss(head: Head, batch: Batch, plan: Plan) -> Tensor:
+def step_loss(head: Head, batch: Batch, steps: int) -> Tensor:
     """The mean loss of all draft steps over the rows from which an engine would guess."""
-    total, weight = torch.zeros(()), 0.0
+    total = torch.zeros(())
     drafting = batch.answered[:, 1 : 1 + batch.n_rows]  # a guess is made once the model has answered token i + 1
     goals = batch.goals(head)
     with torch.autocast("cpu", torch.bfloat16):
-        made = batch.unroll(head, plan.steps)
+        made = batch.unroll(head, steps)
     for j, x in enumerate(made):
         rows = drafting & batch.rows(batch.known, j)
         loss = Loss.apply(head.norm(x[rows]), batch.rows(goals, j)[rows], head.output_16)  # type: ignore[no-untyped-call]
-        total = total + DECAY**j * loss / rows.sum()
-        weight += DECAY**j
-    return total / weight
+        total = total + loss / rows.sum()
+    return total / steps
 
 
 @torch.no_grad()
