@@ -302,7 +302,7 @@ class Speculator:
             if most >= 1:
                 self._drafter.read(seq.seq_id, seq.ids, len(seq.ids))
                 share = partial(self._trust.share, case.own)
-                wants = _always if exact else self._wants(step.work.n_decode)
+                wants = _always if exact else self._wants(step.work.n_decode, case.first)
                 wishes.append(Wish(seq.seq_id, seq.ids, most, self._width, share, wants))
                 places.append(place)
         if wishes:
@@ -342,15 +342,15 @@ class Speculator:
                 case.retry_at = len(wish.ids) + min(RETRY, 8 << case.n_vain)
                 case.n_vain, case.worth = case.n_vain + 1, 0.0
 
-    def _wants(self, n: int) -> Callable[[Seq[float], Seq[float]], bool]:
-        """Whether one more level of guesses is worth making: it is if the likeliest of them are certain."""
+    def _wants(self, n: int, usual: float) -> Callable[[Seq[float], Seq[float]], bool]:
+        """Whether one more level of guesses is worth making, if they are right as often as guesses usually are."""
         n_levels, guess_s = 0, self._guess_s or 0.0
 
         def wants(values: Seq[float], newest: Seq[float]) -> bool:
             nonlocal n_levels
             n_levels += 1
             now, _, _ = self._best(n, [_Guess(value) for value in values], n_levels * guess_s)
-            more = [_Guess(value) for value in sorted((*values, *newest), reverse=True)]
+            more = [_Guess(value) for value in sorted((*values, *(usual * value for value in newest)), reverse=True)]
             return self._best(n, more, (n_levels + 1) * guess_s)[0] > now
 
         return wants

@@ -108,9 +108,8 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
     halves, has_minimum = layout.run == 16, layout.minimum is not None
     code_bytes, high_bytes = layout.code_bytes, layout.high_bytes
     block_bytes, super_bytes = layout.block_bytes, layout.super_bytes
-    fetches = layout.bits == 6 or (
-        layout.bits > 4 and rows > 1
-    )  # measured: where the processor's own fetching falls behind
+    # Measured: where the processor's own fetching falls behind.
+    fetches = layout.bits == 6 or rows == 4 or (layout.bits > 4 and rows > 1)
 
     @njit(forceinline=True, **OPTIONS)
     def half(dots, group, line, high, codebook, upper, x, xi):  # type: ignore[no-untyped-def]

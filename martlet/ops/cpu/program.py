@@ -264,13 +264,14 @@ class CpuProgram:
             STEP_MIRROR_SLOTS: limits.max_branches * PAGE,
         }
         self._inputs = {name: np.zeros(size, np.int32) for name, size in shapes.items()}
-        self._addresses = {name: array.ctypes.data for name, array in self._inputs.items()}
+        self._places = np.array(list(self._inputs))
+        self._addresses = np.array([array.ctypes.data for array in self._inputs.values()])
+        self._record_address, self._step_address = self._records.ctypes.data, step.ctypes.data
 
     def run(self, inputs: StepInputs, first: int = 0, stop: int | None = None) -> Any:
         """Replay the step's sections first … stop - 1 on `inputs`; returns the outputs of the captured function."""
         step, buffers = self._step, self._inputs
-        for name, address in self._addresses.items():
-            step[name] = address
+        step[self._places] = self._addresses
         given = (
             (STEP_IDS, inputs.ids),
             (STEP_POSITIONS, inputs.positions),
@@ -284,7 +285,8 @@ class CpuProgram:
             (STEP_MIRROR_SLOTS, inputs.mirror_slots),
         )
         for name, array in given:
-            buffers[name][: array.size] = array.reshape(-1)
+            if array.size:
+                buffers[name][: array.size] = array.reshape(-1)
         if self._given is not None:
             rows = self._given.buffer.reshape(-1, self._given.stride)[: inputs.ids.size]
             rows[:, self._given.start : self._given.start + self._given.width] = inputs.given
@@ -300,5 +302,5 @@ class CpuProgram:
         """Walk the records start … end - 1, None: all that follow, with the step's header as it is."""
         end = self.n_records if end is None else end
         self._counters.fill(0)
-        address = self._records.ctypes.data + start * self._records.strides[0]
-        self._team.run(address, end - start, self._step.ctypes.data)
+        address = self._record_address + start * self._records.strides[0]
+        self._team.run(address, end - start, self._step_address)
