@@ -109,13 +109,14 @@ def _check_adapters(capsule: Mapping[str, Any], built: Built) -> None:
 def _schedule(capsule: Mapping[str, Any], built: Built) -> Any:
     from martlet.engine.plan import step_limits
     from martlet.engine.schedule import Schedule, ScheduleLimits
+    from martlet.kv_types import share_tokens
 
     plan = built.plan
     limits = step_limits(built.config, built.spec.vocab, plan.context)
     spec = built.spec
     bounds = (spec.vocab, plan.context, plan.n_pages, plan.page_size, len(spec.layers), built.tokenizer.eog_ids)
     adapters = frozenset(adapter.digest for adapter in built.adapters.values())
-    return Schedule(capsule, ScheduleLimits(limits, *bounds, adapters))
+    return Schedule(capsule, ScheduleLimits(limits, *bounds, adapters, share_tokens(built.config.kv_dtype)))
 
 
 def _print_header(capsule: Mapping[str, Any]) -> None:

@@ -35,6 +35,7 @@ class ScheduleLimits:
     n_layers: int
     eos_ids: frozenset[int] = frozenset()
     adapters: frozenset[str] = frozenset()  # digests of those that are loaded
+    group: int = 1  # positions that 4-bit pages take together, after having been kept in float16; 1: no such pages
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class _Known:
     limit: int
     n_ids: int
     n_pages: int = 0
+    groups: tuple[int, ...] = ()  # whose positions are in float16 still
     begun: tuple[int, int, int] = (0, 0, 0)  # a chunk with layers to come: its start and count, and the next layer
 
 
@@ -120,12 +122,12 @@ class Schedule:
         saves = tuple(self._save(entry) for entry in parts["saves"])
         loads = tuple(self._load(entry) for entry in parts["loads"])
         copies = tuple(Copy(*(self._page(page) for page in self._row(entry, 2))) for entry in parts["copies"])
-        spans = tuple(self._span(entry) for entry in parts["spans"])
-        self._check_spans(spans)
         preempted = tuple(self._seq(number) for number in parts["preempted"])
         for known in map(self.sequences.get, preempted):
             if known is not None:
-                known.begun = (0, 0, 0)
+                known.begun, known.groups = (0, 0, 0), ()
+        spans = tuple(self._span(entry) for entry in parts["spans"])
+        self._check_spans(spans)
         return StepPlan(self._step, spans, added, dropped, preempted, saves, loads, copies)
 
     def _added(self, entry: Any) -> Sequence:
@@ -166,8 +168,8 @@ class Schedule:
         layers = self._layers(entry[7]) if len(entry) > 7 else (0, None)
         span = Span(SeqId(seq), start, count, taken, n_logits, first, draft, *layers)
         branches = entry[8] if len(entry) == 9 else []
-        if not isinstance(branches, list):
-            raise self._wrong(f"the branches {branches!r}", "a list")
+        if not isinstance(branches, list) or (branches and not draft):
+            raise self._wrong(f"the branches {branches!r}", "a list of those of a draft")
         for branch in branches:
             span.branches = (*span.branches, self._branch(branch, span, known))
         if span.branches and span.branches[-1].row + span.branches[-1].count != count:
@@ -227,6 +229,7 @@ class Schedule:
             if span.n_logits and end == n_ids >= known.limit and self._samples(span.seq):
                 raise self._wrong(f"a token after the last of sequence {span.seq}", f"at most {known.limit}")
             self._check_layers(span, known)
+            self._check_groups(span, known)
 
     def _check_layers(self, span: Span, known: _Known) -> None:
         """A chunk goes through the layers in order, no other one of its sequence in between, and asks for logits at the end."""
@@ -240,6 +243,17 @@ class Schedule:
         if span.n_logits > (1 if span.is_layered else span.count) or (span.n_logits and span.stop_layer is not None):
             raise self._wrong(f"{span.n_logits} logits of the span {span.place}", "one, after the last layer")
         known.begun = (0, 0, 0) if span.stop_layer is None else (span.start, span.count, span.stop_layer)
+
+    def _check_groups(self, span: Span, known: _Known) -> None:
+        """Beside 4-bit pages a span begins with a group or in one of those that its sequence holds, few of which there are."""
+        size = self._limits.group
+        first, last = span.start // size, (span.start + span.count - 1) // size
+        if span.start % size and first not in known.groups:
+            raise self._wrong(f"the span {span.place} of sequence {span.seq}", f"a start at a multiple of {size}")
+        known.groups = first, last
+        holding = sum(bool(other.groups) for other in self.sequences.values())
+        if size > 1 and holding > self._limits.step.max_seqs:
+            raise self._wrong(f"{holding} sequences that run", f"at most {self._limits.step.max_seqs}")
 
     def _samples(self, seq: SeqId) -> bool:
         return self.requests[self.sequences[seq].place[0]].params.max_tokens != 0

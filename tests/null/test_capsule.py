@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +262,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "rows after the last branch": (_branched([0, 1, 3, 1, 0, [2]]), "rows of a draft after its last branch"),
     "two branches of one row": (_branched([0, 1, 3, 1, 0, [2]], [0, 1, 3, 1, 0, [3]]), "a branch of 1 rows from 1 on"),
     "branches that are none": ({"spans": [[0, 2, 3, 3, 0, [1], [5, 6], [0, None], 7]]}, "the branches 7"),
+    "branches of no draft": ({"spans": [[0, 0, 2, 0, 0, [1], [], [0, None], [[0, 1, 1, 1, 0, [2]]]]]}, "the branches"),
     "a branch that is none": (_branched(7), "7"),
     "a key that is none": ({"spans": [], "loads": [[0, 1, "zz"]]}, "hexadecimal"),
 }
@@ -279,6 +280,30 @@ def test_a_hostile_plan_is_refused(case: str) -> None:
     with pytest.raises(RequestError, match=r"Step 2 of the capsule has .*expected") as caught:
         play(small(step))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_a_start_within_a_group_of_4_bit_pages(start: int, preempted: bool) -> None:
+    """After two ids, in groups of two: at 2 a group begins, at 1 one is gone on with while it is held, at 3 there is none."""
+    asked = {"id": "0", "prompt_ids": [1] * 6, "params": {"max_tokens": 2}, "outputs": [[]]}
+    first = {"spans": [[0, 0, 2, 0, 0, [1, 2]]], "added": [[0, 0, 0, 8, []]]}
+    second = {"spans": [[0, start, 1, 0, 0, [1, 2]]], "preempted": [0] if preempted else []}
+    capsule = {**HEADER, "requests": [asked], "steps": [first, second]}
+    schedule = Schedule(capsule, replace(LIMITS, group=2))
+    if start == 3 or (start == 1 and preempted):
+        with pytest.raises(RequestError, match=r"Step 2 .* expected a start at a multiple of 2"):
+            list(schedule.plans())
+    else:
+        assert len(list(schedule.plans())) == 2
+
+
+def test_more_sequences_than_run_beside_4_bit_pages() -> None:
+    asked = {"id": "0", "prompt_ids": [1] * 6, "params": {"max_tokens": 2}, "outputs": [[]]}
+    steps = [{"spans": [[n, 0, 2, 0, 0, [1, 2]]], "added": [[n, 0, 0, 8, []]]} for n in range(STEP.max_seqs + 1)]
+    schedule = Schedule({**HEADER, "requests": [asked], "steps": steps}, replace(LIMITS, group=2))
+    with pytest.raises(RequestError, match="Step 5 of the capsule has 5 sequences that run; expected at most 4"):
+        list(schedule.plans())
 
 
 @pytest.mark.parametrize(
