@@ -95,9 +95,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def write(self, data: bytes) -> None:
         """Write chunks of that response, as the application's `send` does.
 
-        What `send` passes on its way here takes longer than the writing, for every token of every stream.
+        What `send` passes on its way here takes longer than the writing, for every token of every stream. A reader that has
+        gone gets nothing: uvloop would raise, where asyncio does not.
         """
-        self.transport.write(data)
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def second_socket(self) -> socket.socket | None:
         """Another handle of the connection's socket, which never blocks; None if there can be none, as with TLS."""

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import uvloop
 
 from martlet.engine.outputs import Piece
 from martlet.server.bridge import ENGINES_STREAMS, Ticket
 from martlet.server.outlet import Numbered, Outlet
 from martlet.server.stream import Mould, event
-from martlet.server.wire import chunk
+from martlet.server.wire import BoundedProtocol, chunk
 from tests.system.scripted_llm import spell
 from tests.system.serving import events, serving
 
@@ -160,6 +161,25 @@ def test_not_connected_everything_is_the_tasks() -> None:
     pieces = [(0, Piece(0, "a"))]
     assert outlet.send(pieces, False) == pieces
     assert not outlet.take(pieces)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_reader_that_has_gone_gets_nothing(new_loop: Any) -> None:
+    """What the engine's thread has left of a chunk may come after the end of the connection; the news behind it are others'."""
+
+    async def work() -> None:
+        near, far = socket.socketpair()
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
+        wire = BoundedProtocol.__new__(BoundedProtocol)
+        wire.transport = transport
+        far.close()
+        transport.abort()
+        await asyncio.sleep(0.02)
+        assert not wire.is_empty
+        wire.write(b"x")
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(work())
 
 
 @pytest.mark.parametrize("text", ["", "a", '"quoted"\\\n', "\u2028 \U0001f600 \x00", '"text":""'])
