@@ -100,14 +100,15 @@ class Speculator:
         self._cases: dict[SeqId, _Case] = {}
         self._step = _Step()
         self._asking_s = 0.0  # of the step that runs
-        self._guess_s: float | None = None  # of one guess of a drafter that is not free
+        self._first_s: float | None = None  # that a first guess of a drafter that is not free takes,
+        self._more_s: float | None = None  # and each further one
 
     def propose(self, running: Seq[Sequence], n_waiting: int, forced: Mapping[SeqId, tuple[int, ...]]) -> Drafts:
         """Guesses for sequences that decode; `forced` are ids that are next to certain."""
         self._asking_s = 0.0
         step = self._step = self._look(running, n_waiting)
         found = self._forced(step, forced) if forced else {}
-        judged = self._is_worth_asking(step, 0.0)
+        judged = self._is_worth_asking(step)
         asked = [
             seq
             for seq in step.decoding
@@ -162,19 +163,25 @@ class Speculator:
         step.work.decode_reads = reads + len(step.decoding)
         return step
 
-    def _is_worth_asking(self, step: _Step, guess_s: float) -> bool:
-        """Whether guesses that take so long can pay in this step at all: those that are all right and fill a tile do."""
+    def _guesses_s(self, count: int) -> float:
+        """What so many guesses of a drafter that is not free take, one after the other."""
+        return (self._first_s or 0.0) + (count - 1) * (self._more_s or 0.0) if count else 0.0
+
+    def _is_worth_asking(self, step: _Step, costly: bool = False) -> bool:
+        """Whether guesses can pay in this step at all, making them included if it is costly: if all that fill a tile are right."""
         n = step.work.n_decode
         if step.mixed or not 0 < n <= MOST_JUDGED:
             return False
         room = TILE - n % TILE if n % TILE else TILE
-        return (n + room) / (self._cost.rows_s(n + room) + guess_s * room) > LEAST_GAIN * n / self._cost.rows_s(n)
+        taken_s = self._cost.rows_s(n + room) + (self._guesses_s(room) if costly else 0.0)
+        return (n + room) / taken_s > LEAST_GAIN * n / self._cost.rows_s(n)
 
     def _is_worth_its_time(self, step: _Step) -> bool:
         """The same of a drafter that is not free."""
-        pays = self._is_worth_asking(step, self._guess_s or 0.0)
-        if not pays and self._guess_s is not None:
-            self._guess_s *= FORGET  # what was measured once is not true for ever
+        pays = self._is_worth_asking(step, costly=True)
+        if not pays and self._first_s is not None and self._more_s is not None:
+            self._first_s *= FORGET  # what was measured once is not true for ever
+            self._more_s *= FORGET
         return pays
 
     def _read_prompts(self, running: Seq[Sequence]) -> None:
@@ -327,8 +334,12 @@ class Speculator:
         proposals = self._drafter.propose(wishes)
         self._asking_s = self._clock() - start
         n_made = max(1 if proposal is None else proposal.depth for proposal in proposals)
-        each, known = self._asking_s / n_made, self._guess_s
-        self._guess_s = each if known is None else known + GUESS_WEIGHT * (min(each, 2 * known) - known)
+        if self._first_s is None or self._more_s is None:
+            self._first_s = self._more_s = self._asking_s / n_made
+        elif n_made == 1:
+            self._first_s = _blended(self._first_s, self._asking_s)
+        else:
+            self._more_s = _blended(self._more_s, max(0.0, self._asking_s - self._first_s) / (n_made - 1))
         return proposals
 
     def _consider(self, wishes: list[Wish], net: float) -> None:
@@ -344,14 +355,14 @@ class Speculator:
 
     def _wants(self, n: int, usual: float) -> Callable[[Seq[float], Seq[float]], bool]:
         """Whether one more level of guesses is worth making, if they are right as often as guesses usually are."""
-        n_levels, guess_s = 0, self._guess_s or 0.0
+        n_levels = 0
 
         def wants(values: Seq[float], newest: Seq[float]) -> bool:
             nonlocal n_levels
             n_levels += 1
-            now, _, _ = self._best(n, [_Guess(value) for value in values], n_levels * guess_s)
+            now, _, _ = self._best(n, [_Guess(value) for value in values], self._guesses_s(n_levels))
             more = [_Guess(value) for value in sorted((*values, *(usual * value for value in newest)), reverse=True)]
-            return self._best(n, more, (n_levels + 1) * guess_s)[0] > now
+            return self._best(n, more, self._guesses_s(n_levels + 1))[0] > now
 
         return wants
 
@@ -367,6 +378,11 @@ class Speculator:
             plain_s = self._cost.rows_s(work.n_decode)
             totals.n_steps += 1
             totals.gain_s += right * plain_s / work.n_decode - (seconds - plain_s)
+
+
+def _blended(known: float, newest: float) -> float:
+    """A mean time with the newest measurement; one that was interrupted counts as twice the mean."""
+    return known + GUESS_WEIGHT * (min(newest, 2 * known) - known)
 
 
 def _always(values: Seq[float], newest: Seq[float]) -> bool:
