@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
+import uvloop
 
 from martlet.config import resolve_config
 from martlet.engine.build import Built
@@ -130,7 +130,7 @@ def serving(
 
     service = Service(built, settings)
     server = Server(service, ready, more)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread = threading.Thread(target=lambda: uvloop.run(server.serve()), daemon=True)
     thread.start()
     assert up.wait(20)
     try:
