@@ -234,7 +234,7 @@ def _validate(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and not _is_path(value):
             raise RequestError(f"{name} is {value!r}; expected the path of a file to write.", param=name)
-    _require_drafter(config.draft)
+    _require_drafter(config)
     _require_adapters(config.lora)
     for name in ("chat_template", "tokenizer_pre"):
         value = getattr(config, name)
@@ -275,12 +275,19 @@ def _require_adapters(lora: object) -> None:
             )
 
 
-def _require_drafter(draft: object) -> None:
+def _require_drafter(config: EngineConfig) -> None:
+    draft: object = config.draft
     if not isinstance(draft, str) or not (draft in DRAFTERS or _names_model(draft)):
         hint = nearest(str(draft), DRAFTERS)
         raise RequestError(
             f"draft is {draft!r}; expected {', '.join(DRAFTERS)}, model=PATH, eagle=PATH or medusa=PATH.{hint}",
             param="draft",
+        )
+    if "draft_width" in config.origins and config.draft_width > 1 and config.draft in ("auto", "ngram"):
+        raise RequestError(
+            f"draft_width is {config.draft_width}, and draft is {config.draft!r}: the text's guesses have one of a place."
+            " Give a drafter that has several (model=, eagle=, medusa= or mtp), or leave draft_width out.",
+            param="draft_width",
         )
 
 
