@@ -30,17 +30,22 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         opened, address = arguments[0], arguments[1]
         if opened.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(address[0]):
             raise UnsupportedError(f"A connection to {address[0]} was refused because of --offline")
-    elif event == "socket.getaddrinfo" and not _is_local(arguments[0]):
+    elif event == "socket.getaddrinfo" and not _is_local(arguments[0]) and _address(arguments[0]) is None:
         raise UnsupportedError(f"The look-up of {arguments[0]} was refused because of --offline")
 
 
 def _is_local(host: object) -> bool:
+    if host in (None, "", b"", "localhost", b"localhost"):
+        return True
+    address = _address(host)
+    return address is not None and (address.is_loopback or address.is_unspecified)
+
+
+def _address(host: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """A host that is written as an address, which nobody has to look up."""
     if isinstance(host, bytes):
         host = host.decode("ascii", "replace")
-    if host in (None, "", "localhost"):
-        return True
     try:
-        address = ipaddress.ip_address(str(host).partition("%")[0])
+        return ipaddress.ip_address(str(host).partition("%")[0])
     except ValueError:
-        return False
-    return address.is_loopback or address.is_unspecified
+        return None

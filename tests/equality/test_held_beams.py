@@ -145,8 +145,8 @@ def test_a_string_at_its_limit_is_told(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"structured": {"regex": "("}}, None),
-        ({"structured": {"json": {"type": "string", "format": "regex"}}}, None),
+        ({"structured": {"regex": "("}}, "structured"),
+        ({"structured": {"json": {"type": "string", "format": "regex"}}}, "structured"),
         ({"structured": {"form": "a"}}, "structured"),
         ({"structured": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
     ],

@@ -46,12 +46,17 @@ def test_a_socket_of_a_server_that_runs_and_of_one_that_is_gone(tmp_path: Path) 
     check_listening(ServerSettings(unix_socket=path))  # the file is still there, and will be replaced
 
 
-def test_ports_and_hosts() -> None:
+def test_ports_and_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         refused("port", "another program listens on", port=other.getsockname()[1])
-    refused("host", "no address", host="no.such.host.invalid", port=0)
     refused("host", "cannot be listened on", host="203.0.113.7", port=0)
     check_listening(ServerSettings(port=0))
+
+    def unknown(host: str, *args: object, **kwargs: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    refused("host", "no address", host="no.such.host.invalid", port=0)
 
 
 def made(*command: str) -> None:
