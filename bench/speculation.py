@@ -209,7 +209,8 @@ def main() -> None:
     args = _arguments()
     first, _, stop = args.prompts.partition(":")
     options: dict[str, Any] = {"threads": args.threads, "max_context": 1024, "draft": args.draft}
-    options["draft_width"] = args.draft_width
+    if args.draft_width is not None:
+        options["draft_width"] = args.draft_width
     with LLM(str(args.model), **options) as llm:
         prompts = prompts_of("prose" if args.task == "many" else args.task)[int(first) : int(stop)]
         if args.task == "many":
@@ -323,7 +324,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("task", choices=("edit", "prose", "complete", "chat", "many"))
     parser.add_argument("--draft", default="auto")
-    parser.add_argument("--draft-width", type=int, default=3, help="guesses of one place: more make a tree")
+    parser.add_argument("--draft-width", type=int, help="guesses of one place: more make a tree")
     parser.add_argument("--prompts", default="0:20", help="part of the set, as 0:5")
     parser.add_argument("--tokens", type=int, default=200, help="most of an answer")
     parser.add_argument("--rounds", type=int, default=1)

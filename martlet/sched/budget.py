@@ -13,7 +13,8 @@ from martlet.sched.cost import CostModel
 
 __all__ = ["MORE", "StepBudget", "stall_limit"]
 
-MORE = 2.25  # a step with prompts may take so many times as long as one that only decodes
+MORE = 2.25  # a step with prompts may take so many times as long as one that only decodes,
+CROWDED = 3.0  # and so many times for each prompt that waits for a sequence that decodes, if that is more
 MOST = 12.0  # the same where a prompt's time to first token is in danger, or more wait for it than decode
 ROWS = 2  # least of a chunk: fewer rows leave a tile of the attention kernels half empty
 ITL_SHARE = 0.9  # of an inter-token target, for a step: the rest is for what the model does not know
@@ -81,14 +82,14 @@ def stall_limit(
     """Seconds that prompts may add to a step whose decoding part takes `decode_s`.
 
     `stall_s` and `itl_target_s`, the smallest of those that decode, bound the step. Without `stall_s` it is MORE times
-    the decoding part, and as many times more as prompts wait for each sequence that decodes (`crowd`): whose time is
+    the decoding part, or CROWDED times as often as prompts wait for each sequence that decodes (`crowd`): whose time is
     spent, theirs or the decoding ones', counts by the head. `urgent` is what a prompt still takes to compute and the time to its deadline: their ratio is the
     share of all time that it needs, and the step is as long as that makes it, up to MOST times the decoding part.
     """
     if stall_s is not None:
         limit = stall_s
     else:
-        factor = min(MOST, MORE * max(1.0, crowd))
+        factor = min(MOST, max(MORE, CROWDED * crowd))
         if urgent is not None:
             left_s, to_deadline_s = urgent
             share = min(1.0, left_s / to_deadline_s) if to_deadline_s > 0.0 else 1.0

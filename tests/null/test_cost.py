@@ -112,8 +112,9 @@ def test_the_limit_of_a_step() -> None:
 
 
 def test_a_crowd_that_waits_counts_by_the_head() -> None:
-    assert stall_limit(0.004, 1.0, None, None, None) == pytest.approx((MORE - 1) * 0.004)
-    assert stall_limit(0.004, 2.0, None, None, None) == pytest.approx((2 * MORE - 1) * 0.004)
+    assert stall_limit(0.004, 0.7, None, None, None) == pytest.approx((2.25 - 1) * 0.004)  # a few: as one
+    assert stall_limit(0.004, 1.0, None, None, None) == pytest.approx((3 - 1) * 0.004)
+    assert stall_limit(0.004, 2.0, None, None, None) == pytest.approx((6 - 1) * 0.004)
     assert stall_limit(0.004, 100.0, None, None, None) == pytest.approx((MOST - 1) * 0.004)
     assert stall_limit(0.004, 100.0, 0.05, None, None) == pytest.approx(0.046)  # who names a limit gets it
     assert stall_limit(0.004, 100.0, None, 0.01, None) == pytest.approx(0.005)
