@@ -23,6 +23,8 @@ from martlet.types import Request
 class NullSampler:
     """Chooses the same token always."""
 
+    constraint, needs_mask = None, False
+
     def start(self, *args: Any) -> NullSampler:
         """A sequence's sampler."""
         return self
