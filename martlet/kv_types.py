@@ -76,6 +76,17 @@ class KvTypes:
         """The type of a layer."""
         return KV_TYPES[self.layers.get(layer, self.usual)]
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether any layer has codes in the place of numbers."""
+        return any(KV_TYPES[name].bits < 16 for name in (self.usual, *self.layers.values()))
+
+    def simplest(self, n_layers: int) -> KvTypes:
+        """The same types in the fewest words."""
+        names = [self.of(layer).name for layer in range(n_layers)]
+        usual = max(KV_TYPES, key=names.count)
+        return KvTypes(usual, {layer: name for layer, name in enumerate(names) if name != usual})
+
     def guarded(self, steep: Iterable[int]) -> KvTypes:
         """These types with f16 where q8 would be too coarse: in the layers `steep`, unless they are named."""
         coarse = {layer: "f16" for layer in steep if layer not in self.layers and self.usual == GUARDED}

@@ -38,7 +38,7 @@ def percentile(values: Iterable[float], share: float) -> float | None:
 class StartPhase:
     """One part of an engine's start and how long it took."""
 
-    name: str  # read, plan, map, compile, warm
+    name: str  # read, plan, guard (if KV types are), map, compile, warm
     seconds: float
 
 

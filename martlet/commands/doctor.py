@@ -8,9 +8,9 @@ from argparse import ArgumentParser, Namespace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from martlet.commands.speed import load_notes
 from martlet.config import cache_dir, resolve_config
 from martlet.machine import processor_name, read_machine
+from martlet.notes import load_notes
 
 __all__ = ["add_arguments", "execute"]
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from martlet.bench.kv_quality import Compared, KvLens, choose_types, compare, join
 from martlet.commands.options import add_engine_options, engine_options, read_file, resolve_model
 from martlet.commands.perplexity import windows
 from martlet.config import resolve_config
 from martlet.engine.build import load_tokenizer, make_backend
+from martlet.engine.kv_quality import Compared, KvLens, compare, guard_types, join
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import open_checkpoint
-from martlet.kv_types import KvTypes, parse_kv_types
-from martlet.models.load import load_model
+from martlet.kv_types import STEEP, KvTypes, parse_kv_types
+from martlet.models.load import load_model, steep_layers
 from martlet.runtime.kv import kv_bytes_per_token, layer_types
 from martlet.spec import ModelSpec
 
@@ -76,7 +76,8 @@ def execute(args: Namespace) -> int:
             for types in (base, *listed):
                 layer_types(model.spec, types)  # refuses layers that are not there
             texts = list(windows(ids, size, tokenizer.bos_id if tokenizer.add_bos else None))[: args.chunks]
-            check = _Check(KvLens(ops, model, size), model.spec, base, texts, quiet=args.json)
+            lens, steep = KvLens(ops, model, size), steep_layers(checkpoint, model.spec, STEEP)
+            check = _Check(lens, model.spec, base, steep, texts, quiet=args.json)
             found = [check.result(types) for types in listed]
             if args.layers or args.guard is not None:
                 found = [check.with_layers(entry, args.guard) for entry in found]
@@ -96,9 +97,16 @@ class _Check:
     """Measures KV types against `base` on the same texts."""
 
     def __init__(
-        self, lens: KvLens, spec: ModelSpec, base: KvTypes, texts: Sequence[list[int]], *, quiet: bool
+        self,
+        lens: KvLens,
+        spec: ModelSpec,
+        base: KvTypes,
+        steep: Sequence[int],
+        texts: Sequence[list[int]],
+        *,
+        quiet: bool,
     ) -> None:
-        self._lens, self._spec, self._base, self._texts = lens, spec, base, texts
+        self._lens, self._spec, self._base, self._steep, self._texts = lens, spec, base, steep, texts
         self._quiet = quiet
 
     def result(self, types: KvTypes) -> dict[str, Any]:
@@ -130,13 +138,12 @@ class _Check:
             costs.append(self._mean(alone, [self._texts[0][:LAYER_TOKENS]]))
         added: dict[str, Any] = {"layers": costs}
         if guard is not None:
-            better = parse_kv_types("q8") if types.usual == "q4" else self._base
-            chosen, kld = choose_types(types, better, costs, guard, lambda t: self._mean(t, self._texts))
-            if kld > guard:  # q8 everywhere is not enough
-                chosen, kld = choose_types(better, self._base, costs, guard, lambda t: self._mean(t, self._texts))
+            chosen, kld = guard_types(
+                types, self._base, self._steep, lambda: costs, guard, lambda found: self._mean(found, self._texts)
+            )
             added["guard"] = {
                 "limit": guard,
-                "kv_dtype": str(chosen),
+                "kv_dtype": str(chosen.simplest(self._lens.n_layers)),
                 "kld": kld,
                 "bytes_per_token": kv_bytes_per_token(self._spec, chosen),
             }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from martlet.commands.adapters import by_model, named
+from martlet.commands.guarding import add_guard_options
 from martlet.commands.options import (
     add_engine_options,
     add_watch_options,
@@ -78,6 +79,7 @@ def add_arguments(parser: ArgumentParser) -> None:
                        " http://127.0.0.1:4318/v1/traces (needs the otel extra)")  # fmt: skip
     group.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
     add_engine_options(parser)
+    add_guard_options(parser)
     add_watch_options(parser)
 
 

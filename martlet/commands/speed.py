@@ -5,21 +5,20 @@ A decode step reads every weight once, so the memory's read speed bounds it: tok
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from martlet.config import cache_dir
 from martlet.machine import read_machine
+from martlet.notes import load_notes, save_note
 
 if TYPE_CHECKING:
     from martlet.engine.outputs import RequestOutput
     from martlet.llm import LLM
 
-__all__ = ["bandwidth", "bytes_per_token", "load_notes", "process_age_s", "save_note", "save_prediction", "speed_lines"]
+__all__ = ["bandwidth", "bytes_per_token", "process_age_s", "save_prediction", "speed_lines"]
 
 LOW_SHARE = 0.30
 LEAST_TOKENS = 16  # of a decode, to say anything about its speed
@@ -77,28 +76,6 @@ def _likely_cause(llm: LLM) -> str:
     return "See `martlet doctor` for what this machine offers; a small model is bound by more than its weights."
 
 
-# -- notes kept between runs ---------------------------------------------------------------------------------------
-def load_notes(kind: str) -> dict[str, Any]:
-    """What was measured on this machine before; {} where nothing was."""
-    try:
-        notes = json.loads(_notes_path(kind).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return notes if isinstance(notes, dict) else {}
-
-
-def save_note(kind: str, key: str, value: float) -> None:
-    """Keep a measurement; a cache folder that cannot be written is no reason to fail."""
-    path = _notes_path(kind)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({**load_notes(kind), key: value}), encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        return
-
-
 def bandwidth(threads: int) -> float:
     """Bytes per second that this machine reads, measured once and kept."""
     key = f"{platform.node()}, {platform.machine()}, {threads}"
@@ -110,10 +87,6 @@ def bandwidth(threads: int) -> float:
     measured = read_bandwidth(threads, 0.3)
     save_note("bandwidth", key, measured)
     return measured
-
-
-def _notes_path(kind: str) -> Path:
-    return cache_dir() / "notes" / f"{kind}.json"
 
 
 def _model_key(model: str, threads: int) -> str:

@@ -9,7 +9,7 @@ from martlet.formats.checkpoint import Checkpoint
 from martlet.ops.interface import Backend
 from martlet.spec import ModelSpec
 
-__all__ = ["kv_fingerprint"]
+__all__ = ["code_digest", "kv_fingerprint"]
 
 PACKAGES = ("models", "ops", "quant")  # the code between a model's file and its keys and values
 
@@ -21,12 +21,18 @@ def kv_fingerprint(
 
     `head` is the fingerprint of a draft head, whose keys and values are in the pages too.
     """
+    digest = code_digest()
+    adapter = "no adapter"
+    for part in (checkpoint.fingerprint(), repr(spec), ops.fingerprint(), kv_dtype, str(page_size), adapter, head):
+        digest.update(len(part).to_bytes(8, "little") + part.encode())
+    return digest.hexdigest()[:32]
+
+
+def code_digest() -> hashlib._Hash:
+    """A SHA-256 that has taken in the code between a model's file and its keys and values; more may follow."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    adapter = "no adapter"
-    for part in (checkpoint.fingerprint(), repr(spec), ops.fingerprint(), kv_dtype, str(page_size), adapter, head):
-        digest.update(len(part).to_bytes(8, "little") + part.encode())
-    return digest.hexdigest()[:32]
+    return digest

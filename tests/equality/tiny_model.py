@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import gguf
@@ -14,14 +15,19 @@ NAN_ID = 255  # its embedding is NaN in a model written with nan=True
 V, C, F, L, H, G, D, CONTEXT = 258, 64, 96, 3, 4, 2, 16, 256
 
 
-def write_tiny_model(path: Path, *, quantised: bool = True, nan: bool = False) -> Path:
-    """Write the model; `quantised` stores its matrices as Q8_0 and Q4_0, else all is float32."""
+def write_tiny_model(
+    path: Path, *, quantised: bool = True, nan: bool = False, n_layers: int = L, heard: Collection[int] | None = None
+) -> Path:
+    """Write the model; `quantised` stores its matrices as Q8_0 and Q4_0, else all is float32.
+
+    `heard` are the layers whose attention says anything; None: all.
+    """
     rng = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(C)
-    writer.add_block_count(L)
+    writer.add_block_count(n_layers)
     writer.add_feed_forward_length(F)
     writer.add_head_count(H)
     writer.add_head_count_kv(G)
@@ -33,6 +39,8 @@ def write_tiny_model(path: Path, *, quantised: bool = True, nan: bool = False) -
     def add(name: str, *shape: int, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> None:
         values = (rng.standard_normal(shape) * (0.3 if len(shape) == 2 else 0.05)).astype(np.float32)
         values = values if len(shape) == 2 else values + 1
+        if heard is not None and "attn_output" in name and int(name.split(".")[1]) not in heard:
+            values *= 1e-4
         if nan and name == "token_embd.weight":
             values[NAN_ID] = np.nan
         if quantised and kind is not gguf.GGMLQuantizationType.F32:
@@ -42,7 +50,7 @@ def write_tiny_model(path: Path, *, quantised: bool = True, nan: bool = False) -
 
     q8, q4 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0
     add("token_embd.weight", V, C, kind=gguf.GGMLQuantizationType.F32 if nan else q8)
-    for i in range(L):
+    for i in range(n_layers):
         add(f"blk.{i}.attn_norm.weight", C)
         add(f"blk.{i}.attn_q.weight", H * D, C, kind=q4)
         add(f"blk.{i}.attn_k.weight", G * D, C, kind=q4)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from martlet.bench.kv_quality import choose_types, compare
 from martlet.commands.kvcheck import warnings_of
+from martlet.engine.kv_quality import choose_types, compare
 from martlet.kv_types import KvTypes, parse_kv_types
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm
 
@@ -32,7 +32,7 @@ class Lens:
 def test_divergence_by_hand() -> None:
     """Two tokens: p = (3/4, 1/4) against q = (1/4, 3/4) is 1/2 ln 3; equal distributions are 0."""
     lens = Lens(f16=[[3, 1], [1, 1], [9, 1]], q8=[[1, 3], [2, 2], [1, 1]])
-    found = compare(lens, F16, Q8, [0, 0, 1])  # type: ignore[arg-type]
+    found = compare(lens, F16, Q8, [0, 0, 1])
     assert found.positions.tolist() == [0, 1]  # nothing follows the last
     assert found.kld.tolist() == pytest.approx([0.5 * math.log(3), 0.0], abs=1e-6)
     assert found.agree.tolist() == [False, True]

@@ -12,7 +12,7 @@ RANKS = {
     name: rank
     for rank, names in enumerate(
         (
-            "types drafts errors config spec kv_types sampling_params structured metrics machine offline",
+            "types drafts errors config spec kv_types sampling_params structured metrics machine notes offline",
             "quant tokenizer",
             "formats",
             "ops",

@@ -1,4 +1,4 @@
-"""What a KV precision costs in quality on a given text, position by position (read `commands/kvcheck.py` next).
+"""What a KV precision costs in quality on a given text, position by position (read `kv_guard.py` next).
 
 Two precisions compute the same text beside each other on one loaded model, and each position's next-token
 distributions are compared: Kullback-Leibler divergence of the second from the first, whether both name the same best
@@ -8,47 +8,56 @@ depth, and a few positions whose best token changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.config import PAGE_SIZE
-from martlet.kv_types import KvTypes
+from martlet.kv_types import KvTypes, parse_kv_types
 from martlet.models.decoder import forward
 from martlet.models.load import Model
-from martlet.ops.interface import Array, Backend, StepLimits
+from martlet.ops.interface import Array, Backend, Program, StepLimits
 from martlet.runtime.flatten import SequenceRows, StepBuffers
 from martlet.runtime.recent import RecentGroups, recent_pages
 from martlet.types import PageId, SeqId, Span
 
-__all__ = ["Compared", "KvLens", "choose_types", "compare", "join"]
+__all__ = ["Compared", "KvLens", "Lens", "choose_types", "compare", "guard_types", "join", "parts_of"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-ROWS = 128  # a step's, at most
+ROWS = 128  # a step's
+KEPT_PROGRAMS = 2  # two precisions are compared
 LOGIT_BYTES = 64 << 20  # of a step's logits, at most
 ONLY = SeqId(0)
+
+
+class Lens(Protocol):
+    """Whatever says how a text goes on, position by position."""
+
+    def logits(self, types: KvTypes, ids: Sequence[int]) -> Iterator[F32]:
+        """The logits of all positions of a text, a step's rows [rows, V] at a time."""
 
 
 class KvLens:
     """Runs texts of up to `context` tokens through one model with any KV types, a cache for each layer and type."""
 
-    def __init__(self, ops: Backend, model: Model, context: int) -> None:
-        rows = min(ROWS, max(1, LOGIT_BYTES // (4 * model.spec.vocab)))
+    def __init__(self, ops: Backend, model: Model, context: int, rows: int = ROWS) -> None:
+        """`rows` are computed at a time, fewer where the vocabulary is large."""
+        rows = min(rows, max(1, LOGIT_BYTES // (4 * model.spec.vocab)))
         self.n_layers = len(model.spec.layers)
         self._ops, self._model = ops, model
         self._n_pages = -(-context // PAGE_SIZE)
         self._limits = StepLimits(rows, 1, rows, self._n_pages)
         self._recent = recent_pages(self._limits, PAGE_SIZE)
         self._caches: dict[tuple[int, str], Array] = {}
+        self._programs: dict[str, Program] = {}  # those used last
 
     def logits(self, types: KvTypes, ids: Sequence[int]) -> Iterator[F32]:
         """The logits of all positions of a text, a step's rows [rows, V] at a time."""
-        caches = [self._cache(layer, types.of(layer).name) for layer in range(self.n_layers)]
-        program = self._ops.capture(lambda: forward(self._ops, self._model, caches), self._limits)
+        program = self._program(types)
         buffers = StepBuffers(self._limits, PAGE_SIZE, RecentGroups(self._recent, PAGE_SIZE))
         rows = {ONLY: SequenceRows(ids)}
         pages = tuple(PageId(number) for number in range(self._n_pages))
@@ -56,6 +65,16 @@ class KvLens:
             count = min(self._limits.max_tokens, len(ids) - start)
             span = Span(ONLY, start, count, pages[: -(-len(ids) // PAGE_SIZE)] if start == 0 else (), count)
             yield self._ops.download(program.run(buffers.fill((span,), rows)))
+
+    def _program(self, types: KvTypes) -> Program:
+        program = self._programs.pop(str(types), None)
+        if program is None:
+            while len(self._programs) >= KEPT_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+            caches = [self._cache(layer, types.of(layer).name) for layer in range(self.n_layers)]
+            program = self._ops.capture(lambda: forward(self._ops, self._model, caches), self._limits)
+        self._programs[str(types)] = program
+        return program
 
     def _cache(self, layer: int, dtype: str) -> Array:
         if (layer, dtype) not in self._caches:
@@ -95,25 +114,27 @@ def join(parts: Sequence[Compared]) -> Compared:
     return Compared(*(np.concatenate(arrays) for arrays in zip(*(part._arrays() for part in parts), strict=True)))
 
 
-def compare(lens: KvLens, types: KvTypes, other: KvTypes, ids: Sequence[int]) -> Compared:
+def compare(lens: Lens, types: KvTypes, other: KvTypes, ids: Sequence[int]) -> Compared:
     """Run a text with two precisions and compare position by position."""
-    parts, start = [], 0
+    return join(list(parts_of(lens, types, other, ids)))
+
+
+def parts_of(lens: Lens, types: KvTypes, other: KvTypes, ids: Sequence[int]) -> Iterator[Compared]:
+    """The same, a step of each precision at a time."""
+    start = 0
     for first, second in zip(lens.logits(types, ids), lens.logits(other, ids), strict=True):
         count = min(len(first), len(ids) - 1 - start)  # nothing follows the last position
         p, q = _log_softmax(first[:count]), _log_softmax(second[:count])
         following = np.array(ids[start + 1 : start + 1 + count], np.int64)
         rows = np.arange(count)
-        parts.append(
-            Compared(
-                start + rows,
-                np.maximum((np.exp(p) * (p - q)).sum(axis=1, dtype=np.float64), 0.0),
-                p.argmax(axis=1) == q.argmax(axis=1),
-                -p[rows, following].astype(np.float64),
-                -q[rows, following].astype(np.float64),
-            )
+        yield Compared(
+            start + rows,
+            np.maximum((np.exp(p) * (p - q)).sum(axis=1, dtype=np.float64), 0.0),
+            p.argmax(axis=1) == q.argmax(axis=1),
+            -p[rows, following].astype(np.float64),
+            -q[rows, following].astype(np.float64),
         )
         start += len(first)
-    return join(parts)
 
 
 def _log_softmax(logits: F32) -> F32:
@@ -140,3 +161,30 @@ def choose_types(
         if found <= limit or count == len(order):
             return chosen, found
         count = min(len(order), count + max(1, count // 4))
+
+
+def guard_types(
+    types: KvTypes,
+    base: KvTypes,
+    steep: Iterable[int],
+    costs_of: Callable[[], Sequence[float]],
+    limit: float,
+    measure: Callable[[KvTypes], float],
+) -> tuple[KvTypes, float]:
+    """Types by layer whose mean divergence from `base` is within `limit`: 4 bits give way to 8, those to `base`.
+
+    `steep` are layers that 8 bits would be too coarse for; `costs_of` finds what each layer diverges alone. Whatever moves a value at
+    all costs something, since activations are rounded to codes after it: as much as the least of the layers, which is
+    taken off; the rest is brought to the sum that is measured. Returns the types and their divergence.
+    """
+    found = measure(types)
+    if found <= limit:
+        return types, found
+    costs = costs_of()
+    for better in [parse_kv_types("q8").guarded(steep), base] if types.usual == "q4" else [base]:
+        over = [cost - min(costs) for cost in costs]
+        share = found / (sum(over) or 1.0)
+        types, found = choose_types(types, better, [share * cost for cost in over], limit, measure)
+        if found <= limit:
+            break
+    return types, found
