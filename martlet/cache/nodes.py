@@ -20,6 +20,7 @@ __all__ = [
     "Ids",
     "LeafQueue",
     "Node",
+    "Share",
     "common",
     "insert_sorted",
     "is_root_key",
@@ -79,6 +80,12 @@ def remove_sorted(order: list[Ids], ids: Ids) -> None:
     del order[place]
 
 
+class Share:
+    """How much memory trees have together: those of a tenant, or one alone."""
+
+    n_pages = 0
+
+
 class Node:
     """A page of tokens after its parent's: in memory (`page`), in the second tier (`slot`), or both.
 
@@ -90,7 +97,6 @@ class Node:
         "children",
         "held",
         "ids",
-        "n_pages",
         "n_resident",
         "n_slotted",
         "name",
@@ -98,6 +104,7 @@ class Node:
         "page",
         "parent",
         "root",
+        "share",
         "slot",
         "used",
     )
@@ -114,7 +121,8 @@ class Node:
         self.held = 0  # 1 if others own its page too, and 1 for each child that is held
         self.n_resident = 0  # children with a page
         self.n_slotted = 0  # children with a slot
-        self.n_pages = 0  # of a root: nodes below it with a page
+        if parent is None:
+            self.share = Share()  # whose pages the tree has
         self.name: str | bytes = b""  # of a root: its salt, or its key as long as nobody has named the salt
         self._key = key
 

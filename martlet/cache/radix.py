@@ -10,18 +10,17 @@ compared and never digests. The last page of a sequence may be a leaf with fewer
 The tree is one owner of each of its pages, sequences are the others (`cache/pages.py`). A page that only the tree owns,
 and all below it too, can be evicted: least recently used leaf first, or by shares (`cache/shares.py`). With a second tier (`cache/tiers.py`) its tokens
 may stay in the tree with a slot instead of a page. Pages in memory are always above those that are in the tier only.
-Each salt has a tree of its own: nothing is shared between two salts.
-
-It knows integers only: no arrays, no clock, no text but the salt.
+Each salt has a tree of its own: nothing is shared between two salts. It knows integers only: no arrays, no clock, no text but salts and tenants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from martlet.cache.explain import Evicted, FirstPages
-from martlet.cache.nodes import Ids, LeafQueue, Node, root_key
+from martlet.cache.nodes import Ids, LeafQueue, Node, Share, root_key
 from martlet.cache.pages import PagePool
 from martlet.cache.shares import FairLeaves
 from martlet.cache.tiers import TierSlots
@@ -46,7 +45,7 @@ class RadixCache:
 
     `share_tokens` is where a sequence may leave what it shares: 1 for anywhere; a multiple of the page size when the
     keys and values of a group of so many positions depend on one another, then only whole groups are kept and found.
-    `fair`: the salt with the most pages makes room first.
+    `fair`: the tenant with the most pages makes room first.
     """
 
     def __init__(
@@ -59,6 +58,7 @@ class RadixCache:
         self._tier = tier
         self.roots: dict[str | bytes, Node] = {}  # by salt; by key until the salt is named
         self._nodes: dict[PageId, Node] = {}  # who has which page
+        self._shares: WeakValueDictionary[str, Share] = WeakValueDictionary()  # of tenants
         self._leaves = (FairLeaves if fair else LeafQueue)(self._is_free_leaf)
         self._now = 0  # a count of uses
         self._n_evictable = 0
@@ -157,11 +157,12 @@ class RadixCache:
         return root
 
     # -- keeping --------------------------------------------------------------------------------------------------
-    def insert(self, salt: str, ids: Sequence[int], pages: Sequence[PageId]) -> None:
+    def insert(self, salt: str, ids: Sequence[int], pages: Sequence[PageId], tenant: str = "") -> None:
         """Keep what is computed: `ids` are exactly the computed positions, `pages` the caller's, first to last.
 
         The tree becomes one more owner of the pages whose tokens it does not hold yet. A last page that is not full is
         kept as a leaf: its owner goes on writing behind the leaf's tokens and may insert it again with more of them.
+        The trees of a `tenant` count together.
         """
         size = self._size
         n_tokens = len(ids) // self._share_tokens * self._share_tokens
@@ -169,12 +170,12 @@ class RadixCache:
             return
         self._now += 1
         node, first = self._deepest(salt, ids, pages, n_tokens // size)
+        if tenant and node.root.share.n_pages == 0:
+            node.root.share = self._shares.setdefault(tenant, node.root.share)
         for index in range(first, self._pool.pages_for(n_tokens)):
-            chunk = tuple(ids[index * size : min((index + 1) * size, n_tokens)])
-            node = self._keep(node, chunk, pages[index])
+            node = self._keep(node, tuple(ids[index * size : min((index + 1) * size, n_tokens)]), pages[index])
         node.used = self._now
-        full = node if len(node.ids) == size else node.parent
-        if self._tier is not None and full is not None:
+        if self._tier is not None and (full := node if len(node.ids) == size else node.parent) is not None:
             self._tier.want(full)
 
     def _deepest(self, salt: str, ids: Sequence[int], pages: Sequence[PageId], n_full: int) -> tuple[Node, int]:
@@ -274,7 +275,7 @@ class RadixCache:
         self._pool.free(nodes)
         for node in [*nodes.values(), *self.roots.values()]:
             node.page = None
-            node.held = node.n_resident = node.n_pages = 0
+            node.held = node.n_resident = node.root.share.n_pages = 0
         for node in nodes.values():
             if node.slot is None and node.parent is not None:
                 self._unlink(node, node.parent)
@@ -320,7 +321,7 @@ class RadixCache:
         node.page = page
         node.used = self._now
         node.parent.n_resident += 1
-        node.root.n_pages += 1
+        node.root.share.n_pages += 1
         self._n_evictable += 1
         self._hold(node)
 
@@ -337,7 +338,7 @@ class RadixCache:
         self._n_evictable -= 1
         self._pool.free((page,))
         parent.n_resident -= 1
-        node.root.n_pages -= 1
+        node.root.share.n_pages -= 1
         parent.used = max(parent.used, node.used)
         self._leaves.offer(parent)
 
@@ -345,10 +346,7 @@ class RadixCache:
         """A page has got a second owner, or is left with one, which is the tree if the tree has it."""
         node = self._nodes.get(page)
         if node is not None:
-            if shared:
-                self._hold(node)
-            else:
-                self._unhold(node)
+            (self._hold if shared else self._unhold)(node)
 
     def _hold(self, node: Node | None) -> None:
         """Count a reason why `node` and all above it must stay.
@@ -394,7 +392,7 @@ class RadixCache:
                 slotted[node.slot] = node
             todo += node.children.values()
         assert resident == self._nodes
-        assert sum(root.n_pages for root in self.roots.values()) == len(resident)
+        assert sum(share.n_pages for share in {root.share for root in self.roots.values()}) == len(resident)
         assert self._n_evictable == sum(node.held == 0 for node in resident.values())
         if self._tier is not None:
             self._tier.check(slotted)

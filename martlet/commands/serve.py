@@ -91,6 +91,7 @@ def _add_limits(parser: ArgumentParser) -> None:
         ("--max-connections", int, "N", "open connections (default: 1024)"),
         ("--max-loaded-models", int, "N", "models that are loaded at a time (default: as many as memory holds)"),
         ("--requests-per-minute", int, "N", "of one API key, or address; more are answered 429 (default: no limit)"),
+        ("--tokens-per-minute", int, "N", "of one API key, or address: prompts, and what their answers may take"),
         ("--request-timeout", float, "S", "seconds that a request may take (default: no limit)"),
         ("--send-timeout", float, "S", "seconds until a reader that takes nothing is given up (default: 60)"),
         ("--keep-alive", float, "S", "seconds of silence on a stream until a comment is sent (default: 10)"),

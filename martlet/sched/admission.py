@@ -118,16 +118,21 @@ class PageKeeper:
             n_full = seq.n_cached // self.pool.page_size
             if n_full:
                 n_tokens = n_full * self.pool.page_size
-                self.cache.insert(seq.request.cache_salt, seq.ids[:n_tokens], seq.pages[:n_full])
+                self._insert(seq, n_tokens, n_full)
 
     def give_back(self, seq: Sequence) -> None:
         """Take a sequence's pages; the cache keeps what was computed."""
         if self.cache is not None and seq.n_cached:
             n_pages = self.pool.pages_for(seq.n_cached)
-            self.cache.insert(seq.request.cache_salt, seq.ids[: seq.n_cached], seq.pages[:n_pages])
+            self._insert(seq, seq.n_cached, n_pages)
         self.pool.free(seq.pages)
         seq.pages = []
         seq.n_cached = seq.n_sent = 0
+
+    def _insert(self, seq: Sequence, n_tokens: int, n_pages: int) -> None:
+        assert self.cache is not None
+        request = seq.request
+        self.cache.insert(request.cache_salt, seq.ids[:n_tokens], seq.pages[:n_pages], request.scheduling.tenant)
 
     def saves(self, most: int) -> tuple[Save, ...]:
         """What the plan that is being made writes to the second tier: what is evicted, and up to `most` pages in all."""

@@ -137,9 +137,9 @@ class Bridge:
         engine: Engine,
         tokenizer: Tokenizer,
         *,
-        on_end: Callable[[RequestOutput], None] = lambda output: None,
+        on_end: Callable[[Ticket, int], None] = lambda ticket, number: None,
     ) -> None:
-        """`on_end` sees each request at its end."""
+        """`on_end` sees each answer at its end: its ticket, and the number of its prompt."""
         self.engine = engine
         self._on_end = on_end
         self.failed_steps = 0  # in a row
@@ -259,7 +259,7 @@ class Bridge:
         for ticket, number, pieces, finished in news:
             ticket.take(pieces, finished)
             if finished:
-                self._on_end(ticket.outputs[number])
+                self._on_end(ticket, number)
             if ticket.finished:
                 self._open.pop(ticket.ticket_id, None)
 

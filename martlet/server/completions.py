@@ -49,7 +49,7 @@ async def completions(request: Request) -> Response:
     n = asked[0].request.params.n
     if body.stream and (asked[0].request.params.best_of or 1) > n:
         raise RequestError("A stream cannot have best_of > n: the best are known at the end.", param="best_of")
-    ticket = await service.submit(reply_id, asked, streams=body.stream, timeout_s=body.timeout)
+    ticket = await service.submit(request, reply_id, asked, streams=body.stream, timeout_s=body.timeout)
     warnings = [*parsed.warnings, *dict.fromkeys(warning for one in asked for warning in one.warnings)]
     writer = _Writer(service, body, ticket, n, params.get("logprobs"), warnings)
     if body.stream:

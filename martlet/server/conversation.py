@@ -45,7 +45,7 @@ async def open_chat(request: Request, parsed: Parsed[ChatRequest], reply_id: str
     n = asked.request.params.n
     if body.stream and (asked.request.params.best_of or 1) > n:
         raise RequestError("A stream cannot have best_of > n: the best are known at the end.", param="best_of")
-    ticket = await service.submit(reply_id, [asked], streams=body.stream, timeout_s=body.timeout)
+    ticket = await service.submit(request, reply_id, [asked], streams=body.stream, timeout_s=body.timeout)
     parsers = [service.reply_parser(prompt, with_tools) for _ in range(n)]
     return OpenChat(ticket, parsers, [*warnings, *asked.warnings])
 

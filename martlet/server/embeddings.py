@@ -49,6 +49,8 @@ async def embeddings(request: Request) -> Response:
     for number, ids in enumerate(prompts):
         if not 1 <= len(ids) <= limit:
             raise RequestError(f"input[{number}] has {len(ids):,} tokens; expected 1 to {limit:,}.", param="input")
+    if (account := request.scope.get("martlet.account")) is not None:
+        account.take_tokens(sum(map(len, prompts)))
     data = []
     for number, ids in enumerate(prompts):
         if service.draining:

@@ -14,7 +14,6 @@ import ipaddress
 import logging
 import time
 import uuid
-from collections import OrderedDict
 from urllib.parse import urlsplit
 
 import orjson
@@ -23,32 +22,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from martlet.server.errors import ApiError, error_response
+from martlet.server.rates import Account, Rates
 from martlet.server.settings import ServerSettings
 
-__all__ = ["Gate", "RateLimit"]
+__all__ = ["Gate"]
 
 OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/", "/engine", "/mini", "/mini/"))  # probes, and pages
 OPEN_FOLDER = "/static/"  # what pages are made of: the same files for everybody
-MAX_CALLERS = 4096  # whose rate is kept
 logger = logging.getLogger("martlet.server.access")
-
-
-class RateLimit:
-    """A bucket of requests for each caller that fills at a constant rate."""
-
-    def __init__(self, per_minute: int) -> None:
-        self._per_minute = per_minute
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when they were counted
-
-    def wait_s(self, caller: str, now: float) -> float:
-        """Take one; 0.0, or the seconds until there is one."""
-        tokens, then = self._buckets.pop(caller, (float(self._per_minute), now))
-        tokens = min(float(self._per_minute), tokens + (now - then) * self._per_minute / 60)
-        wait = 0.0 if tokens >= 1 else (1 - tokens) * 60 / self._per_minute
-        self._buckets[caller] = (tokens - (wait == 0.0), now)
-        if len(self._buckets) > MAX_CALLERS:
-            self._buckets.popitem(last=False)
-        return wait
 
 
 class Gate:
@@ -57,7 +38,8 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._settings = settings
-        self._rate = None if settings.requests_per_minute is None else RateLimit(settings.requests_per_minute)
+        limited = settings.requests_per_minute is not None or settings.tokens_per_minute is not None
+        self._rates = Rates(settings) if limited else None
         self._loopback = settings.unix_socket is None and _is_local(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +57,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 found = MutableHeaders(scope=message)
-                for name, value in shown.items():
+                account: Account | None = scope.get("martlet.account")
+                for name, value in (shown | (account.headers() if account is not None else {})).items():
                     found[name] = value
                 if scope.get("martlet.ignored"):
                     found["X-Martlet-Ignored"] = ", ".join(map(_header_safe, scope["martlet.ignored"]))[:1000]
@@ -108,12 +91,10 @@ class Gate:
                 return _preflight(headers)
             caller = self._caller(scope, headers)
             scope["martlet.caller"] = caller
-            if self._rate is not None and not _is_open(scope["path"]):
-                client = (scope.get("client") or ("local",))[0]
-                wait = self._rate.wait_s(caller or client, time.monotonic())
-                if wait:
-                    after = {"Retry-After": str(max(1, round(wait + 0.5)))}
-                    raise ApiError(429, "Too many requests; see Retry-After.", code="rate_limit", headers=after)
+            if self._rates is not None and not _is_open(scope["path"]):
+                account = self._rates.account(caller or (scope.get("client") or ("local",))[0])
+                scope["martlet.account"] = account  # the route takes tokens out of it
+                account.take_request()
         except ApiError as error:
             return error_response(error, scope["path"])
         return None

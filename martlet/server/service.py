@@ -27,6 +27,7 @@ from martlet.server.body import Body, Parsed, parse_body, parse_json, read_body
 from martlet.server.bridge import Bridge, Ticket
 from martlet.server.errors import ApiError
 from martlet.server.measures import Measures
+from martlet.server.rates import Account
 from martlet.server.settings import ServerSettings
 from martlet.server.tools.formats import reasoning_format, tool_format
 from martlet.server.tools.reply import ReplyParser
@@ -67,6 +68,7 @@ class Service:
             self.tracing = tracing.Tracing(self.model, tracing.otlp_exporter(settings.otlp_endpoint))
         self.bridge = Bridge(built.engine, built.tokenizer, on_end=self._ended)
         self.view = EngineView(built, self.bridge, self.measures, with_text=settings.view_text)
+        self._bills: dict[str, Callable[[int], None]] = {}  # by ticket: to be told how many tokens it took
         # Templates and tokenizers are Python: one thread for them, so that the event loop goes on meanwhile.
         self._text = ThreadPoolExecutor(1, thread_name_prefix="martlet-text")
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="martlet-grammar")
@@ -168,21 +170,36 @@ class Service:
         return ReplyParser(self.reasoning, tools, prompt=(prompt.text or "")[-100:])
 
     # -- answers ---------------------------------------------------------------------------------------------------
-    async def submit(self, ticket_id: str, asked: Sequence[Asked], *, streams: bool, timeout_s: float | None) -> Ticket:
-        """Hand requests to the engine; `timeout_s` seconds later they are cancelled."""
+    async def submit(
+        self, request: Request, ticket_id: str, asked: Sequence[Asked], *, streams: bool, timeout_s: float | None
+    ) -> Ticket:
+        """Hand requests to the engine, on their caller's account; `timeout_s` seconds later they are cancelled."""
         if self.draining:
             raise ApiError(503, "The server shuts down.", code="shutting_down", headers={"Retry-After": "5"})
-        try:
-            ticket = await self.bridge.submit(ticket_id, asked, streams=streams)
-        except RequestError as error:
-            if error.code != ADAPTER_GONE:
+        account: Account | None = request.scope.get("martlet.account")
+        if account is None or self.bridge.find(ticket_id) is not None:  # in use: the bridge refuses it
+            ticket = await self._accepted(ticket_id, asked, streams)
+        else:
+            self._bills[ticket_id] = account.take_tokens(sum(map(_most_tokens, asked)))
+            try:
+                ticket = await self._accepted(ticket_id, asked, streams)
+            except BaseException:
+                if (bill := self._bills.pop(ticket_id, None)) is not None:
+                    bill(0)
                 raise
-            ticket = await self.bridge.submit(ticket_id, self._with_new_adapter(asked), streams=streams)
         limits = [limit for limit in (timeout_s, self.settings.request_timeout_s) if limit is not None]
         if limits:
             late = ApiError(408, f"The request took longer than {min(limits):g} s.", code="timeout")
             asyncio.get_running_loop().call_later(min(limits), ticket.cancel, late)
         return ticket
+
+    async def _accepted(self, ticket_id: str, asked: Sequence[Asked], streams: bool) -> Ticket:
+        try:
+            return await self.bridge.submit(ticket_id, asked, streams=streams)
+        except RequestError as error:
+            if error.code != ADAPTER_GONE:
+                raise
+            return await self.bridge.submit(ticket_id, self._with_new_adapter(asked), streams=streams)
 
     def _with_new_adapter(self, asked: Sequence[Asked]) -> list[Asked]:
         """Requests whose adapter was replaced while they were read, with the one that has its name now."""
@@ -209,7 +226,10 @@ class Service:
         raise_failure(ticket)
         return waiting.result()
 
-    def _ended(self, output: RequestOutput) -> None:
+    def _ended(self, ticket: Ticket, number: int) -> None:
+        output = ticket.outputs[number]
+        if ticket.finished and (bill := self._bills.pop(ticket.ticket_id, None)) is not None:
+            bill(sum(map(_used_tokens, ticket.outputs)))
         self.measures.ended_request(output)
         if self.tracing is not None:
             self.tracing.ended(output)
@@ -238,6 +258,19 @@ class Service:
         if self.tracing is not None:
             self.tracing.close()
         self.built.close()
+
+
+def _most_tokens(asked: Asked) -> int:
+    """The prompt, and the most that may come of it."""
+    params = asked.request.params
+    return len(asked.request.prompt_ids) + max(params.n, params.best_of or 1) * (params.max_tokens or 0)
+
+
+def _used_tokens(output: RequestOutput) -> int:
+    metrics = output.metrics
+    if metrics is None or metrics.scheduled_s is None:  # it has only waited
+        return 0
+    return metrics.n_prompt + metrics.n_generated
 
 
 def service_of(request: Request) -> Service:

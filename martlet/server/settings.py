@@ -16,6 +16,7 @@ _LEAST = {
     "max_connections": 1,
     "max_loaded_models": 1,
     "requests_per_minute": 1,
+    "tokens_per_minute": 1,
     "keep_alive_s": 0.01,
     "send_timeout_s": 0.01,
     "request_timeout_s": 0.01,
@@ -44,6 +45,7 @@ class ServerSettings:
     max_connections: int = 1024
     max_loaded_models: int | None = None  # at a time; None: as many as memory holds
     requests_per_minute: int | None = None  # of one API key, or of one address where there are no keys
+    tokens_per_minute: int | None = None  # the same, of prompts and answers together
     # Times, in seconds.
     keep_alive_s: float = 10.0  # of silence on a stream, after which a comment is sent
     send_timeout_s: float = 60.0  # that one piece may take to reach its reader

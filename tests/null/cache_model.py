@@ -53,7 +53,7 @@ class Model:
     ) -> None:
         self.random, self.fair = random.Random(seed), seed % 2 == 1
         self.n_pages, self.share_tokens, self.n_slots, self.failures = n_pages, share_tokens, n_slots, failures
-        self.kept: dict[str, set[tuple[int, ...]]] = {"": set(), "x": set()}
+        self.kept: dict[str, set[tuple[int, ...]]] = {"": set(), "x": set(), "y": set()}
         self.disk: dict[SlotId, Slot] = {}
         self.past: list[list[int]] = []  # ids of a few sequences kept, for others to begin like
         self.lost = False  # whether anything that was kept may be gone
@@ -146,7 +146,7 @@ class Model:
         ids = list(self.random.choice(self.past)) if self.past and self.random.random() < 0.8 else []
         ids = ids[: self.random.randint(len(ids) // 2, len(ids))]
         ids += [self.random.randrange(3) for _ in range(self.random.randint(1, 9))]
-        salt = self.random.choice(["", "", "x"])
+        salt = self.random.choice(["", "", "x", "y"])  # x and y are of one tenant
         match = self.cache.match(salt, ids, len(ids) - 1)
         naive = self.naive(salt, ids, len(ids) - 1)
         assert match.n_tokens <= naive
@@ -203,7 +203,7 @@ class Model:
         if seq.pages and any(copy.target in seq.pages for copy in self.plan.copies):
             return
         n = self.random.choice([seq.n_written, seq.n_written, self.random.randint(0, seq.n_written)])
-        self.cache.insert(seq.salt, seq.ids[:n], seq.pages)
+        self.cache.insert(seq.salt, seq.ids[:n], seq.pages, seq.salt and "tenant")
         if len(seq.ids) < 12 * SIZE:
             self.past = [*self.past[-15:], list(seq.ids)]
         n = n // self.share_tokens * self.share_tokens

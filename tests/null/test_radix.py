@@ -346,3 +346,20 @@ def test_one_who_floods_the_cache_takes_nothing_from_one_below_its_share() -> No
         cache.evict(max(0, 2 - pool.n_free))
         put(pool, cache, [1000 + flood, *range(2 * SIZE - 1)], "loud")
     assert cache.match("quiet", list(range(3 * SIZE)), 3 * SIZE).n_tokens == 3 * SIZE
+
+
+def test_many_salts_of_one_tenant_are_one_flood() -> None:
+    """idea 19: who floods under a new salt each time (a user's, a conversation's) takes no more than under one."""
+    pool = PagePool(8, SIZE)
+    cache = RadixCache(pool, fair=True)
+    pages = pool.alloc(3)
+    cache.insert("quiet salt", list(range(3 * SIZE)), pages, "quiet")
+    pool.free(pages)
+    for flood in range(50):
+        cache.evict(max(0, 2 - pool.n_free))
+        pages = pool.alloc(2)
+        cache.insert(f"loud salt {flood}", list(range(2 * SIZE)), pages, "loud")
+        pool.free(pages)
+        cache.check()
+    assert cache.match("quiet salt", list(range(3 * SIZE)), 3 * SIZE).n_tokens == 3 * SIZE
+    assert cache.match("loud salt 49", list(range(2 * SIZE)), 2 * SIZE).n_tokens == 2 * SIZE

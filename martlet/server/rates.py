@@ -1,0 +1,120 @@
+"""How much each caller may ask for: requests and tokens a minute (read `gate.py` first, which asks for both).
+
+A caller is an API key, or an address where there are no keys. Each has a bucket of requests and one of tokens that fill at a
+constant rate. A request's prompt, and the most that it may generate, are taken out when it is accepted, and what it has not
+used is put back when it ends: so a caller cannot have more under way than a minute's worth. What was cached counts too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from martlet.server.errors import ApiError
+from martlet.server.settings import ServerSettings
+
+__all__ = ["Account", "Bucket", "Rates"]
+
+MAX_CALLERS = 4096  # whose buckets are kept
+
+
+class Bucket:
+    """So many a minute, of whatever is counted."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.size = per_minute
+        self._level, self._then = float(per_minute), now
+
+    def level(self, now: float) -> float:
+        """What is in it; less than nothing after more was used than had been taken."""
+        self._level = min(float(self.size), self._level + (now - self._then) * self.size / 60)
+        self._then = now
+        return self._level
+
+    def wait_s(self, count: float, now: float) -> float:
+        """Take `count`, at most a whole bucket, and return 0.0; or the seconds until there are as many."""
+        missing = min(count, self.size) - self.level(now)
+        if missing > 0:
+            return missing * 60 / self.size
+        self._level -= min(count, self.size)
+        return 0.0
+
+    def put_back(self, count: float) -> None:
+        """Return what was taken too much; of a negative count, take more."""
+        self._level = min(float(self.size), self._level + count)
+
+    def full_s(self, now: float) -> float:
+        """Seconds until it is full."""
+        return (self.size - self.level(now)) * 60 / self.size
+
+
+class Account:
+    """A caller's buckets."""
+
+    def __init__(self, requests: Bucket | None, tokens: Bucket | None, clock: Callable[[], float]) -> None:
+        self._requests, self._tokens, self._clock = requests, tokens, clock
+
+    def take_request(self) -> None:
+        """Count a request; ApiError 429 if there have been too many."""
+        if self._requests is not None and (wait := self._requests.wait_s(1, self._clock())):
+            raise _too_many("Too many requests; see Retry-After.", wait)
+
+    def take_tokens(self, count: int) -> Callable[[int], None]:
+        """Take what a request may use; the result is to be called with what it has used, once. ApiError 429 if it is too much."""
+        bucket = self._tokens
+        if bucket is None:
+            return lambda used: None
+        if wait := bucket.wait_s(count, self._clock()):
+            left = max(0, math.floor(bucket.level(self._clock())))
+            raise _too_many(
+                f"Too many tokens: the request may use {count:,} (its prompt and max_tokens), and {left:,} of {bucket.size:,}"
+                " a minute are left; see Retry-After, or ask for less.",
+                wait,
+            )
+        taken = min(count, bucket.size)
+        return lambda used: bucket.put_back(taken - used)
+
+    def headers(self) -> dict[str, str]:
+        """What a client is told, under OpenAI's names."""
+        now, found = self._clock(), {}
+        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket is not None:
+                found[f"x-ratelimit-limit-{name}"] = str(bucket.size)
+                found[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.level(now))))
+                found[f"x-ratelimit-reset-{name}"] = _duration(bucket.full_s(now))
+        return found
+
+
+class Rates:
+    """Everybody's accounts."""
+
+    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = settings.requests_per_minute, settings.tokens_per_minute
+        self._clock = clock
+        self._accounts: OrderedDict[str, Account] = OrderedDict()  # the least recently used first
+
+    def account(self, caller: str) -> Account:
+        """The buckets of a caller, full for one that is new."""
+        found = self._accounts.pop(caller, None)
+        if found is None:
+            requests, tokens = (None if limit is None else Bucket(limit, self._clock()) for limit in self._limits)
+            found = Account(requests, tokens, self._clock)
+        self._accounts[caller] = found
+        if len(self._accounts) > MAX_CALLERS:
+            self._accounts.popitem(last=False)
+        return found
+
+
+def _too_many(message: str, wait_s: float) -> ApiError:
+    after = {"Retry-After": str(max(1, round(wait_s + 0.5)))}
+    return ApiError(429, message, code="rate_limit_exceeded", headers=after)
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: 120ms, 1.5s, 6m0s."""
+    if seconds < 1:
+        return f"{math.ceil(1000 * seconds)}ms"
+    minutes, rest = divmod(math.ceil(10 * seconds) / 10, 60)
+    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"
