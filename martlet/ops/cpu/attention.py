@@ -90,7 +90,7 @@ class Unit(NamedTuple):
 
 def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(record, scratch, first_row, unit): the tile's queries, scaled, to the scratch; its outputs from the state."""
-    lanes, quantize = v.lanes, quantizer(v)
+    lanes, quantize = v.lanes, quantizer(v, 1)
 
     @helper
     def begin(record, scratch, first_row, unit):  # type: ignore[no-untyped-def]
@@ -115,7 +115,7 @@ def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[...
                 value = v.add(value, v.splat(0.0))  # never -0, which another tile's hidden positions turn to 0
                 v.store_first(out, start + d, value, size - d)
             if record[BYTES] != 0:
-                quantize(record, out, t, start, start + size)
+                quantize(record, out, 0, t, start, start + size)
 
     return begin, finish
 

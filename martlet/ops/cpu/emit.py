@@ -138,5 +138,7 @@ def each_row(b: Any, tile: Tile, row: Callable[[int], Any]) -> Any:
 
 def first_lanes(b: Any, count: Any, n: int) -> Any:
     """The mask of the first `count` (int64, any value) of n lanes."""
-    lane = ir.Constant(ir.VectorType(I64, n), list(range(n)))
-    return b.icmp_signed("<", lane, splat(b, count, n))
+    lane = ir.Constant(ir.VectorType(I32, n), list(range(n)))
+    most = b.select(b.icmp_signed("<", count, constant(I64, n)), count, constant(I64, n))
+    least = b.select(b.icmp_signed(">", most, constant(I64, 0)), most, constant(I64, 0))
+    return b.icmp_signed("<", lane, splat(b, b.trunc(least, I32), n))

@@ -37,54 +37,65 @@ from martlet.ops.cpu.record import (
 )
 from martlet.ops.cpu.simd import Verbs
 
-__all__ = ["float_scores", "float_sums", "kv_write_kernel"]
+__all__ = ["float_scores", "float_sums", "kv_write_kernel", "write_claimer"]
 
 K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM = range(ARGS, ARGS + 8)
 N_PAGES = ARGS + 9
+
+
+def write_claimer(v: Verbs) -> Callable[..., Any]:
+    """(record, n_rows) → the next rows to write and their KV head, as (first, stop, head); no row when there is none.
+
+    A unit is as many rows as a page has: neighbours' keys share cache lines, on which two threads would wait for each other.
+    """
+
+    @njit(forceinline=True, **OPTIONS)
+    def claim(record, n_rows):  # type: ignore[no-untyped-def]
+        unit, heads = v.atomic_add(v.i64p(record[COUNTER]), 0, 1), record[KV_HEADS]
+        first = unit // heads * PAGE
+        return first, min(first + PAGE, n_rows), unit % heads
+
+    return claim
 
 
 def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
     """Row t of k and v to slot t: page slot // 32, place slot % 32; then what is mirrored. Pages stay finite: each type saturates."""
     put = v.put_f16 if half else v.put_f32
     most, as_ints = 65504.0 if half else 3.4028234663852886e38, v.i16p if half else v.i32p
+    claim = write_claimer(v)
 
     @njit(forceinline=True, **OPTIONS)
-    def copy(record, size, heads, source, target):  # type: ignore[no-untyped-def]
+    def copy(record, size, head, source, target):  # type: ignore[no-untyped-def]
         keys, values, padded = as_ints(record[TO_KEYS]), as_ints(record[TO_VALUES]), (size + 15) // 16 * 16
-        for head in range(heads):
-            there, here = head * record[N_PAGES] + source // PAGE, head * record[N_PAGES] + target // PAGE
-            for d in range(size):
-                keys[(here * size + d) * PAGE + target % PAGE] = keys[(there * size + d) * PAGE + source % PAGE]
-            for d in range(padded):
-                values[(here * PAGE + target % PAGE) * padded + d] = values[(there * PAGE + source % PAGE) * padded + d]
+        there, here = head * record[N_PAGES] + source // PAGE, head * record[N_PAGES] + target // PAGE
+        for d in range(size):
+            keys[(here * size + d) * PAGE + target % PAGE] = keys[(there * size + d) * PAGE + source % PAGE]
+        for d in range(padded):
+            values[(here * PAGE + target % PAGE) * padded + d] = values[(there * PAGE + source % PAGE) * padded + d]
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        slots, counter, size, heads = (
-            v.i32p(step[STEP_SLOTS]),
-            v.i64p(record[COUNTER]),
-            record[KV_DIM],
-            record[KV_HEADS],
-        )
+        slots, size = v.i32p(step[STEP_SLOTS]), record[KV_DIM]
         keys, values = v.i8p(record[TO_KEYS]), v.i8p(record[TO_VALUES])
         padded = (size + 15) // 16 * 16
         n_rows = step[record[ROWS]]
         mirror_rows, mirror_slots = v.i32p(step[STEP_MIRROR_ROWS]), v.i32p(step[STEP_MIRROR_SLOTS])
         while True:
-            t = v.atomic_add(counter, 0, 1)
-            if t >= n_rows + step[STEP_MIRRORS]:
+            first, stop, head = claim(record, n_rows + step[STEP_MIRRORS])
+            if first >= stop:
                 break
-            slot = slots[t] if t < n_rows else mirror_slots[t - n_rows]
-            t, page, place = t if t < n_rows else mirror_rows[t - n_rows], slot // PAGE, slot % PAGE
-            if t < 0:
-                copy(record, size, heads, -1 - t, slot)
-                continue
-            k, x = v.f32p(record[K] + t * record[K_STRIDE] * 4), v.f32p(record[V] + t * record[V_STRIDE] * 4)
-            for head in range(heads):
-                number = head * record[N_PAGES] + page
+            for i in range(first, stop):
+                slot = slots[i] if i < n_rows else mirror_slots[i - n_rows]
+                t = i if i < n_rows else mirror_rows[i - n_rows]
+                if t < 0:
+                    copy(record, size, head, -1 - t, slot)
+                    continue
+                k = v.f32p(record[K] + (t * record[K_STRIDE] + head * size) * 4)
+                x = v.f32p(record[V] + (t * record[V_STRIDE] + head * size) * 4)
+                number, place = head * record[N_PAGES] + slot // PAGE, slot % PAGE
                 key_start, value_start = number * size * PAGE + place, (number * PAGE + place) * padded
                 for d in range(size):
-                    put(keys, key_start + d * PAGE, v.bound(k[head * size + d], most))
-                    put(values, value_start + d, v.bound(x[head * size + d], most))
+                    put(keys, key_start + d * PAGE, v.bound(k[d], most))
+                    put(values, value_start + d, v.bound(x[d], most))
 
     return kernel
 

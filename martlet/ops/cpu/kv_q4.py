@@ -18,7 +18,7 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.kv_float import two_at_once
+from martlet.ops.cpu.kv_float import two_at_once, write_claimer
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.record import (
     ALPHAS,
@@ -73,23 +73,22 @@ def recent_place(v: Verbs) -> Callable[..., Any]:
 
 def kv_write_q4_kernel(v: Verbs) -> Callable[..., None]:
     """Row t of k and v to its float16 page."""
-    where = recent_place(v)
+    where, claim = recent_place(v), write_claimer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        slots, counter = v.i32p(step[STEP_RECENT_SLOTS]), v.i64p(record[COUNTER])
-        size, heads = record[KV_DIM], record[KV_HEADS]
+        slots, size, heads = v.i32p(step[STEP_RECENT_SLOTS]), record[KV_DIM], record[KV_HEADS]
         padded = (size + 15) // 16 * 16
         while True:
-            t = v.atomic_add(counter, 0, 1)
-            if t >= step[record[ROWS]]:
+            first, stop, head = claim(record, step[record[ROWS]])
+            if first >= stop:
                 break
-            page, place = slots[t] // PAGE, slots[t] % PAGE
-            k, x = v.f32p(record[K] + t * record[K_STRIDE] * 4), v.f32p(record[V] + t * record[V_STRIDE] * 4)
-            for head in range(heads):
-                keys, values = where(record[RECENT], page, head, heads, size)
+            for t in range(first, stop):
+                k = v.f32p(record[K] + (t * record[K_STRIDE] + head * size) * 4)
+                x = v.f32p(record[V] + (t * record[V_STRIDE] + head * size) * 4)
+                keys, values = where(record[RECENT], slots[t] // PAGE, head, heads, size)
                 for d in range(size):
-                    v.put_f16(keys, d * PAGE + place, v.bound(k[head * size + d], MOST))
-                    v.put_f16(values, place * padded + d, v.bound(x[head * size + d], MOST))
+                    v.put_f16(keys, d * PAGE + slots[t] % PAGE, v.bound(k[d], MOST))
+                    v.put_f16(values, slots[t] % PAGE * padded + d, v.bound(x[d], MOST))
 
     return kernel
 

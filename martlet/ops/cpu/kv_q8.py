@@ -15,12 +15,11 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.kv_float import two_at_once
+from martlet.ops.cpu.kv_float import two_at_once, write_claimer
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.record import (
     ALPHAS,
     ARGS,
-    COUNTER,
     KV_BLOCK,
     PAGE,
     Q_STRIDE_FLOATS,
@@ -45,7 +44,7 @@ MOST = 65504.0  # what lies beyond float16 saturates
 
 def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
     """Row t of k and v to slot t, and what is mirrored; its codes depend on the row alone."""
-    lanes = v.lanes
+    lanes, claim = v.lanes, write_claimer(v)
 
     @njit(forceinline=True, **OPTIONS)
     def encode(x, size, codes, scales, place):  # type: ignore[no-untyped-def]
@@ -64,39 +63,37 @@ def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
                 v.store_i8(codes, d, v.to_int(v.min(v.max(code, v.splat(-127.0)), v.splat(127.0))))
 
     @njit(forceinline=True, **OPTIONS)
-    def copy(record, size, heads, source, target):  # type: ignore[no-untyped-def]
+    def copy(record, size, head, source, target):  # type: ignore[no-untyped-def]
         """A slot's codes and scales to another's; a key's codes are a page apart, a value's side by side."""
         padded, blocks = (size + 15) // 16 * 16, (size + KV_BLOCK - 1) // KV_BLOCK
         shapes = ((record[TO_KEYS], size, 1, PAGE), (record[TO_VALUES], padded, padded, 1))
-        for head in range(heads):
-            for base, width, place_bytes, stride in shapes:
-                pages = base + head * record[N_PAGES] * (width + 2 * blocks) * PAGE
-                there = pages + source // PAGE * (width + 2 * blocks) * PAGE
-                here = pages + target // PAGE * (width + 2 * blocks) * PAGE
-                codes, to_codes = v.i8p(there + source % PAGE * place_bytes), v.i8p(here + target % PAGE * place_bytes)
-                for d in range(width):
-                    to_codes[d * stride] = codes[d * stride]
-                scales, to_scales = v.i16p(there + width * PAGE), v.i16p(here + width * PAGE)
-                for block in range(blocks):
-                    to_scales[block * PAGE + target % PAGE] = scales[block * PAGE + source % PAGE]
+        for base, width, place_bytes, stride in shapes:
+            pages = base + head * record[N_PAGES] * (width + 2 * blocks) * PAGE
+            there = pages + source // PAGE * (width + 2 * blocks) * PAGE
+            here = pages + target // PAGE * (width + 2 * blocks) * PAGE
+            codes, to_codes = v.i8p(there + source % PAGE * place_bytes), v.i8p(here + target % PAGE * place_bytes)
+            for d in range(width):
+                to_codes[d * stride] = codes[d * stride]
+            scales, to_scales = v.i16p(there + width * PAGE), v.i16p(here + width * PAGE)
+            for block in range(blocks):
+                to_scales[block * PAGE + target % PAGE] = scales[block * PAGE + source % PAGE]
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        slots, counter = v.i32p(step[STEP_SLOTS]), v.i64p(record[COUNTER])
-        size, heads = record[KV_DIM], record[KV_HEADS]
+        slots, size = v.i32p(step[STEP_SLOTS]), record[KV_DIM]
         padded, scale_bytes = (size + 15) // 16 * 16, (size + KV_BLOCK - 1) // KV_BLOCK * PAGE * 2
         n_rows = step[record[ROWS]]
         mirror_rows, mirror_slots = v.i32p(step[STEP_MIRROR_ROWS]), v.i32p(step[STEP_MIRROR_SLOTS])
         while True:
-            t = v.atomic_add(counter, 0, 1)
-            if t >= n_rows + step[STEP_MIRRORS]:
+            first, stop, head = claim(record, n_rows + step[STEP_MIRRORS])
+            if first >= stop:
                 break
-            slot = slots[t] if t < n_rows else mirror_slots[t - n_rows]
-            t, page, place = t if t < n_rows else mirror_rows[t - n_rows], slot // PAGE, slot % PAGE
-            if t < 0:
-                copy(record, size, heads, -1 - t, slot)
-                continue
-            for head in range(heads):
-                number = head * record[N_PAGES] + page
+            for i in range(first, stop):
+                slot = slots[i] if i < n_rows else mirror_slots[i - n_rows]
+                t = i if i < n_rows else mirror_rows[i - n_rows]
+                if t < 0:
+                    copy(record, size, head, -1 - t, slot)
+                    continue
+                number, place = head * record[N_PAGES] + slot // PAGE, slot % PAGE
                 keys = record[TO_KEYS] + number * (size * PAGE + scale_bytes)
                 values = record[TO_VALUES] + number * (padded * PAGE + scale_bytes)
                 k = v.f32p(record[K] + (t * record[K_STRIDE] + head * size) * 4)

@@ -24,49 +24,63 @@ from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.record import ARGS, BYTES, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
 from martlet.ops.cpu.simd import Verbs
 
-__all__ = ["COLUMNS_A_UNIT", "quantize_kernel", "quantizer", "tile_claimer"]
+__all__ = ["COLUMNS_A_UNIT", "quantize_kernel", "quantizer", "tile_claimer", "tile_quantizer"]
 
 IN, IN_STRIDE, N_COLUMNS = range(ARGS, ARGS + 3)
 COLUMNS_A_UNIT = 512
 
 
-def quantizer(v: Verbs) -> Callable[..., Any]:
-    """(record, x, t, first, stop): columns first … stop of row t, x pointing to column 0, to the record's bytes."""
-    lanes, vectors, half = v.lanes, BLOCK // v.lanes, BLOCK // v.lanes // 2
+def quantizer(v: Verbs, rows: int) -> Callable[..., Any]:
+    """(record, x, stride, t, first, stop): columns first … stop of rows t … t + rows - 1 to the record's bytes.
+
+    x points to column 0 of row t, the next row is `stride` floats on. Rows that are there to fill a tile do no harm.
+    """
+    lanes, parts, store = v.lanes, BLOCK // v.lanes, v.store_rows(rows)
+    load, zeros = v.tile_load(rows), v.tile_bias(rows, 0)
 
     @njit(forceinline=True, **OPTIONS)
-    def one_block(x, i, q, scales, sums, mins):  # type: ignore[no-untyped-def]
-        """Columns x[i : i + 32]; the outputs point to this row's place in the block."""
-        largest = v.abs(v.load_f32(x, i))
-        for part in range(1, vectors):
-            largest = v.max(largest, v.abs(v.load_f32(x, i + part * lanes)))
-        scale = v.div(v.splat(v.max_lanes(largest)), v.splat(127.0))
-        inverse = v.inverse_or_zero(scale)
-        total = 0
-        for side in range(2):
-            sum_side = v.splat_int(0)
-            for part in range(half):
-                column = (side * half + part) * lanes
-                value = v.to_int(v.round_even(v.mul(v.load_f32(x, i + column), inverse)))
-                v.store_i8(q, column, value)
-                sum_side = v.add_ints(sum_side, value)
-            count = v.sum_ints(sum_side)
-            total += count
-            sums[side * ROWS_PER_TILE] = -count
-            mins[side * ROWS_PER_TILE] = v.first_lane(scale) * v.int_to_f32(count)
-        sums[2 * ROWS_PER_TILE] = -total
-        mins[2 * ROWS_PER_TILE] = v.first_lane(scale) * v.int_to_f32(total)
-        scales[0] = v.first_lane(scale)
-
-    @njit(forceinline=True, **OPTIONS)
-    def quantize(record, x, t, first, stop):  # type: ignore[no-untyped-def]
-        place = (t // ROWS_PER_TILE * record[BYTES + 4] + first // BLOCK) * ROWS_PER_TILE  # rows of this block
+    def quantize(record, x, stride, t, first, stop):  # type: ignore[no-untyped-def]
+        place = (t // ROWS_PER_TILE * record[BYTES + 4] + first // BLOCK) * ROWS_PER_TILE  # rows before this block
         row = t % ROWS_PER_TILE
+        q, scales = v.i8p(record[BYTES]), v.f32p(record[BYTES + 1])
+        sums, mins = v.i32p(record[BYTES + 2]), v.f32p(record[BYTES + 3])
         for i in range(first, stop, BLOCK):
-            q, scales = v.i8p(record[BYTES] + (place + row) * BLOCK), v.f32p(record[BYTES + 1] + (place + row) * 4)
-            offset = (place * SUMS_PER_BLOCK + row) * 4
-            one_block(x, i, q, scales, v.i32p(record[BYTES + 2] + offset), v.f32p(record[BYTES + 3] + offset))
+            largest = v.tile_abs(load(x, i, stride))
+            for part in range(1, parts):
+                largest = v.tile_max(largest, v.tile_abs(load(x, i + part * lanes, stride)))
+            scale = v.div(v.row_maxima(largest), v.splat(127.0))
+            inverse = v.inverse_or_zero(scale)
+            store(scales, place + row, scale)
+            total, beside = v.splat_int(0), place * SUMS_PER_BLOCK + row
+            for side in range(2):
+                side_sums = zeros(sums, 0)
+                for column in range(side * BLOCK // 2, (side + 1) * BLOCK // 2, lanes):
+                    codes = v.tile_codes(load(x, i + column, stride), inverse)
+                    v.tile_store_i8(codes, q, (place + row) * BLOCK + column, BLOCK)
+                    side_sums = v.tile_add_ints(side_sums, codes)
+                count = v.row_sums(side_sums)
+                total = v.add_ints(total, count)
+                store(sums, beside + side * ROWS_PER_TILE, v.times(count, -1))
+                store(mins, beside + side * ROWS_PER_TILE, v.mul(scale, v.to_float(count)))
+            store(sums, beside + 2 * ROWS_PER_TILE, v.times(total, -1))
+            store(mins, beside + 2 * ROWS_PER_TILE, v.mul(scale, v.to_float(total)))
             place += ROWS_PER_TILE
+
+    return quantize
+
+
+def tile_quantizer(v: Verbs) -> Callable[..., Any]:
+    """(record, x, stride, t, n_rows, first, stop): as `quantizer`, for the rows of a tile that are there."""
+    together = min(ROWS_PER_TILE, v.lanes)
+    one, many = quantizer(v, 1), quantizer(v, together)
+
+    @njit(forceinline=True, **OPTIONS)
+    def quantize(record, x, stride, t, n_rows, first, stop):  # type: ignore[no-untyped-def]
+        if n_rows == 1:
+            one(record, x, stride, t, first, stop)
+        else:
+            for m in range(0, n_rows, together):
+                many(record, v.advance(x, m * stride), stride, t + m, first, stop)
 
     return quantize
 
@@ -88,7 +102,7 @@ def tile_claimer(v: Verbs) -> Callable[..., Any]:
 
 def quantize_kernel(v: Verbs) -> Callable[..., None]:
     """The kernel for an activation that its producer has not made bytes of; a unit is a tile's run of columns."""
-    quantize, claim = quantizer(v), tile_claimer(v)
+    quantize, claim = tile_quantizer(v), tile_claimer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         width = record[N_COLUMNS]
@@ -98,8 +112,8 @@ def quantize_kernel(v: Verbs) -> Callable[..., None]:
             if first_row >= stop_row:
                 break
             first = piece * COLUMNS_A_UNIT
-            for t in range(first_row, stop_row):
-                x = v.f32p(record[IN] + t * record[IN_STRIDE] * 4)
-                quantize(record, x, t, first, min(first + COLUMNS_A_UNIT, width))
+            x = v.f32p(record[IN] + first_row * record[IN_STRIDE] * 4)
+            stop = min(first + COLUMNS_A_UNIT, width)
+            quantize(record, x, record[IN_STRIDE], first_row, stop_row - first_row, first, stop)
 
     return kernel

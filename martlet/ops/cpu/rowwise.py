@@ -13,7 +13,7 @@ from numba import njit
 
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.mathlib import activation, hyperbolic_tangent
-from martlet.ops.cpu.quantize import COLUMNS_A_UNIT, quantizer, tile_claimer
+from martlet.ops.cpu.quantize import COLUMNS_A_UNIT, tile_claimer, tile_quantizer
 from martlet.ops.cpu.record import ARGS, BYTES, COUNTER, ROWS, STEP_LOGIT_ROWS
 from martlet.ops.cpu.simd import Verbs
 from martlet.spec import Activation
@@ -44,7 +44,7 @@ def claimer(v: Verbs) -> Callable[..., Any]:
 
 def rms_norm_kernel(v: Verbs) -> Callable[..., None]:
     """out = x / sqrt(mean(x²) + eps) * weight over each group of WIDTH columns; a unit is a tile's group."""
-    lanes, quantize, claim = v.lanes, quantizer(v), tile_claimer(v)
+    lanes, quantize, claim = v.lanes, tile_quantizer(v), tile_claimer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         width, weight, eps = record[WIDTH], v.f32p(record[NORM_WEIGHT]), v.splat(v.float_bits(record[EPS]))
@@ -64,15 +64,16 @@ def rms_norm_kernel(v: Verbs) -> Callable[..., None]:
                 for k in range(0, width, lanes):
                     value = v.mul(v.mul(v.load_first(x, k, width - k), inverse), v.load_first(weight, k, width - k))
                     v.store_first(out, k, value, width - k)
-                if record[BYTES] != 0:
-                    quantize(record, out, row, 0, width)
+            if record[BYTES] != 0:
+                out = v.f32p(record[OUT] + first_row * record[OUT_STRIDE] * 4)
+                quantize(record, out, record[OUT_STRIDE], first_row, stop_row - first_row, 0, width)
 
     return kernel
 
 
 def act_mul_kernel(v: Verbs, kind: Activation) -> Callable[..., None]:
     """out = act(gate) * up; the gate's WIDTH columns are followed by up's."""
-    act, claim, lanes, quantize = activation(v, kind), tile_claimer(v), v.lanes, quantizer(v)
+    act, claim, lanes, quantize = activation(v, kind), tile_claimer(v), v.lanes, tile_quantizer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         width = record[WIDTH]
@@ -88,8 +89,9 @@ def act_mul_kernel(v: Verbs, kind: Activation) -> Callable[..., None]:
                 for k in range(first, stop, lanes):
                     up = v.load_first(gate, width + k, stop - k)
                     v.store_first(out, k, v.mul(act(v.load_first(gate, k, stop - k)), up), stop - k)
-                if record[BYTES] != 0:
-                    quantize(record, out, row, first, stop)
+            if record[BYTES] != 0:
+                out = v.f32p(record[OUT] + first_row * record[OUT_STRIDE] * 4)
+                quantize(record, out, record[OUT_STRIDE], first_row, stop_row - first_row, first, stop)
 
     return kernel
 

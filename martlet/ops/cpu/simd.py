@@ -1,8 +1,8 @@
-"""The verbs that kernels are written in: arithmetic on SIMD registers and tiles (read `linear.py` next to see them used).
+"""The verbs that kernels are written in: arithmetic on SIMD registers (read `tiles.py` next, then `linear.py` to see them used).
 
 A `Vec` is one register: `lanes` float32 or int32, or 4 * lanes bytes. A `Tile` is a column of vectors, one for each of
 several activation rows, so that a kernel reads as arithmetic on whole tiles and its one-row and many-row forms are the
-same text. Verbs take a pointer and an index in elements. `Verbs(isa)` makes the set for one processor; what depends on
+same text; its verbs are in `tiles.py`. Verbs take a pointer and an index in elements. `Verbs(isa)` makes the set for one processor; what depends on
 the processor is the byte product (`dot16`) and the lookup of nibbles (`lookup`), the rest is plain LLVM.
 
 No verb reassociates: one lane of one row is computed in the order in which the kernel names it.
@@ -11,14 +11,12 @@ No verb reassociates: one lane of one row is computed in the order in which the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
-from martlet.ops.cpu.byte_product import BYTE_PRODUCTS, ZERO_POINTS
+from martlet.ops.cpu.byte_product import ZERO_POINTS
 from martlet.ops.cpu.emit import (
     F32,
     F32P,
@@ -32,12 +30,10 @@ from martlet.ops.cpu.emit import (
     I64,
     I64P,
     LLVM_VERSION,
-    Tile,
     Vec,
     at,
     call,
     constant,
-    each_row,
     first_lanes,
     load,
     splat,
@@ -45,13 +41,14 @@ from martlet.ops.cpu.emit import (
     verb,
 )
 from martlet.ops.cpu.isa import Isa
+from martlet.ops.cpu.tiles import TileVerbs
 
 __all__ = ["Verbs"]
 
 DWORD = ir.VectorType(I8, 4)
 
 
-class Verbs(ModuleType):
+class Verbs(TileVerbs):
     """The verbs for one processor; `f32`, `i32` and `bytes` are its register types.
 
     A module, so that compiled code may say `v.add`: Numba follows the attributes of modules.
@@ -188,18 +185,18 @@ class Verbs(ModuleType):
 
     def _reductions(self) -> None:
         """Vector → scalar, halves onto halves, so that the order never depends on the data."""
-        n, f32 = self.lanes, self.f32
+        n = self.lanes
 
         def reduce(b: Any, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
             width = n
             while width > 1:
                 width //= 2
-                order = ir.Constant(ir.VectorType(I32, n), [(lane + width) % n for lane in range(n)])
-                x = combine(x, b.shuffle_vector(x, x, order))
+                low, high = (ir.Constant(ir.VectorType(I32, width), list(range(k, k + width))) for k in (0, width))
+                x = combine(b.shuffle_vector(x, x, low), b.shuffle_vector(x, x, high))
             return b.extract_element(x, constant(I32, 0))
 
         def larger(b: Any) -> Callable[[Any, Any], Any]:
-            return lambda x, y: call(b, f"llvm.maxnum.v{n}f32", f32.ir, x, y)
+            return lambda x, y: call(b, f"llvm.maxnum.v{x.type.count}f32", x.type, x, y)
 
         self.sum_lanes = verb(1, lambda x: types.float32, lambda b, t, x: reduce(b, x, b.fadd))
         self.max_lanes = verb(1, lambda x: types.float32, lambda b, t, x: reduce(b, x, larger(b)))
@@ -236,113 +233,6 @@ class Verbs(ModuleType):
             entry = splat(b, b.extract_element(table, constant(I32, code)), n)
             out = b.select(b.icmp_unsigned("==", x, constant(x.type, code)), entry, out)
         return out
-
-    def _tiles(self) -> None:
-        n, f32 = self.lanes, self.f32
-
-        def tile_fma(b: Any, t: Any, acc: Any, x: Any, p: Any, i: Any, stride: Any) -> Any:
-            """acc[m] += x * p[i + m * stride]"""
-
-            def row(m: int) -> Any:
-                factor = splat(b, load(b, p, b.add(i, b.mul(stride, constant(I64, m))), F32), n)
-                return call(b, f"llvm.fma.v{n}f32", f32.ir, x, factor, b.extract_value(acc, m))
-
-            return each_row(b, t[0], row)
-
-        def tile_fma_int(b: Any, t: Any, acc: Any, dots: Any, x: Any, p: Any, i: Any) -> Any:
-            """acc[m] += float(dots[m]) * (x * p[i + m])"""
-
-            def row(m: int) -> Any:
-                scale = b.fmul(x, splat(b, load(b, p, b.add(i, constant(I64, m)), F32), n))
-                whole = b.sitofp(b.extract_value(dots, m), f32.ir)
-                return call(b, f"llvm.fma.v{n}f32", f32.ir, whole, scale, b.extract_value(acc, m))
-
-            return each_row(b, t[0], row)
-
-        def tile_get(b: Any, t: Any, tile: Any, m: Any) -> Any:
-            """Vector m of a tile."""
-            slot = cgutils.alloca_once(b, tile.type)
-            b.store(tile, slot)
-            return b.load(b.gep(slot, [constant(I32, 0), m], source_etype=tile.type), typ=t[0].vec.ir)
-
-        def tile_scale(b: Any, t: Any, tile: Any, p: Any, i: Any) -> Any:
-            """tile[m] * p[i + m]"""
-            where = [b.add(i, constant(I64, m)) for m in range(t[0].rows)]
-            return each_row(b, t[0], lambda m: b.fmul(b.extract_value(tile, m), splat(b, load(b, p, where[m], F32), n)))
-
-        def tile_add(b: Any, t: Any, x: Any, y: Any) -> Any:
-            """x[m] + y[m]; y may be one vector, the same for all rows"""
-            other = (lambda m: b.extract_value(y, m)) if isinstance(t[1], Tile) else (lambda m: y)
-            return each_row(b, t[0], lambda m: b.fadd(b.extract_value(x, m), other(m)))
-
-        def tile_fma_each(b: Any, t: Any, acc: Any, tile: Any, x: Any) -> Any:
-            """acc[m] += tile[m] * x, a vector for all rows"""
-            get = b.extract_value
-            return each_row(b, t[0], lambda m: call(b, f"llvm.fma.v{n}f32", f32.ir, get(tile, m), x, get(acc, m)))
-
-        def tile_store(b: Any, t: Any, tile: Any, p: Any, i: Any, stride: Any) -> None:
-            """p[i + m * stride : ] = tile[m]"""
-            for m in range(t[0].rows):
-                store(b, b.extract_value(tile, m), p, b.add(i, b.mul(stride, constant(I64, m))))
-
-        self.tile_add = verb(2, lambda tile, *a: tile, tile_add)
-        self.tile_scale = verb(3, lambda tile, *a: tile, tile_scale)
-        self.tile_store = verb(4, lambda *a: None, tile_store)
-        self.tile_fma = verb(5, lambda acc, *a: acc, tile_fma)
-        self.tile_fma_each = verb(3, lambda acc, *a: acc, tile_fma_each)
-        self.tile_fma_int = verb(5, lambda acc, *a: acc, tile_fma_int)
-        self.tile_get = verb(2, lambda tile, m: tile.vec, tile_get)
-
-    def tile_zero(self, rows: int) -> Any:
-        """The verb () → float tile of zeros."""
-        tile = Tile(self.f32, rows)
-        return verb(0, lambda: tile, lambda b, t: each_row(b, tile, lambda m: constant(self.f32.ir, 0.0)))
-
-    def tile_load(self, rows: int) -> Any:
-        """The verb (p, i, stride) → float tile whose vector m starts at p[i + m * stride]."""
-        tile = Tile(self.f32, rows)
-
-        def emit(b: Any, t: Any, p: Any, i: Any, stride: Any) -> Any:
-            return each_row(b, tile, lambda m: load(b, p, b.add(i, b.mul(stride, constant(I64, m))), self.f32.ir))
-
-        return verb(3, lambda p, i, s: tile, emit)
-
-    def tile_bias(self, rows: int, zero_point: int) -> Any:
-        """The verb (p, i) → int tile: every lane of row m is zero_point * p[i + m].
-
-        A byte product takes unsigned weights, stored zero_point too high: with p the negative sum of the row's
-        activations, starting from this value takes the excess out again, exactly.
-        """
-        tile = Tile(self.i32, rows)
-
-        def emit(b: Any, t: Any, p: Any, i: Any) -> Any:
-            if zero_point == 0:
-                return each_row(b, tile, lambda m: constant(self.i32.ir, 0))
-
-            def row(m: int) -> Any:
-                sums = splat(b, load(b, p, b.add(i, constant(I64, m)), I32), self.lanes)
-                return b.mul(sums, constant(self.i32.ir, zero_point))
-
-            return each_row(b, tile, row)
-
-        return verb(2, lambda p, i: tile, emit)
-
-    def dot16(self, bits: int, row_stride: int) -> Any:
-        """The verb (acc, w0, w1, w2, w3, p, i) → acc plus 16 products a lane (`byte_product.py`).
-
-        Row m's 16 activations are the bytes p[i + m * row_stride :].
-        """
-        product, lanes = BYTE_PRODUCTS[self.isa.byte_product], self.lanes
-
-        def emit(b: Any, t: Any, acc: Any, w0: Any, w1: Any, w2: Any, w3: Any, p: Any, i: Any) -> Any:
-            def row(m: int) -> Any:
-                where = [b.add(i, constant(I64, row_stride * m + 4 * j)) for j in range(4)]
-                x = [splat(b, load(b, p, at_, I32, I8), lanes) for at_ in where]
-                return product(b, b.extract_value(acc, m), (w0, w1, w2, w3), x, bits)
-
-            return each_row(b, t[0], row)
-
-        return verb(7, lambda acc, *a: acc, emit)
 
     def _scalars(self) -> None:
         """One value: (pointer, index) → float32, and conversions that keep Numba from widening to float64."""

@@ -1,0 +1,218 @@
+"""The verbs of tiles: the same for each of several activation rows (read `linear.py` next to see them used).
+
+A tile's rows are independent: no verb mixes them, but those that reduce each row to one lane of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from martlet.ops.cpu.byte_product import BYTE_PRODUCTS
+from martlet.ops.cpu.emit import F32, I8, I32, I64, Tile, Vec, call, constant, each_row, load, splat, store, verb
+from martlet.ops.cpu.isa import Isa
+
+__all__ = ["TileVerbs"]
+
+
+class TileVerbs(ModuleType):
+    """The part of `simd.Verbs` that works on tiles."""
+
+    isa: Isa
+    lanes: int
+    f32: Vec
+    i32: Vec
+
+    def _tiles(self) -> None:
+        n, f32 = self.lanes, self.f32
+
+        def tile_fma(b: Any, t: Any, acc: Any, x: Any, p: Any, i: Any, stride: Any) -> Any:
+            """acc[m] += x * p[i + m * stride]"""
+
+            def row(m: int) -> Any:
+                factor = splat(b, load(b, p, b.add(i, b.mul(stride, constant(I64, m))), F32), n)
+                return call(b, f"llvm.fma.v{n}f32", f32.ir, x, factor, b.extract_value(acc, m))
+
+            return each_row(b, t[0], row)
+
+        def tile_fma_int(b: Any, t: Any, acc: Any, dots: Any, x: Any, p: Any, i: Any) -> Any:
+            """acc[m] += float(dots[m]) * (x * p[i + m])"""
+
+            def row(m: int) -> Any:
+                scale = b.fmul(x, splat(b, load(b, p, b.add(i, constant(I64, m)), F32), n))
+                whole = b.sitofp(b.extract_value(dots, m), f32.ir)
+                return call(b, f"llvm.fma.v{n}f32", f32.ir, whole, scale, b.extract_value(acc, m))
+
+            return each_row(b, t[0], row)
+
+        def tile_get(b: Any, t: Any, tile: Any, m: Any) -> Any:
+            """Vector m of a tile."""
+            slot = cgutils.alloca_once(b, tile.type)
+            b.store(tile, slot)
+            return b.load(b.gep(slot, [constant(I32, 0), m], source_etype=tile.type), typ=t[0].vec.ir)
+
+        def tile_scale(b: Any, t: Any, tile: Any, p: Any, i: Any) -> Any:
+            """tile[m] * p[i + m]"""
+            where = [b.add(i, constant(I64, m)) for m in range(t[0].rows)]
+            return each_row(b, t[0], lambda m: b.fmul(b.extract_value(tile, m), splat(b, load(b, p, where[m], F32), n)))
+
+        def tile_add(b: Any, t: Any, x: Any, y: Any) -> Any:
+            """x[m] + y[m]; y may be one vector, the same for all rows"""
+            other = (lambda m: b.extract_value(y, m)) if isinstance(t[1], Tile) else (lambda m: y)
+            return each_row(b, t[0], lambda m: b.fadd(b.extract_value(x, m), other(m)))
+
+        def tile_fma_each(b: Any, t: Any, acc: Any, tile: Any, x: Any) -> Any:
+            """acc[m] += tile[m] * x, a vector for all rows"""
+            get = b.extract_value
+            return each_row(b, t[0], lambda m: call(b, f"llvm.fma.v{n}f32", f32.ir, get(tile, m), x, get(acc, m)))
+
+        def tile_store(b: Any, t: Any, tile: Any, p: Any, i: Any, stride: Any) -> None:
+            """p[i + m * stride : ] = tile[m]"""
+            for m in range(t[0].rows):
+                store(b, b.extract_value(tile, m), p, b.add(i, b.mul(stride, constant(I64, m))))
+
+        self.tile_add = verb(2, lambda tile, *a: tile, tile_add)
+        self.tile_scale = verb(3, lambda tile, *a: tile, tile_scale)
+        self.tile_store = verb(4, lambda *a: None, tile_store)
+        self.tile_fma = verb(5, lambda acc, *a: acc, tile_fma)
+        self.tile_fma_each = verb(3, lambda acc, *a: acc, tile_fma_each)
+        self.tile_fma_int = verb(5, lambda acc, *a: acc, tile_fma_int)
+        self.tile_get = verb(2, lambda tile, m: tile.vec, tile_get)
+        self._tile_bytes()
+
+    def _tile_bytes(self) -> None:
+        """What turns a tile into bytes."""
+        n, f32, i32, get = self.lanes, self.f32, self.i32, lambda b, tile, m: b.extract_value(tile, m)
+
+        def tile_abs(b: Any, t: Any, tile: Any) -> Any:
+            return each_row(b, t[0], lambda m: call(b, f"llvm.fabs.v{n}f32", f32.ir, get(b, tile, m)))
+
+        def tile_max(b: Any, t: Any, x: Any, y: Any) -> Any:
+            return each_row(b, t[0], lambda m: call(b, f"llvm.maxnum.v{n}f32", f32.ir, get(b, x, m), get(b, y, m)))
+
+        def tile_codes(b: Any, t: Any, tile: Any, factors: Any) -> Any:
+            """int32 tile: tile[m] times lane m of `factors`, to the nearest integer (`nearest_int`)."""
+
+            def row(m: int) -> Any:
+                factor = b.shuffle_vector(factors, factors, ir.Constant(ir.VectorType(I32, n), [m] * n))
+                return nearest_int(b, b.fmul(get(b, tile, m), factor))
+
+            return each_row(b, Tile(i32, t[0].rows), row)
+
+        def tile_add_ints(b: Any, t: Any, x: Any, y: Any) -> Any:
+            return each_row(b, t[0], lambda m: b.add(get(b, x, m), get(b, y, m)))
+
+        def tile_store_i8(b: Any, t: Any, tile: Any, p: Any, i: Any, stride: Any) -> None:
+            for m in range(t[0].rows):
+                where = b.add(i, b.mul(stride, constant(I64, m)))
+                store(b, b.trunc(get(b, tile, m), ir.VectorType(I8, n)), p, where)
+
+        self.tile_abs, self.tile_max = verb(1, lambda x: x, tile_abs), verb(2, lambda x, y: x, tile_max)
+        self.tile_codes = verb(2, lambda tile, f: Tile(i32, tile.rows), tile_codes)
+        self.tile_add_ints, self.tile_store_i8 = (
+            verb(2, lambda x, y: x, tile_add_ints),
+            verb(4, lambda *a: None, tile_store_i8),
+        )
+        self.row_maxima = verb(
+            1,
+            lambda tile: f32,
+            lambda b, t, x: reduce_rows(
+                b, t[0], x, lambda p, q: call(b, f"llvm.maxnum.v{p.type.count}f32", p.type, p, q)
+            ),
+        )
+        self.row_sums = verb(1, lambda tile: i32, lambda b, t, x: reduce_rows(b, t[0], x, b.add))
+
+    def tile_zero(self, rows: int) -> Any:
+        """The verb () → float tile of zeros."""
+        tile = Tile(self.f32, rows)
+        return verb(0, lambda: tile, lambda b, t: each_row(b, tile, lambda m: constant(self.f32.ir, 0.0)))
+
+    def tile_load(self, rows: int) -> Any:
+        """The verb (p, i, stride) → float tile whose vector m starts at p[i + m * stride]."""
+        tile = Tile(self.f32, rows)
+
+        def emit(b: Any, t: Any, p: Any, i: Any, stride: Any) -> Any:
+            return each_row(b, tile, lambda m: load(b, p, b.add(i, b.mul(stride, constant(I64, m))), self.f32.ir))
+
+        return verb(3, lambda p, i, s: tile, emit)
+
+    def tile_bias(self, rows: int, zero_point: int) -> Any:
+        """The verb (p, i) → int tile: every lane of row m is zero_point * p[i + m].
+
+        A byte product takes unsigned weights, stored zero_point too high: with p the negative sum of the row's
+        activations, starting from this value takes the excess out again, exactly.
+        """
+        tile = Tile(self.i32, rows)
+
+        def emit(b: Any, t: Any, p: Any, i: Any) -> Any:
+            if zero_point == 0:
+                return each_row(b, tile, lambda m: constant(self.i32.ir, 0))
+
+            def row(m: int) -> Any:
+                sums = splat(b, load(b, p, b.add(i, constant(I64, m)), I32), self.lanes)
+                return b.mul(sums, constant(self.i32.ir, zero_point))
+
+            return each_row(b, tile, row)
+
+        return verb(2, lambda p, i: tile, emit)
+
+    def dot16(self, bits: int, row_stride: int) -> Any:
+        """The verb (acc, w0, w1, w2, w3, p, i) → acc plus 16 products a lane (`byte_product.py`).
+
+        Row m's 16 activations are the bytes p[i + m * row_stride :].
+        """
+        product, lanes = BYTE_PRODUCTS[self.isa.byte_product], self.lanes
+
+        def emit(b: Any, t: Any, acc: Any, w0: Any, w1: Any, w2: Any, w3: Any, p: Any, i: Any) -> Any:
+            def row(m: int) -> Any:
+                where = [b.add(i, constant(I64, row_stride * m + 4 * j)) for j in range(4)]
+                x = [splat(b, load(b, p, at_, I32, I8), lanes) for at_ in where]
+                return product(b, b.extract_value(acc, m), (w0, w1, w2, w3), x, bits)
+
+            return each_row(b, t[0], row)
+
+        return verb(7, lambda acc, *a: acc, emit)
+
+    def store_rows(self, rows: int) -> Any:
+        """The verb (p, i, x): the first `rows` lanes of x to p[i :]."""
+
+        def emit(b: Any, t: Any, p: Any, i: Any, x: Any) -> None:
+            first = ir.Constant(ir.VectorType(I32, rows), list(range(rows)))
+            store(b, b.shuffle_vector(x, x, first), p, i)
+
+        return verb(3, lambda p, i, x: None, emit)
+
+
+def nearest_int(b: Any, x: Any) -> Any:
+    """int32 of float32 below 2^22 in size, half to even: at 1.5 · 2^23 a float has no bits of a fraction, so adding that rounds."""
+    n = x.type.count
+    moved = b.bitcast(b.fadd(x, constant(x.type, 1.5 * 2**23)), ir.VectorType(I32, n))
+    return b.sub(moved, constant(moved.type, 0x4B400000))
+
+
+def reduce_rows(b: Any, tile: Tile, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """A vector whose lane m is row m reduced, for `combine` of which no order matters.
+
+    Two vectors of w lanes a row become one of w / 2 lanes a row of twice as many rows, until a row has one lane.
+    """
+    n, vectors = tile.vec.ir.count, [b.extract_value(x, m) for m in range(tile.rows)]
+    width = n
+    while width > 1:
+        width //= 2
+        count = vectors[0].type.count
+        sources = range(min(len(vectors), 2))
+        firsts = [v * count + start for v in sources for start in range(0, count, 2 * width)]
+        low, high = (
+            ir.Constant(
+                ir.VectorType(I32, len(firsts) * width), [i + k for i in firsts for k in range(side, side + width)]
+            )
+            for side in (0, width)
+        )
+        pairs = [(vectors[i], vectors[min(i + 1, len(vectors) - 1)]) for i in range(0, len(vectors), 2)]
+        vectors = [combine(b.shuffle_vector(p, q, low), b.shuffle_vector(p, q, high)) for p, q in pairs]
+    lanes = [min(lane, tile.rows - 1) for lane in range(n)]
+    return b.shuffle_vector(vectors[0], vectors[0], ir.Constant(ir.VectorType(I32, n), lanes))
