@@ -211,7 +211,7 @@ def test_loss_falls_and_guesses_come_true(target: Target) -> None:
     before, losses, plan = (
         measure(head, data, list(range(40)), 3),
         list[float](),
-        Plan(1, batches=150, tokens=256, rate=1e-2),
+        Plan(60, batches=150, tokens=256, rate=1e-2),
     )
     losses.append(step_loss(head, next(batches(head, data, list(range(40)), plan)), 3).item())
     train(head, data, list(range(40)), plan, lambda _, __, x: losses.append(x))
