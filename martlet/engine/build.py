@@ -21,6 +21,7 @@ from martlet.engine.engine import Engine
 from martlet.engine.heads import load_drafter, open_draft_head, with_head_pages
 from martlet.engine.kept import make_cache, open_kept_pages
 from martlet.engine.kv_guard import with_guarded_types
+from martlet.engine.kv_quality import KvLens
 from martlet.engine.lora import open_adapter, open_adapters
 from martlet.engine.params import suggested_params
 from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, step_limits, with_adapters, with_head
@@ -80,6 +81,7 @@ class Built:
     grammars: LateGrammars | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
+    lens: Callable[[int, int], KvLens] | None = None  # the model with any KV types: a context, rows at a time
 
     def add_adapter(self, name: str, path: str) -> None:
         """Load an adapter, between two steps; raises as `open_adapter` does for one that cannot be."""
@@ -211,6 +213,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         )
         for name, adapter in adapters.items():
             built.take_adapter(name, adapter)
+        built.lens = None if config.backend == "null" else partial(KvLens, ops, model)
         built.resources = resources.pop_all()
         return built
 
