@@ -14,6 +14,7 @@ from martlet.types import MissReason
 
 __all__ = ["CacheReport", "explain_cache"]
 
+_REASONING = ("<think>", "[THINK]")  # what begins it
 _BEFORE_TOKENS = 8  # shown of what both have in common
 _REASONS = {
     MissReason.END: "the whole prompt was there; its last token is always computed",
@@ -52,6 +53,11 @@ class CacheReport:
         one, other = self.prompt_text, self.cached_text
         return bool(one and other) and (one.startswith(other) or other.startswith(one))
 
+    @property
+    def lacks_reasoning(self) -> bool:
+        """Whether an earlier answer's reasoning is in the cache and not in the prompt: templates and clients leave it out."""
+        return self.cached_text.strip() in _REASONING
+
     def explain(self) -> str:
         """One line for a person."""
         line = f"cache: {self.n_cached:,} of {self.n_prompt:,} prompt tokens"
@@ -69,6 +75,8 @@ class CacheReport:
             f"token {self.position:,}{after} is {self.prompt_text!r} ({self.prompt_id}),"
             f" and {self.cached_text!r} ({self.cached_id}) in the cache"
         )
+        if self.lacks_reasoning:
+            return f"{why}; the reasoning of an earlier answer is not in the prompt"
         return why + ("; the same text may be cut into other tokens" if self.cut_differently else "")
 
 

@@ -13,15 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from martlet.engine.outputs import Logprobs, Piece, RequestOutput
-from martlet.server.bridge import Ticket
-from martlet.server.conversation import open_chat
+from martlet.server.conversation import OpenChat, open_chat
 from martlet.server.errors import ApiError, openai_error
 from martlet.server.protocol import ChatRequest
-from martlet.server.replies import FINGERPRINT, json_reply, shown_logprobs, token_entry, usage_of
+from martlet.server.replies import FINGERPRINT, json_reply, shown_logprobs, timings_of, token_entry, usage_of
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.stream import EventStream, Mould, event
 from martlet.server.tools.calls import Content
-from martlet.server.tools.reply import Parts, ReplyParser, delta_of
+from martlet.server.tools.reply import Parts, delta_of
 
 __all__ = ["chat_completions"]
 
@@ -33,17 +32,14 @@ async def chat_completions(request: Request) -> Response:
     chat = await open_chat(request, parsed, new_id(request, "chatcmpl"), parsed.warnings)
     body, ticket = parsed.body, chat.ticket
     if body.stream:
-        encoder = _Encoder(service, body, ticket, chat.parsers, chat.warnings)
-        return EventStream(request, ticket, encoder, service.settings)
+        return EventStream(request, ticket, _Encoder(service, body, chat), service.settings)
     [output] = await service.whole(request, ticket)
-    return json_reply(_whole(service, body, output, chat.parsers, chat.warnings))
+    return json_reply(_whole(service, body, output, chat))
 
 
-def _whole(
-    service: Service, body: ChatRequest, output: RequestOutput, parsers: Sequence[ReplyParser], warnings: Sequence[str]
-) -> dict[str, Any]:
+def _whole(service: Service, body: ChatRequest, output: RequestOutput, chat: OpenChat) -> dict[str, Any]:
     choices = []
-    for completion, parser in zip(output.outputs, parsers, strict=True):
+    for completion, parser in zip(output.outputs, chat.parsers, strict=True):
         parts = Parts.of([*parser.feed(completion.text), *parser.finish()])
         message = parts.message(body.include_reasoning)
         finish = "tool_calls" if parts.calls and completion.finish_reason == "stop" else completion.finish_reason
@@ -73,9 +69,9 @@ def _whole(
             entry and [token_entry(service, i, e) for i, e in entry.items()] for entry in output.prompt_logprobs
         ]
     if body.return_timings:
-        reply["timings"] = output.metrics.as_dict()
-    if warnings:
-        reply["warnings"] = list(warnings)
+        reply["timings"] = timings_of(output)
+    if warnings := chat.warnings:
+        reply["warnings"] = warnings
     return reply
 
 
@@ -92,30 +88,23 @@ def _logprobs(service: Service, entries: Sequence[Logprobs], n_best: int) -> dic
 class _Encoder:
     """The chunks of a streamed chat."""
 
-    def __init__(
-        self,
-        service: Service,
-        body: ChatRequest,
-        ticket: Ticket,
-        parsers: Sequence[ReplyParser],
-        warnings: Sequence[str],
-    ) -> None:
-        self._service, self._body, self._ticket, self._parsers = service, body, ticket, parsers
+    def __init__(self, service: Service, body: ChatRequest, chat: OpenChat) -> None:
+        self._service, self._body, self._chat = service, body, chat
+        self._ticket, self._parsers = chat.ticket, chat.parsers
         options = body.stream_options
         self._usage = bool(options and options.include_usage)
         self._each_usage = self._usage and bool(options and options.continuous_usage_stats)
         self._head = {
-            "id": ticket.ticket_id,
+            "id": chat.ticket.ticket_id,
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": service.model,
             "system_fingerprint": FINGERPRINT,
         }
-        self._warnings = list(warnings)
         self._begun: set[int] = set()
         self._moulds: dict[int, Mould] = {}  # of answers whose chunks differ in their text only
         self._called: set[int] = set()
-        self._n_open = len(parsers)
+        self._n_open = len(chat.parsers)
 
     def begin(self) -> bytes:
         """Nothing: the first chunk comes with the first token."""
@@ -165,11 +154,11 @@ class _Encoder:
         self._n_open -= 1
         more: dict[str, Any] = {}
         if self._n_open == 0:
-            metrics = self._ticket.outputs[0].metrics
-            if self._body.return_timings and metrics is not None:
-                more["timings"] = metrics.as_dict()
-            if self._warnings:
-                more["warnings"] = self._warnings
+            output = self._ticket.outputs[0]
+            if self._body.return_timings and output.metrics is not None:
+                more["timings"] = timings_of(output)
+            if warnings := self._chat.warnings:
+                more["warnings"] = warnings
         return self._chunk(index, {}, None, finish, piece.stop_reason, more)
 
     def _chunk(

@@ -20,7 +20,7 @@ from martlet.server.bridge import Ticket
 from martlet.server.errors import ApiError, openai_error
 from martlet.server.held import asked_structure
 from martlet.server.protocol import CompletionRequest, prompts_of, refuse_unsupported
-from martlet.server.replies import FINGERPRINT, finite, json_reply, shown_logprobs, usage_of
+from martlet.server.replies import FINGERPRINT, finite, json_reply, shown_logprobs, timings_of, usage_of
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.stream import EventStream, Mould, event
 
@@ -121,9 +121,8 @@ class _Writer:
 
     def _more(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         more: dict[str, Any] = {}
-        metrics = outputs[0].metrics
-        if self._body.return_timings and metrics is not None and len(outputs) == 1:
-            more["timings"] = metrics.as_dict()
+        if self._body.return_timings and outputs[0].metrics is not None and len(outputs) == 1:
+            more["timings"] = timings_of(outputs[0])
         if self._warnings:
             more["warnings"] = self._warnings
         return more

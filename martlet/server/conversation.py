@@ -22,13 +22,26 @@ from martlet.server.tools.reply import ReplyParser
 __all__ = ["OpenChat", "as_chat", "chat_params", "chat_prompt", "open_chat"]
 
 
+REASONING_LOST = (
+    "The reasoning of an earlier answer is not in this prompt (the template leaves it out, or the client has): {:,} tokens"
+    " had to be computed again."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenChat:
     """A conversation that is being answered; a parser for each of its n answers."""
 
     ticket: Ticket
     parsers: list[ReplyParser]
-    warnings: list[str]
+    said: list[str]  # warnings of how it was read
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the caller should know, at the end also of what had to be computed again."""
+        reports = [output.cache for output in self.ticket.outputs]
+        late = [REASONING_LOST.format(r.n_prompt - r.n_cached) for r in reports if r is not None and r.lacks_reasoning]
+        return [*self.said, *late]
 
 
 async def open_chat(request: Request, parsed: Parsed[ChatRequest], reply_id: str, warnings: list[str]) -> OpenChat:

@@ -7,6 +7,7 @@ request aborted before its first token has an end-to-end time and no time to fir
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from martlet.server.kv_check import KvChecked
 
 __all__ = ["Histogram", "Measures", "exposition"]
+
+logger = logging.getLogger("martlet.server")
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
          160.0, 640.0, 2560.0)  # fmt: skip
@@ -103,6 +106,8 @@ class Measures(Observer):
         self._step_tokens.observe(plan.n_tokens)
         self._step_sequences.observe(len(plan.spans))
         self._step_time.observe(seconds)
+        if plan.preempted:  # three times a sequence at most
+            logger.info("%d preempted: there are too few KV pages for all that run (--kv-memory)", len(plan.preempted))
 
     def ended_request(self, output: RequestOutput) -> None:
         """A request has ended."""

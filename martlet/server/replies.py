@@ -10,8 +10,9 @@ from starlette.responses import Response
 
 from martlet.engine.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
 from martlet.server.service import Service
+from martlet.types import MissReason
 
-__all__ = ["FINGERPRINT", "finite", "json_reply", "shown_logprobs", "token_entry", "usage_of"]
+__all__ = ["FINGERPRINT", "finite", "json_reply", "shown_logprobs", "timings_of", "token_entry", "usage_of"]
 
 FINGERPRINT = "martlet"
 _FLOOR = -9999.0  # what OpenAI's API gives for a probability of nothing; JSON has no -inf
@@ -37,6 +38,20 @@ def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(m.n_cached for m in metrics)},
     }
+
+
+def timings_of(output: RequestOutput) -> dict[str, object]:
+    """Times and counts of a request, and where it left what is cached: in its own words.
+
+    What stands there in the cache is another request's, and that another salt has the prompt is what salts are to hide.
+    """
+    assert output.metrics is not None
+    found, report = output.metrics.as_dict(), output.cache
+    if found["cache_miss"] == MissReason.SALT:
+        found["cache_miss"] = str(MissReason.EMPTY)
+    if report is not None and report.prompt_id is not None:
+        found |= {"cache_miss_position": report.position, "cache_miss_text": report.before + report.prompt_text}
+    return found
 
 
 def shown_logprobs(completion: CompletionOutput) -> list[Logprobs]:

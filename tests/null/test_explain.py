@@ -37,6 +37,14 @@ def test_the_same_text_in_other_tokens_is_suspected() -> None:
     assert not CacheReport(9, 4, 0, MissReason.DIFFERS, None, "ab", 1, "x", 2, "y").cut_differently
 
 
+def test_reasoning_that_is_left_out_is_named() -> None:
+    """ask 14: the cache has an answer with its reasoning, the next turn's prompt has it without."""
+    one = CacheReport(90, 40, 0, MissReason.DIFFERS, None, "assistant\n", 1, "The", 2, "<think>")
+    assert one.lacks_reasoning
+    assert one.explain().endswith("in the cache; the reasoning of an earlier answer is not in the prompt")
+    assert not CacheReport(90, 40, 0, MissReason.DIFFERS, None, "assistant\n", 1, "The", 2, "A").lacks_reasoning
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
