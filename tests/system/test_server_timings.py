@@ -75,7 +75,7 @@ def test_reasoning_that_is_left_out_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         last = events(served.chat("hello you", stream=True))[-1]
         assert ": 6 tokens" in last["warnings"][0]  # of 14
         served.chat("bye world")
-        body = {"messages": [{"role": "user", "content": "bye you"}], "max_tokens": 4}
+        body = {"model": "scripted", "messages": [{"role": "user", "content": "bye you"}], "max_tokens": 4}
         assert served.post("/v1/messages", body).json()["warnings"][0].startswith("The reasoning")
 
 
