@@ -375,28 +375,14 @@ def test_a_folder_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "known"),
     [
-        (StepPlan, {"step", "spans", "added", "dropped", "preempted", "saves", "loads", "copies"}),
-        (
-            Span,
-            {
-                "seq",
-                "start",
-                "count",
-                "new_pages",
-                "n_logits",
-                "first_page",
-                "draft",
-                "first_layer",
-                "stop_layer",
-                "branches",
-            },
-        ),
-        (Branch, {"parent", "row", "start", "count", "first_page", "pages"}),
-        (Save, {"page", "slot", "key", "parent", "ids"}),
-        (Load, {"slot", "page", "key"}),
-        (Copy, {"source", "target"}),
+        (StepPlan, "step spans added dropped preempted saves loads copies"),
+        (Span, "seq start count new_pages n_logits first_page draft first_layer stop_layer branches"),
+        (Branch, "parent row start count first_page pages"),
+        (Save, "page slot key parent ids"),
+        (Load, "slot page key"),
+        (Copy, "source target"),
     ],
 )
-def test_nothing_of_a_plan_is_left_out(kind: Any, known: set[str]) -> None:
+def test_nothing_of_a_plan_is_left_out(kind: Any, known: str) -> None:
     """A new field of a plan has to be recorded and replayed: then add it here."""
-    assert {field.name for field in fields(kind)} == known
+    assert {field.name for field in fields(kind)} == set(known.split())

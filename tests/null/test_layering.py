@@ -64,6 +64,12 @@ def test_no_relative_imports(path: Path) -> None:
     assert not [n for n in ast.walk(TREES[path]) if isinstance(n, ast.ImportFrom) and n.level]
 
 
+def test_sizes_of_tests() -> None:
+    """A stranger reads tests too."""
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.with_name("tests").rglob("*.py")}
+    assert [str(path) for path, count in lines.items() if count > 400] == []
+
+
 @every_module
 def test_sizes(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400

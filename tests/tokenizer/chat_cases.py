@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from martlet.tokenizer.chat import ChatTemplate
 
 FOLDER = Path(__file__).parent.parent / "data" / "chat-templates"
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
@@ -125,6 +128,14 @@ def transformers_renders(name: str, case: dict[str, Any]) -> dict[str, str]:
         except Exception as error:
             return {"error": str(error)}
     return {"text": text}
+
+
+def template(text: str | None, *control: str, **options: Any) -> ChatTemplate:
+    return ChatTemplate(text, CharTokenizer(*control, **options), now=lambda: datetime(*PINNED_DATE))
+
+
+def render(text: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
+    return template(text).render(messages or [{"role": "user", "content": "hi"}], **options).text
 
 
 if __name__ == "__main__":
