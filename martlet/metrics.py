@@ -56,6 +56,7 @@ class RequestMetrics:
     n_first: int = 0  # tokens that came with the first one: one a sequence that was ready then
     cache: CacheUse | None = None  # what the prefix cache gave it, once it was scheduled
     saved_s: float | None = None  # what computing n_cached tokens would have taken, at the engine's measured speed
+    n_prefilled: int = 0  # prompt tokens that are cached or computed, or are in the step that runs
     n_chunks: int = 0  # spans that computed prompt tokens, or tokens lost to a preemption
     n_preempted: int = 0  # times that a sequence of it lost its pages
     n_drafted: int = 0  # tokens that were guessed and verified

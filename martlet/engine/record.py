@@ -75,7 +75,9 @@ class Recorder:
             if span.stop_layer is not None:  # counted when its last layer has been computed
                 continue
             if entry is not None and (span.count - len(span.draft) > 1 or span.start < entry[0].n_prompt):
-                entry[0].n_chunks += 1
+                metrics = entry[0]
+                metrics.n_chunks += 1
+                metrics.n_prefilled = max(metrics.n_prefilled, min(span.start + span.count, metrics.n_prompt))
                 prefilled += span.count
         self._step_prefill = prefilled
 

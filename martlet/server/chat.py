@@ -16,7 +16,15 @@ from martlet.engine.outputs import Logprobs, Piece, RequestOutput
 from martlet.server.conversation import OpenChat, open_chat
 from martlet.server.errors import ApiError, openai_error
 from martlet.server.protocol import ChatRequest
-from martlet.server.replies import FINGERPRINT, json_reply, shown_logprobs, timings_of, token_entry, usage_of
+from martlet.server.replies import (
+    FINGERPRINT,
+    json_reply,
+    progress_of,
+    shown_logprobs,
+    timings_of,
+    token_entry,
+    usage_of,
+)
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.stream import EventStream, Mould, event
 from martlet.server.tools.calls import Content
@@ -32,7 +40,9 @@ async def chat_completions(request: Request) -> Response:
     chat = await open_chat(request, parsed, new_id(request, "chatcmpl"), parsed.warnings)
     body, ticket = parsed.body, chat.ticket
     if body.stream:
-        return EventStream(request, ticket, _Encoder(service, body, chat), service.settings)
+        encoder = _Encoder(service, body, chat)
+        progress = encoder.progress if body.return_progress else None
+        return EventStream(request, ticket, encoder, service.settings, progress)
     [output] = await service.whole(request, ticket)
     return json_reply(_whole(service, body, output, chat))
 
@@ -144,6 +154,11 @@ class _Encoder:
         if not self._usage:
             return b"data: [DONE]\n\n"
         return event({**self._head, "choices": [], "usage": usage_of(self._ticket.outputs)}) + b"data: [DONE]\n\n"
+
+    def progress(self) -> bytes:
+        """How much of the prompt has been read."""
+        found = progress_of(self._ticket.outputs)
+        return b"" if found is None else event({**self._head, "choices": [], "prompt_progress": found})
 
     def error(self, error: ApiError) -> bytes:
         """The error; no mark follows it."""

@@ -20,7 +20,7 @@ from martlet.server.bridge import Ticket
 from martlet.server.errors import ApiError, openai_error
 from martlet.server.held import asked_structure
 from martlet.server.protocol import CompletionRequest, prompts_of, refuse_unsupported
-from martlet.server.replies import FINGERPRINT, finite, json_reply, shown_logprobs, timings_of, usage_of
+from martlet.server.replies import FINGERPRINT, finite, json_reply, progress_of, shown_logprobs, timings_of, usage_of
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.stream import EventStream, Mould, event
 
@@ -53,13 +53,13 @@ async def completions(request: Request) -> Response:
     warnings = [*parsed.warnings, *dict.fromkeys(warning for one in asked for warning in one.warnings)]
     writer = _Writer(service, body, ticket, n, params.get("logprobs"), warnings)
     if body.stream:
-        return EventStream(request, ticket, writer, service.settings)
+        return EventStream(request, ticket, writer, service.settings, writer.progress if body.return_progress else None)
     return json_reply(writer.whole(await service.whole(request, ticket)))
 
 
 def _params(parsed: Parsed[CompletionRequest]) -> dict[str, Any]:
     body, params = parsed.body, dict(parsed.params)
-    refuse_unsupported(body.model_extra or {})
+    refuse_unsupported(body)
     if not isinstance(params.get("n") or 1, int):
         raise RequestError(f"n is {params['n']!r:.60}; expected a whole number.", param="n")
     if body.echo and params.get("logprobs") is not None:
@@ -188,6 +188,11 @@ class _Writer:
         if not self._usage:
             return b"data: [DONE]\n\n"
         return event({**self._head, "choices": [], "usage": usage_of(self._ticket.outputs)}) + b"data: [DONE]\n\n"
+
+    def progress(self) -> bytes:
+        """How much of the prompts has been read."""
+        found = progress_of(self._ticket.outputs)
+        return b"" if found is None else event({**self._head, "choices": [], "prompt_progress": found})
 
     def error(self, error: ApiError) -> bytes:
         """The error; no mark follows it."""

@@ -71,7 +71,7 @@ def as_chat(given: dict[str, Any]) -> ChatRequest:
 def chat_params(parsed: Parsed[ChatRequest]) -> dict[str, Any]:
     """The sampling parameters of a chat request; RequestError for fields that cannot be honoured."""
     body, params = parsed.body, dict(parsed.params)
-    refuse_unsupported(body.model_extra or {})
+    refuse_unsupported(body)
     if body.max_completion_tokens is not None:
         if params.get("max_tokens") not in (None, body.max_completion_tokens):
             raise RequestError("max_tokens and max_completion_tokens differ; give one of them.", param="max_tokens")

@@ -69,6 +69,7 @@ class GenerationRequest(Body):
     queue_timeout: float | None = None  # it fails if it has not started by then
     timeout: float | None = None  # that it may take in all
     return_timings: bool = True
+    return_progress: bool = False  # a stream tells how much of the prompt has been read, while nothing comes yet
     # What the answer is held to; `held.py` has the others.
     structured_outputs: dict[str, Any] | None = None
     structural_tag: str | dict[str, Any] | None = None
@@ -182,8 +183,10 @@ def prompts_of(given: object, param: str) -> list[str | list[int]]:
     return prompts
 
 
-def refuse_unsupported(extra: Mapping[str, Any]) -> None:
+def refuse_unsupported(body: GenerationRequest) -> None:
     """RequestError for a field that is known and cannot be honoured, where it asks for anything."""
-    for name, value in extra.items():
+    if body.return_progress and not body.stream:
+        raise RequestError("return_progress is for streams; give stream too.", param="return_progress")
+    for name, value in (body.model_extra or {}).items():
         if name in REFUSED and value not in _HARMLESS:
             raise RequestError(f"{name} is not supported: {REFUSED[name]}.", param=name, code="unsupported_parameter")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +14,16 @@ from martlet.engine.outputs import CompletionOutput, Logprob, Logprobs, RequestO
 from martlet.server.service import Service
 from martlet.types import MissReason
 
-__all__ = ["FINGERPRINT", "finite", "json_reply", "shown_logprobs", "timings_of", "token_entry", "usage_of"]
+__all__ = [
+    "FINGERPRINT",
+    "finite",
+    "json_reply",
+    "progress_of",
+    "shown_logprobs",
+    "timings_of",
+    "token_entry",
+    "usage_of",
+]
 
 FINGERPRINT = "martlet"
 _FLOOR = -9999.0  # what OpenAI's API gives for a probability of nothing; JSON has no -inf
@@ -52,6 +63,29 @@ def timings_of(output: RequestOutput) -> dict[str, object]:
     if report is not None and report.prompt_id is not None:
         found |= {"cache_miss_position": report.position, "cache_miss_text": report.before + report.prompt_text}
     return found
+
+
+def progress_of(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
+    """How much of the prompts has been read (llama.cpp's `prompt_progress`); None when every answer has begun.
+
+    `eta_ms` is when the first token is to be expected, by the speed so far; None while they wait.
+    """
+    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    started = [m for m in metrics if m.scheduled_s is not None]
+    if metrics and all(m.first_token_s is not None for m in metrics):
+        return None
+    total, cached = sum(m.n_prompt for m in metrics), sum(m.n_cached for m in started)
+    processed = sum(max(m.n_cached, m.n_prefilled) for m in started)
+    spent_s = time.monotonic() - min((m.scheduled_s for m in started if m.scheduled_s is not None), default=math.inf)
+    computed = processed - cached
+    return {
+        "total": total,
+        "cache": cached,
+        "processed": processed,
+        "time_ms": round(1000 * max(0.0, spent_s)),
+        "eta_ms": round(1000 * spent_s * (total - processed) / computed) if computed > 0 else None,
+        "queued": not started,
+    }
 
 
 def shown_logprobs(completion: CompletionOutput) -> list[Logprobs]:

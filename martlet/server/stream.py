@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -26,6 +26,7 @@ from martlet.server.settings import ServerSettings
 __all__ = ["Encoder", "EventStream", "Mould", "event"]
 
 KEEP_ALIVE = b": keep-alive\n\n"
+PROGRESS_S = 0.5  # between two events that tell how much of a prompt has been read
 
 
 class Encoder(Protocol):
@@ -72,13 +73,22 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, request: Request, ticket: Ticket, encoder: Encoder, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        request: Request,
+        ticket: Ticket,
+        encoder: Encoder,
+        settings: ServerSettings,
+        progress: Callable[[], bytes] | None = None,
+    ) -> None:
+        """`progress` is what is sent now and then until an answer begins; b"": it has begun."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._request = request
         self._ticket = ticket
         self._encoder = encoder
         self._settings = settings
+        self._progress = progress
         self._written_s = 0.0  # when this task has written last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,15 +121,23 @@ class EventStream(Response):
             ticket.connect(wire, self._encoded)
         self._written_s = time.monotonic()
         while True:
-            pieces = await ticket.pieces(max(0.0, keep_alive_s - self._silent_s()))
+            quiet_s = keep_alive_s if self._progress is None else min(keep_alive_s, PROGRESS_S)
+            pieces = await ticket.pieces(max(0.0, quiet_s - self._silent_s()))
             if pieces:
                 await self._write(self._encoded(pieces))
             elif ticket.finished:
                 break
-            elif ticket.cause is None and self._silent_s() >= keep_alive_s:
-                await self._write(KEEP_ALIVE)
+            elif ticket.cause is None and self._silent_s() >= quiet_s:
+                await self._write(self._sign_of_life())
         raise_failure(ticket)
         await self._write(encoder.end())
+
+    def _sign_of_life(self) -> bytes:
+        if self._progress is not None:
+            if told := self._progress():
+                return told
+            self._progress = None
+        return KEEP_ALIVE
 
     def _silent_s(self) -> float:
         return time.monotonic() - max(self._written_s, self._ticket.outlet.written_s)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.system.scripted_llm import spell
-from tests.system.serving import Served, events, serving
+from tests.system.serving import Served, events, serving, wait_until
 
 NUMBERS = {"queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "prompt_tokens", "cached_tokens", "generated_tokens",
            "drafted_tokens", "accepted_tokens", "preemptions", "chunks", "loaded_tokens"}  # fmt: skip
@@ -85,3 +85,28 @@ def test_a_preemption_is_logged(caplog: pytest.LogCaptureFixture) -> None:
             found = list(pool.map(lambda number: timings(served, "x" * number, max_tokens=50), range(1, 5)))
         assert sum(entry["preemptions"] for entry in found) == served.gauge("num_preemptions_total") > 0
     assert any("preempted: there are too few KV pages" in record.getMessage() for record in caplog.records)
+
+
+def test_a_stream_tells_how_far_its_prompt_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ask 24, idea 7: sixteen tokens a step of 205; while four others have the engine it says that it waits."""
+    monkeypatch.setattr("martlet.server.stream.PROGRESS_S", 0.05)
+    with serving(spell("a" * 24), step_s=0.04) as served, ThreadPoolExecutor(4) as pool:
+        others = [pool.submit(served.chat, "x", max_tokens=12) for _ in range(4)]
+        wait_until(lambda: served.service.built.engine.scheduler.n_running == 4)
+        found = events(served.chat("y" * 200, stream=True, return_progress=True, max_tokens=8))
+        assert [job.result().status_code for job in others] == [200] * 4
+        told = [event["prompt_progress"] for event in found if "prompt_progress" in event]
+        assert "prompt_progress" not in found[-1]  # nothing once the answer has begun
+        first = next(number for number, event in enumerate(found) if event["choices"])
+        assert not any("prompt_progress" in event for event in found[first:])
+        assert told[0] == {"total": 205, "cache": 0, "processed": 0, "time_ms": 0, "eta_ms": None, "queued": True}
+        reading = [entry for entry in told if not entry["queued"]]
+        assert len(reading) >= 3
+        counts = [entry["processed"] for entry in reading]
+        assert counts == sorted(counts)
+        assert 0 < counts[0] < counts[-1] <= 205
+        assert all(entry["total"] == 205 for entry in reading)
+        assert reading[0]["eta_ms"] > reading[-1]["eta_ms"] >= 0
+        body = {"prompt": "z" * 100, "stream": True, "return_progress": True}
+        assert any("prompt_progress" in event for event in events(served.post("/v1/completions", body)))
+        assert served.chat(return_progress=True).json()["error"]["param"] == "return_progress"
