@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -103,8 +105,40 @@ def _add_limits(parser: ArgumentParser) -> None:
         group.add_argument(option, type=kind, metavar=metavar, help=text)
 
 
+class _Stopped(BaseException):
+    """A signal came before there was a server that it could end."""
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Let SIGTERM and SIGINT end what runs here in order, until the server takes them over; a second one ends it at once."""
+
+    def stop(number: int, frame: object) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_DFL)
+        raise _Stopped
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def execute(args: Namespace) -> int:
     """Run the command."""
+    try:
+        with _signals():
+            return _serve(args)
+    except _Stopped:
+        print("martlet: stopped by a signal before the server was ready", file=sys.stderr)
+        return 0
+
+
+def _serve(args: Namespace) -> int:
     from martlet.server.settings import ServerSettings
 
     settings, models = _models(args, ServerSettings(**_given(args)))

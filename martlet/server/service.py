@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from martlet.server.protocol import GenerationRequest
     from martlet.server.tracing import Tracing
 
-__all__ = ["Service", "left", "new_id", "raise_failure", "service_of"]
+__all__ = ["Service", "client_left", "left", "new_id", "raise_failure", "service_of"]
 
 MOST_COMPILE_S = 15.0  # of a grammar, the time that it waits for others included
 B = TypeVar("B", bound=Body)
@@ -222,7 +222,7 @@ class Service:
         try:
             await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                raise ApiError(499, "The client left.")
+                raise client_left()
         finally:
             leaving.cancel()
             ticket.cancel()
@@ -295,9 +295,22 @@ def new_id(request: Request, prefix: str) -> str:
 
 
 async def left(request: Request) -> None:
-    """Return when the client has closed its connection. The body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    """Return when the client has closed its connection, or its side of it. The body must have been read.
+
+    Half a connection is nearly always a whole one that is gone, which would show only when something is written: by then a
+    long answer would have been computed for nobody.
+    """
+    wire = request.scope.get("martlet.wire")
+    while wire is None or not wire.sends_no_more:
+        if (await request.receive())["type"] == "http.disconnect":
+            return
+
+
+def client_left() -> ApiError:
+    """What ends its request; a client that can still read is told."""
+    return ApiError(
+        499, "The client left: it has closed its connection, or shut down its side before the answer was whole."
+    )
 
 
 def raise_failure(ticket: Ticket) -> None:

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from martlet.engine.outputs import Piece
 from martlet.server.bridge import Ticket
 from martlet.server.errors import ApiError, api_error
-from martlet.server.service import left, raise_failure
+from martlet.server.service import client_left, left, raise_failure
 from martlet.server.settings import ServerSettings
 
 __all__ = ["Encoder", "EventStream", "Mould", "event"]
@@ -95,17 +95,16 @@ class EventStream(Response):
         """Send everything; however this ends, so does the ticket."""
         self._send = send
         leaving = asyncio.ensure_future(left(self._request))
-        leaving.add_done_callback(lambda _: self._ticket.cancel(ApiError(499, "The client left.")))
+        leaving.add_done_callback(lambda _: self._ticket.cancel(client_left()))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
                 await self._write_all()
             except Exception as error:
-                if not leaving.done():
-                    await self._write(self._encoder.error(api_error(error)))
+                await self._write(self._encoder.error(api_error(error)))
                 if not isinstance(error, ApiError):
                     raise
-            if not leaving.done():
+            async with asyncio.timeout(self._settings.send_timeout_s):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (TimeoutError, OSError):  # uvicorn closes a connection whose response was not finished
             self._ticket.cancel(ApiError(499, "The client left, or does not read."))
@@ -117,7 +116,7 @@ class EventStream(Response):
     async def _write_all(self) -> None:
         encoder, ticket, keep_alive_s = self._encoder, self._ticket, self._settings.keep_alive_s
         await self._write(encoder.begin())
-        if (wire := self._request.scope.get("martlet.wire")) is not None:
+        if (wire := self._request.scope.get("martlet.wire")) is not None and wire.is_chunked:
             ticket.connect(wire, self._encoded)
         self._written_s = time.monotonic()
         while True:

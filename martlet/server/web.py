@@ -118,7 +118,11 @@ class _ViewStream(Response):
             self._service.view.leave()
             for task in (writing, leaving):
                 task.cancel()
-            await asyncio.gather(writing, leaving, return_exceptions=True)
+            ended = await asyncio.gather(writing, leaving, return_exceptions=True)
+        if (
+            None in ended
+        ):  # the viewer reads what it is sent, or has gone; of one that does neither uvicorn closes the connection
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send) -> None:
         settings, view = self._service.settings, self._service.view
@@ -133,7 +137,6 @@ class _ViewStream(Response):
         while (found := await view.next_frame(seen, settings.keep_alive_s)) is not None:
             await write(b"event: frame\ndata: " + found + b"\n\n" if found else KEEP_ALIVE)
             seen = found or seen
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def engine_events(request: Request) -> Response:

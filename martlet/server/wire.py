@@ -1,10 +1,15 @@
-"""uvicorn's HTTP/1.1, with bounds on what comes before a body: how much, and how long it may take (read `run.py` next)."""
+"""uvicorn's HTTP/1.1, with what it lacks (read `run.py` next).
+
+Bounds on what comes before a body: how much, and how long it may take. Answers to HTTP/1.0 that end with the connection, since
+chunks are HTTP/1.1's. A client that sends no more but may still read, and then gets an answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 __all__ = ["HEAD_S", "MAX_HEAD_BYTES", "BoundedProtocol", "chunk"]
@@ -18,6 +23,23 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
+def until_closed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """The application as HTTP/1.0 knows it: a body without a length goes on until the connection is closed (RFC 9112, 6.3)."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def plain(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if all(name.lower() != b"content-length" for name, _ in message.get("headers", ())):
+                    cycle.chunked_encoding = False
+            elif cycle.expected_content_length == 0:  # none was given: what uvicorn is to count is what comes
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, plain)
+
+    return answer
+
+
 class TooLargeError(Exception):
     """The head has more bytes than it may have."""
 
@@ -29,6 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _fed_bytes = 0  # the same, as bytes that came: the parser tells of a header when it is whole
     _in_head = False
     _timer: asyncio.TimerHandle | None = None
+    sends_no_more = False  # the client; it may have gone altogether, which only writing to it would show
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
@@ -43,6 +66,17 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more: what it has asked for is answered, then the connection is closed."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
+            return False  # nothing can come of it: close
+        self.sends_no_more = True
+        for cycle in self._cycles:
+            cycle.message_event.set()  # whoever waits for the client to leave
+        cycle.keep_alive = False
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; a head that is too large closes the connection."""
@@ -79,13 +113,19 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             self._cycles = [*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle]
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        super()._start_asgi_task(cycle, until_closed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)  # type: ignore[arg-type]
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the response that runs is written in chunks, as `write` takes them."""
+        return bool(self.cycle.chunked_encoding)
+
     @property
     def is_free(self) -> bool:
         """Whether the response that runs may be written by `write`: its head is out, and its reader is not behind."""
         cycle = self.cycle
-        return bool(cycle.chunked_encoding) and not (
-            cycle.response_complete or cycle.disconnected or self.flow.write_paused
-        )
+        return self.is_chunked and not (cycle.response_complete or cycle.disconnected or self.flow.write_paused)
 
     @property
     def is_empty(self) -> bool:

@@ -123,9 +123,9 @@ sys.exit(main(["serve", sys.argv[1], "--port", "0"]))
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, (-signal.SIGTERM, 0)), (signal.SIGINT, (130,))])
-def test_a_signal_while_a_model_is_loading(number: signal.Signals, status: tuple[int, ...], tmp_path: Path) -> None:
-    """It ends the process at once, without a traceback."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_model_is_loading(number: signal.Signals, tmp_path: Path) -> None:
+    """It ends the process at once, with status 0 and a line that says so, as it does once the server runs."""
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
     process = subprocess.Popen(
@@ -142,5 +142,5 @@ def test_a_signal_while_a_model_is_loading(number: signal.Signals, status: tuple
     process.send_signal(number)
     _, said = process.communicate(timeout=20)
     assert time.monotonic() - start < 5
-    assert process.returncode in status
-    assert "Traceback" not in said
+    assert process.returncode == 0
+    assert said == "martlet: stopped by a signal before the server was ready\n"
