@@ -36,7 +36,7 @@ from martlet.bench.load_report import load_summary
 from martlet.bench.report import about
 
 CLIENTS, PROMPT, ANSWER, REQUESTS = 16, 128, 64, 48
-SINGLE_PROMPT, SINGLE_ANSWER, SINGLE_TURNS = 128, 256, 6
+SINGLE_PROMPT, SINGLE_ANSWER, SINGLE_TURNS = 128, 256, 5
 Q4_1, Q4_0 = "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct.Q4_0.gguf"
 BARS = {"Q4_1": 3.5, "Q4_0": 2.0, "TTFT": 3.0, "outside": 0.08, "single": 0.93, "ready": 1.5}
 POLL_S = 0.005
