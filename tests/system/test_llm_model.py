@@ -111,12 +111,16 @@ def test_best_of_returns_the_likeliest_answers(llm: LLM) -> None:
 
 
 def test_a_chats_next_prompt_repeats_the_answers_own_tokens(llm: LLM) -> None:
+    """ask 14, idea 3: ten turns, and each computes what is new in it, and the one token that was sampled and not computed."""
     messages = [{"role": "user", "content": "Invent five words."}]
     prompts = []
-    for seed in range(3):  # far from greedy, so that the model spells words as the tokenizer would not
+    for seed in range(10):  # far from greedy, so that the model spells words as the tokenizer would not
         [output] = llm.chat(messages, {"temperature": 2.0, "min_p": 0.02, "max_tokens": 24, "seed": seed})
         if prompts:
             assert output.prompt_token_ids[: len(prompts[-1])] == prompts[-1]
+            assert output.metrics is not None
+            new = len(output.prompt_token_ids) - len(prompts[-1])
+            assert output.metrics.n_prompt - output.metrics.n_cached <= new + 1
         answer = output.outputs[0]
         said = answer.token_ids[:-1] if answer.finish_reason == "stop" else answer.token_ids
         prompts.append([*output.prompt_token_ids, *said])
