@@ -14,9 +14,9 @@ What depends on the machine (threads, the context that fits) is decided from mea
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -278,7 +278,7 @@ def _require_guard(config: EngineConfig) -> None:
                 "kv_guard_text is given, but no limit: set kv_guard too, to 0.01 for example.", param="kv_guard_text"
             )
         return
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= sys.float_info.max:
         raise RequestError(f"kv_guard is {limit!r}; expected a divergence above 0, such as 0.01.", param="kv_guard")
     if not parse_kv_types(config.kv_dtype).is_compressed:
         raise RequestError(

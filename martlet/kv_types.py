@@ -81,11 +81,12 @@ class KvTypes:
         """Whether any layer has codes in the place of numbers."""
         return any(KV_TYPES[name].bits < 16 for name in (self.usual, *self.layers.values()))
 
-    def simplest(self, n_layers: int) -> KvTypes:
-        """The same types in the fewest words."""
+    def simplest(self, n_layers: int, steep: Iterable[int] = ()) -> KvTypes:
+        """The same types in the fewest words; layers `steep` are named where they are to stay q8."""
         names = [self.of(layer).name for layer in range(n_layers)]
         usual = max(KV_TYPES, key=names.count)
-        return KvTypes(usual, {layer: name for layer, name in enumerate(names) if name != usual})
+        named = {layer: name for layer, name in enumerate(names) if name != usual}
+        return KvTypes(usual, {**named, **{layer: usual for layer in steep if usual == names[layer] == GUARDED}})
 
     def guarded(self, steep: Iterable[int]) -> KvTypes:
         """These types with f16 where q8 would be too coarse: in the layers `steep`, unless they are named."""

@@ -41,7 +41,7 @@ def _findings() -> dict[str, str]:
     quota = f"{limits.cpu_quota:g} CPUs ({limits.quota_source})" if limits.cpu_quota else "none"
     available = limits.memory_available
     memory = "unknown" if available is None else f"{available / (1 << 30):.1f} GiB available ({limits.memory_source})"
-    measured = load_notes("bandwidth")
+    measured = {key: value for key, value in load_notes("bandwidth").items() if isinstance(value, float)}
     return {
         "martlet": _version("martlet"),
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",

@@ -143,7 +143,7 @@ class _Check:
             )
             added["guard"] = {
                 "limit": guard,
-                "kv_dtype": str(chosen.simplest(self._lens.n_layers)),
+                "kv_dtype": str(chosen.simplest(self._lens.n_layers, self._steep)),
                 "kld": kld,
                 "bytes_per_token": kv_bytes_per_token(self._spec, chosen),
             }

@@ -47,7 +47,7 @@ def speed_lines(llm: LLM, output: RequestOutput) -> list[str]:
     if share < LOW_SHARE:
         lines.append(f"martlet: that is slow. {_likely_cause(llm)}")
     predicted = load_notes("predictions").get(_model_key(llm.config.model, llm.config.threads))
-    if predicted:
+    if isinstance(predicted, float) and predicted > 0:
         off = rate / predicted - 1
         lines.append(f"`martlet plan` predicted {predicted:,.1f} tok/s: the run was {abs(off):.0%} "
                      f"{'faster' if off >= 0 else 'slower'}")  # fmt: skip
@@ -80,7 +80,7 @@ def bandwidth(threads: int) -> float:
     """Bytes per second that this machine reads, measured once and kept."""
     key = f"{platform.node()}, {platform.machine()}, {threads}"
     known = load_notes("bandwidth").get(key)
-    if isinstance(known, float):
+    if isinstance(known, float) and known > 0:
         return known
     from martlet.bench.bandwidth import read_bandwidth
 

@@ -9,6 +9,9 @@ depends on (`martlet/notes.py`), and the next start takes it from there.
 
 from __future__ import annotations
 
+import codecs
+import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,13 @@ from martlet.engine.kv_quality import F32, KvLens, Lens, compare, guard_types, j
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint
 from martlet.kv_types import STEEP, KvTypes, parse_kv_types
+from martlet.models.families import spec_of
 from martlet.models.load import load_model, steep_layers
 from martlet.notes import load_notes, save_note
 from martlet.ops.interface import Backend
 from martlet.runtime.identity import code_digest
 from martlet.runtime.kv import layer_types
+from martlet.spec import ModelSpec
 from martlet.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["with_guarded_types"]
@@ -32,6 +37,7 @@ NOTES = "kv_guard"
 BASE = parse_kv_types("f16")
 WINDOW = 1024  # tokens that are computed together
 MOST_WINDOWS = 4
+MOST_BYTES = 1 << 18  # that are read of a text: its tokens are found at every start
 LAYER_TOKENS = 256  # of the first window, for each layer alone: there are dozens of layers
 LEAST_TOKENS = 128  # of a text: 4 bits begin after 64
 KEPT_BYTES = 256 << 20  # of the base type's logits, for each text
@@ -54,18 +60,18 @@ def with_guarded_types(
     """
     limit = config.kv_guard
     assert limit is not None
-    windows, of_what = _windows(config, tokenizer, min(WINDOW, context))
+    windows, of_what = _windows(config, tokenizer, max(2, min(WINDOW, context)))  # what follows one is compared
     key = _key(config, checkpoint, windows)
-    known = _known(load_notes(NOTES).get(key))
+    known = _known(load_notes(NOTES).get(key), spec_of(checkpoint))
     if known is None:
         show = progress or (lambda done, total: None)
         known = _measured(parse_kv_types(config.kv_dtype), limit, checkpoint, make_backend, windows, show)
-        save_note(NOTES, key, {"kv_dtype": str(known[0]), "kld": known[1]})
+        if not save_note(NOTES, key, {"kv_dtype": str(known[0]), "kld": known[1]}):
+            kept = "What kv_guard measured cannot be kept in MARTLET_HOME (`martlet doctor` says why): every start measures again."
+            warnings.warn(kept, RuntimeWarning, stacklevel=2)
     types, kld = known
-    n_tokens = sum(map(len, windows))
-    note = (
-        f"divergence {kld:.2g}, at most {limit:g}, on {n_tokens:,} tokens of {of_what}; {config.kv_dtype} was asked for"
-    )
+    n_tokens, said = sum(map(len, windows)), "at most" if kld <= limit else "which no choice of types brings to"
+    note = f"divergence {kld:.2g}, {said} {limit:g}, on {n_tokens:,} tokens of {of_what}; {config.kv_dtype} was asked for"
     return config.with_value("kv_dtype", str(types), Origin.MEASURED, note)
 
 
@@ -88,7 +94,9 @@ def _windows(config: EngineConfig, tokenizer: Tokenizer, most: int) -> tuple[lis
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES)
+        return codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < MOST_BYTES)
     except OSError as error:
         raise RequestError(f"kv_guard_text: {path} cannot be read: {error.strerror}.", param="kv_guard_text") from None
     except UnicodeDecodeError:
@@ -103,12 +111,14 @@ def _key(config: EngineConfig, checkpoint: Checkpoint, windows: Sequence[Sequenc
     return f"{Path(config.model).name} {digest.hexdigest()[:32]}"
 
 
-def _known(note: Any) -> tuple[KvTypes, float] | None:
+def _known(note: Any, spec: ModelSpec) -> tuple[KvTypes, float] | None:
     """What a note says, if it says it well; others may have written it."""
     try:
-        return parse_kv_types(note["kv_dtype"]), float(note["kld"])
-    except (TypeError, KeyError, ValueError, RequestError):
+        types, kld = parse_kv_types(note["kv_dtype"]), float(note["kld"])
+        layer_types(spec, types)
+    except (TypeError, KeyError, ValueError, OverflowError, RequestError):
         return None
+    return (types, kld) if math.isfinite(kld) else None
 
 
 def _measured(
@@ -135,7 +145,7 @@ def _measured(
             return list(_each_layer(lens, types, n_layers, windows[0][:LAYER_TOKENS], progress))
 
         chosen, kld = guard_types(types, BASE, steep, costs, limit, mean)
-        return chosen.simplest(n_layers), kld
+        return chosen.simplest(n_layers, steep), kld
     finally:
         ops.close()
 

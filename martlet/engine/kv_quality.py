@@ -148,11 +148,12 @@ def choose_types(
 ) -> tuple[KvTypes, float]:
     """Give layers, the costliest first, the `better` types until the mean divergence that `measure` finds is within `limit`.
 
-    `costs` are the layers' own divergences. They nearly add up, so the first guess is the fewest layers without which
+    A layer that has as many bits already keeps its type. `costs` are the layers' own divergences. They nearly add up, so the first guess is the fewest layers without which
     the sum fits; what is missing then is found by measuring. Returns the types and their divergence, which is above the
     limit only where even `better` in every layer is.
     """
-    order = sorted(range(len(costs)), key=lambda layer: (-costs[layer], layer))
+    gain = [layer for layer in range(len(costs)) if better.of(layer).bits > types.of(layer).bits]
+    order = sorted(gain, key=lambda layer: (-costs[layer], layer))
     count = next((n for n in range(len(order)) if sum(costs[layer] for layer in order[n:]) <= limit), len(order))
     while True:
         layers = {layer: better.of(layer).name for layer in order[:count]}
@@ -181,7 +182,8 @@ def guard_types(
     if found <= limit:
         return types, found
     costs = costs_of()
-    for better in [parse_kv_types("q8").guarded(steep), base] if types.usual == "q4" else [base]:
+    has_q4 = any(types.of(layer).name == "q4" for layer in range(len(costs)))
+    for better in [parse_kv_types("q8").guarded(steep), base] if has_q4 else [base]:
         over = [cost - min(costs) for cost in costs]
         share = found / (sum(over) or 1.0)
         types, found = choose_types(types, better, [share * cost for cost in over], limit, measure)

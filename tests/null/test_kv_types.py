@@ -35,6 +35,14 @@ def test_bytes_of_a_page(name: str, head_dim: int, keys: int, values: int) -> No
     assert kind.page_bytes(PAGE, 3, head_dim) == 3 * (keys + values)
 
 
+def test_types_in_the_fewest_words() -> None:
+    """A steep layer that was named q8 stays named where q8 is the usual type: it would be f16 otherwise."""
+    assert str(parse_kv_types("q4,q8:0,q8:1").simplest(3)) == "q8,q4:2"
+    assert str(parse_kv_types("q4,q8:0,q8:1").simplest(3, (0,))) == "q8,q8:0,q4:2"
+    assert str(parse_kv_types("q8,f16:0").simplest(3, (0,))) == "q8,f16:0"
+    assert str(parse_kv_types("q4").simplest(3, (0,))) == "q4"
+
+
 def test_shares_of_float16() -> None:
     """The bars: 0.55 and 0.33 of what f16 takes."""
     for head_dim in (64, 128, 256):
