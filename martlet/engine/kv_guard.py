@@ -71,7 +71,9 @@ def with_guarded_types(
             warnings.warn(kept, RuntimeWarning, stacklevel=2)
     types, kld = known
     n_tokens, said = sum(map(len, windows)), "at most" if kld <= limit else "which no choice of types brings to"
-    note = f"divergence {kld:.2g}, {said} {limit:g}, on {n_tokens:,} tokens of {of_what}; {config.kv_dtype} was asked for"
+    note = (
+        f"divergence {kld:.2g}, {said} {limit:g}, on {n_tokens:,} tokens of {of_what}; {config.kv_dtype} was asked for"
+    )
     return config.with_value("kv_dtype", str(types), Origin.MEASURED, note)
 
 

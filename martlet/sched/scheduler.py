@@ -69,7 +69,7 @@ class Scheduler:
             raise RequestError(
                 f"A request with the id {request.request_id!r} is still running; choose another.", param="request_id"
             )
-        limit = self._limit(request)
+        limit = self.limit_of(request)
         params = request.params
         self._planner.waiting.check_room(params.n, params.n * len(request.prompt_ids))
         ends = stop_ids(params, self._eos_ids)
@@ -102,7 +102,7 @@ class Scheduler:
             for seq in self._requests[request.request_id]:
                 seq.parent, seq.n_common = source.seq_id, common_ids(source.ids, seq.ids)
 
-    def _limit(self, request: Request) -> int:
+    def limit_of(self, request: Request) -> int:
         """The number of ids at which the request's sequences end; raise RequestError if it can never run."""
         n_prompt, max_tokens = len(request.prompt_ids), request.params.max_tokens
         context = self._limits.context

@@ -17,6 +17,7 @@ from martlet.engine.prompts import tokens_of
 from martlet.errors import RequestError
 from martlet.server.errors import ApiError
 from martlet.server.protocol import EmbeddingRequest, prompts_of
+from martlet.server.rates import Account
 from martlet.server.replies import json_reply
 from martlet.server.service import service_of
 
@@ -49,15 +50,20 @@ async def embeddings(request: Request) -> Response:
     for number, ids in enumerate(prompts):
         if not 1 <= len(ids) <= limit:
             raise RequestError(f"input[{number}] has {len(ids):,} tokens; expected 1 to {limit:,}.", param="input")
-    if (account := request.scope.get("martlet.account")) is not None:
-        account.take_tokens(sum(map(len, prompts)))
+    count, used = sum(map(len, prompts)), 0
+    account: Account | None = request.scope.get("martlet.account")
+    bill = account.take_tokens(count) if account is not None else None
     data = []
-    for number, ids in enumerate(prompts):
-        if service.draining:
-            raise ApiError(503, "The server shuts down.", code="shutting_down")
-        vector = _normalised(await service.bridge.embed(ids))
-        data.append({"object": "embedding", "index": number, "embedding": _written(vector, body.encoding_format)})
-    count = sum(map(len, prompts))
+    try:
+        for number, ids in enumerate(prompts):
+            if service.draining:
+                raise ApiError(503, "The server shuts down.", code="shutting_down")
+            vector = _normalised(await service.bridge.embed(ids))
+            used += len(ids)
+            data.append({"object": "embedding", "index": number, "embedding": _written(vector, body.encoding_format)})
+    finally:
+        if bill is not None:
+            bill(used)
     reply = {
         "object": "list",
         "data": data,

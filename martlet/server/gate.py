@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from martlet.server.errors import ApiError, error_response
-from martlet.server.rates import Account, Rates
+from martlet.server.rates import RATE_HEADERS, Account, Rates
 from martlet.server.settings import ServerSettings
 
 __all__ = ["Gate"]
@@ -81,7 +81,9 @@ class Gate:
         origin, origins = headers.get("origin"), self._settings.cors_origins
         if origin is None or not ("*" in origins or origin in origins):
             return {}
-        exposed = "X-Request-Id, X-Martlet-Ignored, Retry-After"
+        exposed = ", ".join(
+            ("X-Request-Id", "X-Martlet-Ignored", "Retry-After", *(RATE_HEADERS if self._rates else ()))
+        )
         return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": exposed}
 
     def _refusal(self, scope: Scope, headers: Headers, allowed: dict[str, str]) -> Response | None:

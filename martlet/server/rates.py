@@ -15,8 +15,11 @@ from collections.abc import Callable
 from martlet.server.errors import ApiError
 from martlet.server.settings import ServerSettings
 
-__all__ = ["Account", "Bucket", "Rates"]
+__all__ = ["RATE_HEADERS", "Account", "Bucket", "Rates"]
 
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")
+)
 MAX_CALLERS = 4096  # whose buckets are kept
 
 
@@ -68,9 +71,10 @@ class Account:
             return lambda used: None
         if wait := bucket.wait_s(count, self._clock()):
             left = max(0, math.floor(bucket.level(self._clock())))
+            beyond = "" if count <= bucket.size else " (who may use more than all of them waits until all are there)"
             raise _too_many(
                 f"Too many tokens: the request may use {count:,} (its prompt and max_tokens), and {left:,} of {bucket.size:,}"
-                " a minute are left; see Retry-After, or ask for less.",
+                f" a minute are left{beyond}; see Retry-After, or ask for less.",
                 wait,
             )
         taken = min(count, bucket.size)

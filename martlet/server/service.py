@@ -185,7 +185,7 @@ class Service:
         if account is None or self.bridge.find(ticket_id) is not None:  # in use: the bridge refuses it
             ticket = await self._accepted(ticket_id, asked, streams)
         else:
-            self._bills[ticket_id] = account.take_tokens(sum(map(_most_tokens, asked)))
+            self._bills[ticket_id] = account.take_tokens(sum(map(self._most_tokens, asked)))
             try:
                 ticket = await self._accepted(ticket_id, asked, streams)
             except BaseException:
@@ -197,6 +197,13 @@ class Service:
             late = ApiError(408, f"The request took longer than {min(limits):g} s.", code="timeout")
             asyncio.get_running_loop().call_later(min(limits), ticket.cancel, late)
         return ticket
+
+    def _most_tokens(self, asked: Asked) -> int:
+        """The prompt, and the most that may come of it within the context; RequestError where nothing ever can."""
+        n_prompt, params = len(asked.request.prompt_ids), asked.request.params
+        return n_prompt + max(params.n, params.best_of or 1) * (
+            self.built.engine.scheduler.limit_of(asked.request) - n_prompt
+        )
 
     async def _accepted(self, ticket_id: str, asked: Sequence[Asked], streams: bool) -> Ticket:
         try:
@@ -265,12 +272,6 @@ class Service:
         if self.tracing is not None:
             self.tracing.close()
         self.built.close()
-
-
-def _most_tokens(asked: Asked) -> int:
-    """The prompt, and the most that may come of it."""
-    params = asked.request.params
-    return len(asked.request.prompt_ids) + max(params.n, params.best_of or 1) * (params.max_tokens or 0)
 
 
 def _used_tokens(output: RequestOutput) -> int:

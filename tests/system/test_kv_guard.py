@@ -66,7 +66,13 @@ def test_a_note_that_is_damaged_is_measured_again(model: str) -> None:
     start(model, kv_guard=100.0)
     [key] = load_notes("kv_guard")
     notes = [{"kv_dtype": "q4", "kld": kld} for kld in (10**400, "nan", None)]
-    for wrong in (*notes, {"kv_dtype": "q4,q8:99", "kld": 0.1}, {"kv_dtype": "q5", "kld": 0.1}, {"kv_dtype": "q4"}, "q4"):
+    for wrong in (
+        *notes,
+        {"kv_dtype": "q4,q8:99", "kld": 0.1},
+        {"kv_dtype": "q5", "kld": 0.1},
+        {"kv_dtype": "q4"},
+        "q4",
+    ):
         save_note("kv_guard", key, wrong)
         assert start(model, kv_guard=100.0)[0]["kv_dtype"].value == "q4"
         assert parse_kv_types(load_notes("kv_guard")[key]["kv_dtype"]) == parse_kv_types("q4")

@@ -123,6 +123,37 @@ def test_embeddings_count() -> None:
         assert (first.status_code, second.status_code) == (200, 429)
 
 
+def test_embeddings_beyond_a_bucket_leave_a_debt() -> None:
+    """150 of 60 tokens a minute: 90 are owed, so that one more may come after 91 s; with 10 a minute's worth is back."""
+    with serving(spell("abc"), tokens_per_minute=60) as served:
+        assert served.post("/v1/embeddings", {"input": ["x" * 50] * 3}).status_code == 200
+        refused = served.post("/v1/embeddings", {"input": "x"})
+        assert refused.status_code == 429
+        assert 85 <= int(refused.headers["retry-after"]) <= 92
+
+
+def test_what_can_never_run_is_refused_for_that() -> None:
+    """Not with a 429 and a time after which it could come again; and what is cut to the context counts as it is cut."""
+    with serving(spell("abc"), tokens_per_minute=400) as served:
+        assert served.chat(max_tokens=5).status_code == 200  # the bucket is not full
+        for answer in (served.chat("x" * 5000), served.post("/v1/completions", {"prompt": "x" * 500})):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert served.chat(max_tokens=10**6).status_code == 200  # 256 at most, in the scripted server's context
+        refused = served.chat(max_tokens=200, n=3)
+        assert refused.status_code == 429
+        assert "waits until all are there" in refused.json()["error"]["message"]
+
+
+def test_pages_may_read_the_limits() -> None:
+    origin = "http://page.example"
+    for limits, seen in (({"tokens_per_minute": 9}, True), ({}, False)):
+        with serving(spell("abc"), cors_origins=(origin,), **limits) as served:
+            answer = served.http.get("/v1/models", headers={"Origin": origin})
+            exposed = answer.headers["access-control-expose-headers"].split(", ")
+            assert ("x-ratelimit-remaining-tokens" in exposed) is seen
+            assert "Retry-After" in exposed
+
+
 def test_a_caller_that_leaves_pays_for_what_it_got() -> None:
     with serving(spell("a" * 200), tokens_per_minute=1000, step_s=0.01) as served:
         with served.http.stream("POST", "/v1/chat/completions", json=body(True, max_tokens=180)) as answer:
