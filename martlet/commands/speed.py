@@ -35,6 +35,8 @@ def speed_lines(llm: LLM, output: RequestOutput) -> list[str]:
     if metrics is None:
         return []
     line = f"{metrics.n_prompt} prompt tokens"
+    if metrics.n_cached:
+        line += f", {metrics.n_cached} of them kept from before, the rest"
     if metrics.prefill_tokens_per_s:
         line += f" at {metrics.prefill_tokens_per_s:,.1f} tok/s"
     line += f", {metrics.n_generated} generated"

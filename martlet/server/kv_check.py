@@ -74,7 +74,13 @@ class KvCheck:
         """
         self._types = parse_kv_types(built.config.kv_dtype)
         chosen = built.config.origins.get("kv_dtype", (Origin.DEFAULT,))[0] is Origin.MEASURED
-        if built.lens is None or not (self._types.is_compressed or chosen):
+        if built.lens is None:
+            raise RequestError(
+                f"kv_check_share is {share:g}, and the {built.config.backend} backend computes nothing that could be"
+                " checked: leave it out.",
+                param="kv_check_share",
+            )
+        if not (self._types.is_compressed or chosen):
             raise RequestError(
                 f"kv_check_share is {share:g}, and kv_dtype {built.config.kv_dtype} compresses nothing that could be"
                 " checked: give kv_dtype q4 or q8, or leave kv_check_share out.",

@@ -36,6 +36,13 @@ def test_run_json_has_the_numbers(model: str, capsys: pytest.CaptureFixture[str]
     assert 0 < metrics["itl_p50_ms"] <= metrics["itl_max_ms"] <= metrics["decode_ms"]
 
 
+def test_run_says_what_was_kept(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rate is of what was computed: 96 of 100 tokens are three pages on disk."""
+    for kept in ("", ", 96 of them kept from before, the rest"):
+        assert main(["run", model, "a" * 100, "--raw", "--kv-disk", str(tmp_path), *COMMON]) == 0
+        assert f"100 prompt tokens{kept} at " in capsys.readouterr().err
+
+
 def test_chat_says_why(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The second turn repeats the first: all of it but the new text is cached, and the report says where it ends."""
     monkeypatch.setattr("sys.stdin", io.StringIO("/why\nhello there\n/why\nand you?\n/exit\n"))

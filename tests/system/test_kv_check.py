@@ -126,13 +126,15 @@ def test_a_check_that_fails_is_over(
 
 
 @pytest.mark.parametrize(
-    ("share", "dtype", "message"),
+    ("share", "engine", "message"),
     [
-        (0.0, "q4", "kv_check_share is 0.0"),
-        (1.5, "q4", "kv_check_share is 1.5"),
-        (0.1, "f16", "kv_dtype f16 compresses"),
+        (0.0, {}, "kv_check_share is 0.0"),
+        (1.5, {}, "kv_check_share is 1.5"),
+        (float("nan"), {}, "kv_check_share is nan"),
+        (0.1, {"kv_dtype": "f16"}, "kv_dtype f16 compresses"),
+        (0.1, {"backend": "null"}, "the null backend computes nothing"),
     ],
 )
-def test_what_is_refused(model: str, share: float, dtype: str, message: str) -> None:
-    with pytest.raises(RequestError, match=message), served(model, share, kv_dtype=dtype):
+def test_what_is_refused(model: str, share: float, engine: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message), served(model, share, **engine):
         pass
