@@ -37,6 +37,7 @@ MOST_DRAFTED = 15  # in a step, of a sequence: 16 rows are the most that cost ha
 MOST_JUDGED = 16  # sequences that decode, beyond which nothing is guessed unless asked for
 LEAST_GAIN = 1.08  # times as many tokens a second, by the estimate
 LEAST_VALUE = 0.02  # of a guess that is worth a thought
+MOST_USUAL = 0.95  # no drafter is taken to be right more often
 READ_SHARE, READ_S = 0.01, 3e-6  # of a step's time, for drafters to read; seconds that a token takes them
 PROMPT_READ = 1024  # tokens of prompts in a step that computes them
 GUESS_WEIGHT = 0.1  # of the newest measurement in the mean time of a guess
@@ -172,7 +173,7 @@ class Speculator:
         n = step.work.n_decode
         if step.mixed or not 0 < n <= MOST_JUDGED:
             return False
-        room = TILE - n % TILE if n % TILE else TILE
+        room = TILE - n % TILE
         taken_s = self._cost.rows_s(n + room) + (self._guesses_s(room) if costly else 0.0)
         return (n + room) / taken_s > LEAST_GAIN * n / self._cost.rows_s(n)
 
@@ -287,8 +288,6 @@ class Speculator:
         for place, guess in enumerate(guesses, 1):
             gain += guess.value
             asking_s += guess.begins and self._cost.branch_s
-            if (n + place) % TILE and place < len(guesses):
-                continue  # the rest of a tile costs nothing
             rate = (n + gain) / (rows_s(n + place) + asking_s)
             if rate > best:
                 best, count, right = rate, place, gain
@@ -309,8 +308,8 @@ class Speculator:
             if most >= 1:
                 self._drafter.read(seq.seq_id, seq.ids, len(seq.ids))
                 share = partial(self._trust.share, case.own)
-                wants = _always if exact else self._wants(step.work.n_decode, case.first)
-                wishes.append(Wish(seq.seq_id, seq.ids, most, self._width, share, wants))
+                paying, least = (most, 0.0) if exact else self._plan(step.work.n_decode, case.first)
+                wishes.append(Wish(seq.seq_id, seq.ids, min(most, paying), self._width, share, least))
                 places.append(place)
         if wishes:
             for place, proposal in zip(places, self._ask(wishes), strict=True):
@@ -353,18 +352,25 @@ class Speculator:
                 case.retry_at = len(wish.ids) + min(RETRY, 8 << case.n_vain)
                 case.n_vain, case.worth = case.n_vain + 1, 0.0
 
-    def _wants(self, n: int, usual: float) -> Callable[[Seq[float], Seq[float]], bool]:
-        """Whether one more level of guesses is worth making, if they are right as often as guesses usually are."""
-        n_levels = 0
+    def _plan(self, n: int, usual: float) -> tuple[int, float]:
+        """How many guesses to make at most, and the chance from which on one is worth going on from, if guesses are right as usual.
 
-        def wants(values: Seq[float], newest: Seq[float]) -> bool:
-            nonlocal n_levels
-            n_levels += 1
-            now, _, _ = self._best(n, [_Guess(value) for value in values], self._guesses_s(n_levels))
-            more = [_Guess(value) for value in sorted((*values, *(usual * value for value in newest)), reverse=True)]
-            return self._best(n, more, self._guesses_s(n_levels + 1))[0] > now
-
-        return wants
+        One more takes its own time and a row's; what it gives has to be as much as is made in that time otherwise: by as
+        many guesses of each sequence as make the most tokens a second.
+        """
+        rows_s, usual = self._cost.rows_s, min(max(usual, LEAST_VALUE), MOST_USUAL)
+        plain_s, right, value = rows_s(n), 1.0, 1.0
+        best, row_s, most = n / plain_s, rows_s(n + 1) - plain_s, TILE - 1
+        for count in range(1, MOST_DRAFTED + 1):
+            value *= usual
+            right += value
+            taken_s = rows_s(n + n * count)
+            rate = n * right / (taken_s + self._guesses_s(count))
+            if rate > best:
+                best, row_s, most = rate, (taken_s - plain_s) / (n * count), max(most, count)
+            elif count >= TILE:
+                break
+        return most, min(1.0, ((self._more_s or 0.0) / n + row_s) * best / usual)
 
     def _count(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         totals, right, n_drafted = self.totals, 0, 0
@@ -383,8 +389,3 @@ class Speculator:
 def _blended(known: float, newest: float) -> float:
     """A mean time with the newest measurement; one that was interrupted counts as twice the mean."""
     return known + GUESS_WEIGHT * (min(newest, 2 * known) - known)
-
-
-def _always(values: Seq[float], newest: Seq[float]) -> bool:
-    """What is asked for exactly is not judged."""
-    return True

@@ -52,6 +52,7 @@ __all__ = [
     "coded",
     "finite",
     "guess",
+    "guess_on",
     "load_head",
     "open_head",
     "open_head_folder",
@@ -314,29 +315,43 @@ def coded(name: str, values: F32, kind: BlockType) -> RawTensor:
     return RawTensor(name, values.shape, kind, encode(values, kind).reshape(-1))
 
 
-def guess(ops: Backend, model: Model, head: Head, cache: Array, *, fuses: bool) -> tuple[Array, Array]:
-    """Of the logit rows the head's logits [L, D] and x [L, C], from given features [T, 3C], or from given x [T, C].
+def guess_on(ops: Backend, model: Model, head: Head, cache: Array, page_size: int, depth: int) -> tuple[Array, ...]:
+    """As `guess` from features, then the likeliest guesses [L, 3] of `depth` places, each gone on from (`Backend.likeliest`)."""
+    logits, x = first = guess(ops, model, head, cache, fuses=True)
+    ids, guesses = ops.upload(head.ids), [ops.empty(Rows.LOGITS, 3)]
+    ops.likeliest(logits, ids, None, guesses[0])
+    while len(guesses) < depth:
+        before = ops.follow(guesses[-1], x, page_size)
+        logits, x = guess(ops, model, head, cache, before)
+        guesses.append(ops.empty(Rows.LOGITS, 3))
+        ops.likeliest(logits, ids, guesses[-2], guesses[-1])
+    return *first, *guesses
+
+
+def guess(
+    ops: Backend, model: Model, head: Head, cache: Array, before: Array | None = None, *, fuses: bool = False
+) -> tuple[Array, Array]:
+    """Of the logit rows the head's logits [L, D] and x [L, C], from given features [T, 3C], or from x [T, C], given or `before`.
 
     Call inside a capture. Row t's id is the one after the position whose features it is given, and whose place it takes.
     """
     layer, weights, c = head.layer, head.weights, model.spec.hidden
-    stream = Stream(ops, c, 1.0)
-    both = ops.empty(Rows.TOKENS, 2 * c)
-    norm = layer.mixer_norm
+    stream, norm = Stream(ops, c, 1.0), layer.mixer_norm
+    if before is None:
+        before = ops.empty(Rows.TOKENS, (3 if head.hides_first else head.n_features) * c if fuses else c)
+        ops.given(before)
     if head.hides_first:
-        return _predict(stream, model, head, cache, both, fuses)
+        return _predict(stream, model, head, cache, before, fuses)
+    both = ops.empty(Rows.TOKENS, 2 * c)
     if norm is None:
         ops.embed(model.embedding, 1.0, ops.columns(both, 0, c))
-        ops.given(ops.columns(both, c, 2 * c))
+        ops.scale_cap(before, 1.0, None, ops.columns(both, c, 2 * c))
         ops.linear(both, head.fuse, stream.x, head.fuse_bias)
-        y = attend(stream, layer, weights, cache)
-        return _finish(stream, head, y)
+        return _finish(stream, head, attend(stream, layer, weights, cache))
     if fuses:
-        features = ops.empty(Rows.TOKENS, head.n_features * c)
-        ops.given(features)
-        ops.linear(features, head.fuse, stream.x)
+        ops.linear(before, head.fuse, stream.x)
     else:
-        ops.given(stream.x)
+        stream.x = before
     embedded = ops.empty(Rows.TOKENS, c)
     ops.embed(model.embedding, 1.0, embedded)
     ops.rms_norm(embedded, weights.mixer_norm, norm.eps, ops.columns(both, 0, c))
@@ -344,22 +359,18 @@ def guess(ops: Backend, model: Model, head: Head, cache: Array, *, fuses: bool) 
     return _finish(stream, head, attend(stream, layer, weights, cache, both))
 
 
-def _predict(stream: Stream, model: Model, head: Head, cache: Array, both: Array, fuses: bool) -> tuple[Array, Array]:
+def _predict(stream: Stream, model: Model, head: Head, cache: Array, before: Array, fuses: bool) -> tuple[Array, Array]:
     """`guess` of a layer for multi-token prediction, whose x is what its final norm gives."""
     ops, c, norm = stream.ops, model.spec.hidden, head.layer.mixer_norm
-    embedded = ops.empty(Rows.TOKENS, c)
+    embedded, both, scale = ops.empty(Rows.TOKENS, c), ops.empty(Rows.TOKENS, 2 * c), model.spec.embedding_scale
     if fuses:
-        given = ops.empty(Rows.TOKENS, 3 * c)
-        ops.given(given)
-        x, up = ops.columns(given, 0, c), ops.columns(given, 2 * c, 3 * c)
-        ops.embed(model.embedding, model.spec.embedding_scale, up)
-        ops.act_mul(ops.columns(given, c, 3 * c), Activation.SILU, embedded)  # 1 or 0 times the embedding
+        ops.embed(model.embedding, scale, ops.columns(before, 2 * c, 3 * c))
+        ops.act_mul(ops.columns(before, c, 3 * c), Activation.SILU, embedded)  # 1 or 0 times the embedding
+        before = ops.columns(before, 0, c)
     else:
-        x = ops.empty(Rows.TOKENS, c)
-        ops.given(x)
-        ops.embed(model.embedding, model.spec.embedding_scale, embedded)
+        ops.embed(model.embedding, scale, embedded)
     assert norm is not None
-    ops.rms_norm(x, head.hidden_norm, norm.eps, ops.columns(both, 0, c))
+    ops.rms_norm(before, head.hidden_norm, norm.eps, ops.columns(both, 0, c))
     ops.rms_norm(embedded, head.token_norm, norm.eps, ops.columns(both, c, 2 * c))
     ops.linear(both, head.fuse, stream.x)
     logits, _ = _finish(stream, head, attend(stream, head.layer, head.weights, cache))

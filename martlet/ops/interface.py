@@ -87,6 +87,7 @@ class StepInputs:
     given [T, W], float32, is what `given` hands to programs that have it. Where drafts are trees, mirror_rows and
     mirror_slots [M] say what a branch has on its own pages beside its rows: the key and value of row mirror_rows[i] go to
     mirror_slots[i] as well, and if that is below 0, those that slot -1 - mirror_rows[i] has. Not for q4 caches.
+    `least` is the chance of which some guess has to be for `follow` to go on.
     """
 
     ids: I32
@@ -101,6 +102,7 @@ class StepInputs:
     given: F32 = field(default_factory=_nothing)
     mirror_rows: I32 = field(default_factory=_none)
     mirror_slots: I32 = field(default_factory=_none)
+    least: float = 0.0
 
 
 class Program(Protocol):
@@ -235,6 +237,21 @@ class Backend(Protocol):
 
     def take_logit_rows(self, x: Array, out: Array) -> None:
         """out[l] = x[logit_rows[l]]; x [T, C], out [L, C]."""
+
+    def likeliest(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
+        """out[l] = the likeliest token of row l, its probability p, and p times out[l, 2] of `before`, if any; out [L, 3].
+
+        logits [L, D]; ids [D] is an uploaded constant, each column's token. Of equals the first counts.
+        """
+
+    def follow(self, guesses: Array, x: Array, page_size: int) -> Array:
+        """Go on with the next step: of each sequence the token guesses[l, 0], at the position after its last.
+
+        Every operation from here on is of that step, a row a sequence, and takes arrays that are made from here on: and the
+        result, which is x [L, C], as [T, C] of the new step. The old one must have had a logit row of each sequence. Where no
+        guesses[l, 2] is at least `least`, nothing more need be computed. Arrays that are handed out must be [L, width].
+        Not for q4 caches.
+        """
 
     def scale_cap(self, x: Array, scale: float, cap: float | None, out: Array) -> None:
         """out = x * scale, then cap * tanh(out / cap) where there is a cap; in place allowed."""

@@ -167,6 +167,15 @@ class NullBackend:
         """Counted."""
         self.calls["take_logit_rows"] += 1
 
+    def likeliest(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
+        """Counted."""
+        self.calls["likeliest"] += 1
+
+    def follow(self, guesses: Array, x: Array, page_size: int) -> Array:
+        """Counted."""
+        self.calls["follow"] += 1
+        return _Shape(Rows.TOKENS, x.width)
+
     def scale_cap(self, x: Array, scale: float, cap: float | None, out: Array) -> None:
         """Counted."""
         self.calls["scale_cap"] += 1

@@ -271,6 +271,14 @@ class OracleBackend:
         """Record."""
         self._record("take_logit_rows", out, x=x)
 
+    def likeliest(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
+        """Refused, as heads are."""
+        raise UnsupportedError("draft heads while the oracle checks every operation")
+
+    def follow(self, guesses: Array, x: Array, page_size: int) -> Array:
+        """Refused, as heads are."""
+        raise UnsupportedError("draft heads while the oracle checks every operation")
+
     def scale_cap(self, x: Array, scale: float, cap: float | None, out: Array) -> None:
         """Record."""
         self._record("scale_cap", out, x=x, scale=scale, cap=cap)

@@ -316,6 +316,25 @@ class ReferenceBackend:
         """out[l] = x[logit_rows[l]]; x [T, C], out [L, C]. Exact."""
         out[:] = x[self._step.logit_rows]
 
+    def likeliest(self, logits: F32, ids: F32, before: F32 | None, out: F32) -> None:
+        """out[l] = ids[i], p and p · before[l, 2], i the first of the largest logits[l] and p its share of Σ exp; out [L, 3].
+
+        Error: (D + 4) u relative.
+        """
+        best = logits.argmax(axis=1)
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+        out[:, 0], out[:, 1] = ids[best], 1 / shares
+        out[:, 2] = out[:, 1] if before is None else out[:, 1] * before[:, 2]
+
+    def follow(self, guesses: F32, x: F32, page_size: int) -> F32:
+        """The inputs become those of the next step, a row a sequence, in which all later operations are; x. Exact."""
+        step, rows = self._step, np.arange(len(x), dtype=np.int32)
+        positions = step.positions[step.logit_rows] + 1
+        slots = step.page_table[rows, positions // page_size] * page_size + positions % page_size
+        ids, starts = guesses[:, 0].astype(np.int32), np.arange(len(x) + 1, dtype=np.int32)
+        self.inputs = StepInputs(ids, positions, slots, starts, step.page_table, rows)
+        return x
+
     def scale_cap(self, x: F32, scale: float, cap: float | None, out: F32) -> None:
         """out = x * scale, then cap * tanh(out / cap) where there is a cap. Error: 5u relative."""
         scaled = x * np.float32(scale)

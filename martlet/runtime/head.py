@@ -9,8 +9,8 @@ head computes those positions when a guess is wanted, with the ids that have com
     from       |            | the model's features, fused      | x       | x …
     written to |            | the sequence's pages             | its last page, and then a spare one
 
-Where a tree is wished for, several guesses of a level are gone on from: the first of those that come after the same guess on the pages
-that this one has, each other on a copy of the last of them.
+A chain is one run of one program, in which each guess is the next one's input (`Backend.follow`). Where a tree is wished for, several guesses of a
+level are gone on from, in a run of their own: the first of those that come after the same guess on the pages that this one has, each other on a copy of the last of them.
 
 Positions for which no guess was wanted for long are left out where many sequences run: computing them all would take a
 twentieth of the model's own time. The likeliest token is guessed, of a kind that its probability says. Only how fast an answer
@@ -19,6 +19,7 @@ comes depends on all this.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,12 +27,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.models.heads import SHOWN, Head, guess
+from martlet.models.heads import SHOWN, Head, guess, guess_on
 from martlet.models.load import Model
 from martlet.ops.interface import Array, Backend, Program, StepInputs, StepLimits
 from martlet.runtime.flatten import SequenceRows
 from martlet.sample.draft import Proposal, Wish
-from martlet.sample.tree import PRIORS, GuessTree, likeliest
+from martlet.sample.tree import BOUNDS, PRIORS, GuessTree, likeliest
 from martlet.types import SeqId
 
 __all__ = ["HeadDrafter", "n_spare_pages"]
@@ -40,6 +41,7 @@ F32 = NDArray[np.float32]
 FEW = 8  # positions of a sequence that are computed with its next guess, in one step
 MANY, MOST = 32, 512  # positions that it may be behind: of a few sequences, and of many, for which it is seldom asked
 A_FEW = 4  # sequences
+USUAL = 3  # guesses: as many as fill a tile of four rows
 MOST_COPIES = 6  # of pages, for a sequence's tree; what is less likely is not gone on from
 
 
@@ -113,22 +115,24 @@ class HeadDrafter:
     def __init__(
         self, ops: Backend, model: Model, head: Head, cache: Array, limits: StepLimits, page_size: int, n_pages: int
     ) -> None:
-        self._ops, self._ids, self._cache = ops, head.ids.tolist(), cache
+        self._ops, self._model, self._head, self._cache = ops, model, head, cache
+        self._ids = head.ids.tolist()
         self._size, self._n_pages = page_size, n_pages
         self._limits = replace(limits, max_logits=limits.max_seqs, max_pages_per_seq=limits.max_pages_per_seq + 1)
         self._texts: dict[SeqId, _Text] = {}
         n_rows = n_spare_pages(limits.max_seqs, limits.max_branches > 0)
         single = replace(self._limits, max_tokens=n_rows, max_seqs=n_rows, max_logits=n_rows)
         self._each = n_rows // limits.max_seqs  # spare pages of a sequence, and rows of a level
-        self._first: Program = ops.capture(lambda: guess(ops, model, head, cache, fuses=True), self._limits)
-        self._next: Program = ops.capture(lambda: guess(ops, model, head, cache, fuses=False), single)
+        self._chains: dict[int, Program] = {}  # by how many guesses are made
+        self._next: Program = ops.capture(lambda: guess(ops, model, head, cache), single)
         self._width, self._hides_first = head.n_features * model.spec.hidden, head.hides_first
 
     def warm(self) -> None:
         """Compute a row of each kind, so that the first guess finds everything in place."""
         rows = [_Rows(0, (0,), (self._n_pages,))]
-        _, x = self._run(self._first, rows, np.zeros((1, self._width), np.float32))
-        self._run(self._next, rows, x)
+        for depth in (1, USUAL):
+            _, x, *_ = self._run(self._chain(depth), rows, np.zeros((1, self._width), np.float32))
+        self._run(self._next, rows, self._ops.download(x))
 
     def follow(self, seq: SeqId, rows: SequenceRows, start: int, features: F32) -> None:
         """The model has computed positions from `start` on, [n, W], and their next ids are known. Copies the features."""
@@ -153,20 +157,26 @@ class HeadDrafter:
         """Guess for all together, until each has as many guesses as it wants."""
         made = [self._begin(number, wish) for number, wish in enumerate(wishes)]
         ongoing = [guesses for guesses in made if guesses is not None]
-        each = min(FEW, self._limits.max_tokens // max(1, len(ongoing)))
-        rows, given, program = [], [], self._first
+        if not ongoing:
+            return [None] * len(wishes)
+        each = min(FEW, self._limits.max_tokens // len(ongoing))
+        rows, given = [], []
         for guesses in ongoing:
             text = self._texts[guesses.wish.seq]
             if text.stop - text.start > each:
                 self._catch_up(text)
             rows.append(_Rows(text.start, text.rows.ids[text.start + 1 : text.stop + 1], guesses.pages[-1]))
             given.append(text.take(text.stop - text.start))
-        features = np.concatenate(given) if given else np.empty((0, 0), np.float32)
-        while rows:
-            logits, x = self._run(program, rows, features)
+        features = given[0] if len(given) == 1 else np.concatenate(given)
+        if all(guesses.wish.width == 1 for guesses in ongoing):
+            found = iter(self._guess_chains([guesses.wish for guesses in ongoing], rows, features))
+            return [None if one is None else next(found) for one in made]
+        logits, x, *_ = self._run(self._chain(1), rows, features)
+        while True:
             rows, features = self._go_on(ongoing, logits, x)
-            program = self._next
-        return [None if one is None else one.tree.proposal() for one in made]
+            if not rows:
+                return [None if one is None else one.tree.proposal() for one in made]
+            logits, x = self._run(self._next, rows, features)
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
         """Let go of what was handed over."""
@@ -174,11 +184,37 @@ class HeadDrafter:
             self._texts.pop(seq, None)
 
     # -- parts ----------------------------------------------------------------------------------------------------
-    def _go_on(self, ongoing: list[_Guesses], logits: F32, x: F32) -> tuple[list[_Rows], F32]:
+    def _chain(self, most: int) -> Program:
+        """The program that makes at least so many guesses of each sequence."""
+        depth = (1 << most.bit_length()) - 1
+        if depth not in self._chains:
+            ops, parts = self._ops, (self._model, self._head, self._cache, self._size)
+            self._chains[depth] = ops.capture(lambda: guess_on(ops, *parts, depth), self._limits)
+        return self._chains[depth]
+
+    def _guess_chains(self, wishes: list[Wish], rows: list[_Rows], features: F32) -> list[Proposal]:
+        """A chain of guesses for each, as far as any is worth going on from."""
+        most, least = max(wish.most for wish in wishes), float(np.float32(min(wish.least for wish in wishes)))
+        _, _, *made = self._run(self._chain(most), rows, features, least)
+        levels: list[
+            list[list[float]]
+        ] = []  # of a sequence the token, its probability, and the chance of it and all before
+        for guesses in made[:most]:
+            levels.append(self._ops.view(guesses).tolist())
+            if not any(chance >= least for _, _, chance in levels[-1]):
+                break
+        found = []
+        for wish, chain in zip(wishes, zip(*levels, strict=True), strict=True):
+            chain = chain[: wish.most]
+            kinds = tuple([bisect_right(BOUNDS, probability) for _, probability, _ in chain])
+            found.append(Proposal(tuple([int(token) for token, _, _ in chain]), kinds))
+        return found
+
+    def _go_on(self, ongoing: list[_Guesses], logits: Array, x: Array) -> tuple[list[_Rows], F32]:
         """Take in a level's logits and x; return the next level's rows, and for each the x that it is given."""
         rows: list[_Rows] = []
         given: list[int] = []
-        first = 0
+        first, logits, x = 0, self._ops.view(logits), self._ops.view(x)
         for guesses in ongoing:
             at = {place: first + i for i, place in enumerate(guesses.newest)}
             first += len(at)
@@ -205,10 +241,10 @@ class HeadDrafter:
         """Compute the positions that a text is behind, all but its last."""
         while (count := min(text.stop - text.start - 1, self._limits.max_tokens)) > 0:
             ids = text.rows.ids[text.start + 1 : text.start + 1 + count]
-            self._run(self._first, [_Rows(text.start, ids, text.rows.pages, wants_logits=False)], text.take(count))
+            self._run(self._chain(1), [_Rows(text.start, ids, text.rows.pages, wants_logits=False)], text.take(count))
 
-    def _run(self, program: Program, parts: Sequence[_Rows], given: F32) -> tuple[F32, F32]:
-        """The logits and x of the parts' last rows; they hold until the next run."""
+    def _run(self, program: Program, parts: Sequence[_Rows], given: F32, least: float = 0.0) -> tuple[Array, ...]:
+        """What a program gives for the parts' last rows; it holds until the next run."""
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -222,7 +258,7 @@ class HeadDrafter:
             slots += [pages[place // size] * size + place % size for place in places]
             starts.append(len(ids))
         logit_rows = [stop - 1 for stop, part in zip(starts[1:], parts, strict=True) if part.wants_logits]
-        if self._hides_first and program is self._first:
+        if self._hides_first and program is not self._next:
             gate = np.where(np.array(positions)[:, None] > 0, np.float32(SHOWN), np.float32(0.0))
             given = np.concatenate([given, np.repeat(gate, 2 * self._width, axis=1)], axis=1)
         inputs = StepInputs(
@@ -233,6 +269,7 @@ class HeadDrafter:
             table,
             np.array(logit_rows, np.int32),
             given=given,
+            least=least,
         )
-        logits, x = program.run(inputs)
-        return self._ops.view(logits), self._ops.view(x)
+        found: tuple[Array, ...] = program.run(inputs)
+        return found

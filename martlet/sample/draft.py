@@ -29,8 +29,8 @@ NEAR = 12  # tokens after the place of the last guess within which the text may 
 class Wish:
     """A sequence whose next tokens shall be guessed, at most `most` of them, and up to `width` of one place.
 
-    A drafter that is not free asks how often guesses of a kind are right (`share`), and (`wants`) whether to go on from
-    guesses of some values: beside all values, each the chance that the guess and those before it are right.
+    A drafter that is not free asks how often guesses of a kind are right (`share`), and goes on from guesses only if the
+    chance that one of them and those before it are right is at least `least`.
     """
 
     seq: SeqId
@@ -38,7 +38,7 @@ class Wish:
     most: int
     width: int = 1
     share: Callable[[int], float] = lambda kind: 0.5
-    wants: Callable[[Sequence[float], Sequence[float]], bool] = lambda values, newest: True
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

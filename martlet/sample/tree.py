@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from martlet.sample.draft import Proposal, Wish
 
-__all__ = ["PRIORS", "GuessTree", "likeliest"]
+__all__ = ["BOUNDS", "PRIORS", "GuessTree", "likeliest"]
 
 F32 = NDArray[np.float32]
 BOUNDS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of the likeliest token's probability, between kinds
@@ -83,7 +83,7 @@ class GuessTree:
             values[wish.most - 2] if len(values) > wish.most - 2 else 0.0
         )  # or what comes after it is never among them
         worthy = sorted((i for i in newest if self._values[i] >= least), key=lambda i: -self._values[i])[:most]
-        return worthy if worthy and wish.wants(values, [self._values[i] for i in worthy]) else []
+        return worthy if worthy and self._values[worthy[0]] >= wish.least else []
 
     def proposal(self) -> Proposal | None:
         """The most valuable guesses, as many as are wished, each path in a row."""

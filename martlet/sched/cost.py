@@ -10,7 +10,7 @@ coefficients by what they got wrong, each by the share that it had in the predic
 needs a unit, features that always move together share their cost, and an update is a dozen products.
 
 What guesses add to a step that decodes is no line: four rows take little longer than one, whose time is that of reading
-the weights, and eight twice as long as four. `RowTimes` is a table.
+the weights, and eight twice as long as one. `RowTimes` is a table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["TILE", "CostModel", "LinearFit", "RowTimes", "Work"]
 
 SCALE = 1024.0  # positions are counted in thousands, so that all features are of a like size
 DECODE_PRIOR, PREFILL_PRIOR = (1e-3, 5e-4, 5e-4), (1e-4, 5e-4, 5e-4, 1e-4)  # seconds; until steps are measured
-TILE = 4  # rows that a product computes together: 2 to 4 take as long
-FIRST_TILE, A_TILE = 0.3, 1.05  # what it adds to a step of one row, and each tile more, until measured
+TILE = 4  # rows that a product computes together, and that beyond two tiles take as long as one
+A_FEW, MORE = 0.12, 0.25  # what a row adds to a step of one row, in the first tile and beyond it, until measured
 NEWEST, DRIFT = 0.2, 0.005  # weight of a measurement, and of the prior where nothing is measured any more
 FAST, SLOW = 1.0, 0.3  # share of the error that an update corrects: of the first ones, and later
 SETTLED = 8  # how many are the first ones
@@ -83,13 +83,13 @@ class LinearFit:
 
 
 class RowTimes:
-    """Seconds of steps without prompts, by the number of their rows in tiles."""
+    """Seconds of steps without prompts, by the number of their rows, and beyond two tiles by that of tiles."""
 
     def __init__(self) -> None:
         self._times: dict[int, float] = {}
 
     def predict(self, n_rows: int) -> float:
-        """Seconds; of a number of tiles that was never measured, by the nearest that was."""
+        """Seconds; of a number that was never measured, by the nearest that was."""
         place = _place(n_rows)
         found = self._times.get(place)
         if found is not None:
@@ -113,11 +113,11 @@ class RowTimes:
 
 
 def _place(n_rows: int) -> int:
-    return 0 if n_rows <= 1 else -(-n_rows // TILE)
+    return max(1, n_rows) if n_rows <= 2 * TILE else -(-n_rows // TILE) * TILE
 
 
 def _shape(place: int) -> float:
-    return 1.0 if place == 0 else 1.0 + FIRST_TILE + A_TILE * (place - 1)
+    return 1.0 + A_FEW * (place - 1) + (MORE - A_FEW) * max(0, place - TILE)
 
 
 class CostModel:

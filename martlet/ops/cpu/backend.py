@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,16 @@ from martlet.ops.cpu.adapter_table import CpuAdapters
 from martlet.ops.cpu.isa import Isa, best_isa, isa_named
 from martlet.ops.cpu.layout import BLOCK, GROUP, QuantLayout, group_bytes
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
-from martlet.ops.cpu.record import AHEAD, AHEAD_STRIDE, MAX_RANK, PAGE, ROWS_PER_TILE, SCRATCH_FLOATS, STEP_FIELDS
+from martlet.ops.cpu.record import (
+    AHEAD,
+    AHEAD_STRIDE,
+    MAX_RANK,
+    PAGE,
+    ROWS_PER_TILE,
+    SCRATCH_FLOATS,
+    STEP_FIELDS,
+    float_bits,
+)
 from martlet.ops.cpu.store import KernelStore, environment_digest
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, PackJob, Part, pack_weight
@@ -29,11 +37,6 @@ __all__ = ["CpuBackend"]
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
-
-
-def float_bits(value: float) -> int:
-    """A float32 as a record's field."""
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 class CpuBackend:
@@ -311,6 +314,23 @@ class CpuBackend:
         """out[l] = x[logit_rows[l]]."""
         args = [x.address, x.stride, out.address, out.stride, out.width]
         self._recording.emit("take_rows", out.rows, args, [x.region], [out.region])
+
+    def likeliest(self, logits: CpuArray, ids: F32, before: CpuArray | None, out: CpuArray) -> None:
+        """out = token, probability, and that times before's last."""
+        args = [logits.address, logits.stride, out.address, out.stride, logits.width, ids.ctypes.data]
+        args += [0, 0] if before is None else [before.address, before.stride]
+        reads = [logits.region] if before is None else [logits.region, before.region]
+        self._recording.emit("likeliest", out.rows, args, reads, [out.region])
+
+    def follow(self, guesses: CpuArray, x: CpuArray, page_size: int) -> CpuArray:
+        """Change the step's header and what it points to; `rope` makes its tables anew."""
+        assert page_size == PAGE
+        recorder = self._recording
+        recorder.meet()
+        recorder.emit("follow", x.rows, [guesses.address, guesses.stride], [guesses.region], [])
+        recorder.meet()
+        recorder.angles.clear()
+        return CpuArray(Rows.TOKENS, x.width, x.stride, x.buffer, x.start)
 
     def scale_cap(self, x: CpuArray, scale: float, cap: float | None, out: CpuArray) -> None:
         """out = x * scale, capped by tanh."""

@@ -13,6 +13,7 @@ from martlet.kv_types import KV_TYPES
 from martlet.ops.cpu.adapt import adapt_kernel
 from martlet.ops.cpu.attention import attention_kernel
 from martlet.ops.cpu.embed import embed_float, embed_quant
+from martlet.ops.cpu.follow import follow_kernel, likeliest_kernel
 from martlet.ops.cpu.kv_float import kv_write_kernel
 from martlet.ops.cpu.kv_q4 import kv_write_q4_kernel, pack_q4_kernel
 from martlet.ops.cpu.kv_q8 import kv_write_q8_kernel
@@ -49,6 +50,8 @@ BUILDERS: dict[str, Builder] = {
     "add": add_kernel,
     "scale_cap": scale_cap_kernel,
     "take_rows": take_rows_kernel,
+    "likeliest": likeliest_kernel,
+    "follow": follow_kernel,
     "trie_walk": trie_walk_kernel,
     "mask_fill": mask_fill_kernel,
     "rope_table": rope_table_kernel,

@@ -207,9 +207,9 @@ def sharer() -> Callable[..., Any]:
 
 def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
     """The kernel for one quantised layout."""
-    one, few = tile_product(v, layout, 1), tile_product(v, layout, 4)
-    many = tile_product(v, layout, v.rows) if v.rows > 4 else few
-    write_one, write_few, write_many = (tile_writer(v, rows) for rows in (1, 4, v.rows))
+    one, two, three, four = (tile_product(v, layout, rows) for rows in (1, 2, 3, 4))
+    many = tile_product(v, layout, v.rows) if v.rows > 4 else four
+    write_one, write_two, write_three, write_four, write_many = (tile_writer(v, rows) for rows in (1, 2, 3, 4, v.rows))
     share, lanes, tile_rows = sharer(), v.lanes, v.rows
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
@@ -224,26 +224,35 @@ def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
             if first >= n_groups:
                 break
             ticket = n_threads + v.atomic_add(counter, 0, 1)
-            for t in range(0, n_rows, tile_rows):
-                tile, row = t // ROWS_PER_TILE, t % ROWS_PER_TILE
+            for start in range(0, n_rows, tile_rows):
+                tile, end = start // ROWS_PER_TILE, min(start + tile_rows, n_rows)
                 xt = v.i8p(record[X] + tile * tile_bytes)
                 scales = v.f32p(record[X_SCALES] + tile * n_blocks * ROWS_PER_TILE * 4)
                 sums = v.i32p(record[X_SUMS] + tile * n_blocks * ROWS_PER_TILE * SUMS_PER_BLOCK * 4)
                 mins = v.f32p(record[X_MINS] + tile * n_blocks * ROWS_PER_TILE * SUMS_PER_BLOCK * 4)
-                left = min(n_rows - t, tile_rows)
                 for g in range(first, stop):
                     group = v.i8p(weight + g * record[GROUP_BYTES])
                     for lane in range(0, GROUP, lanes):
-                        n = g * GROUP + lane
-                        if left == 1:
-                            acc1 = one(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                            write_one(record, acc1, t, left, n)
-                        elif left <= 4:
-                            acc4 = few(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                            write_few(record, acc4, t, left, n)
-                        else:
-                            acc8 = many(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                            write_many(record, acc8, t, left, n)
+                        n, t = g * GROUP + lane, start
+                        while t < end:
+                            row, left = t % ROWS_PER_TILE, end - t
+                            if left == 1:
+                                acc1 = one(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
+                                write_one(record, acc1, t, left, n)
+                            elif left == 2:
+                                acc2 = two(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
+                                write_two(record, acc2, t, left, n)
+                            elif left == 3:
+                                acc3 = three(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
+                                write_three(record, acc3, t, left, n)
+                            elif left < ROWS_PER_TILE:
+                                acc4 = four(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
+                                write_four(record, acc4, t, 4, n)
+                                left = 4
+                            else:
+                                acc8 = many(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
+                                write_many(record, acc8, t, left, n)
+                            t += left
 
     return kernel
 

@@ -28,6 +28,7 @@ from martlet.ops.cpu.record import (
     SEGMENT_PAGES,
     STEP_ADAPTERS,
     STEP_IDS,
+    STEP_LEAST,
     STEP_LOGIT_ROWS,
     STEP_LOGITS,
     STEP_MIRROR_ROWS,
@@ -43,6 +44,7 @@ from martlet.ops.cpu.record import (
     STEP_SPAN_STARTS,
     STEP_TOKENS,
     SUMS_PER_BLOCK,
+    float_bits,
     state_floats,
 )
 from martlet.ops.cpu.store import KernelStore
@@ -127,6 +129,7 @@ class Recorder:
         self._states: NDArray[np.float32] | None = None
         self.angles: dict[Rope, CpuArray] = {}  # the tables of `rope`
         self.given: CpuArray | None = None  # what comes from outside with each step
+        self._meets = False  # all threads do, before the next operation
 
     def capacity(self, rows: Rows) -> int:
         """Rows that a buffer needs, whole tiles of them."""
@@ -155,7 +158,8 @@ class Recorder:
     ) -> list[int]:
         """Append an operation; `args` are its own fields. `makes_bytes`: it can make its output's byte form as well."""
         touched = [(r, self._writes) for r in reads] + [(w, self._writes + self._reads) for w in writes]
-        barrier = any(region.overlaps(other) for region, others in touched for other in others)
+        barrier = self._meets or any(region.overlaps(other) for region, others in touched for other in others)
+        self._meets = False
         if barrier:
             self._reads, self._writes = [], []
         self._reads += reads
@@ -169,6 +173,10 @@ class Recorder:
         self._records.append(record)
         self._producer = writes[0] if makes_bytes else None
         return record
+
+    def meet(self) -> None:
+        """The next operation starts when all before it have ended."""
+        self._meets = True
 
     def as_bytes(self, x: CpuArray) -> ByteRows:
         """The byte form of x: a current one, or made by the operation that has just written x, or by one of its own."""
@@ -295,7 +303,10 @@ class CpuProgram:
         step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size
         step[STEP_SEQS], step[STEP_PAGE_STRIDE] = table.shape
         step[STEP_MIRRORS] = inputs.mirror_rows.size
+        if inputs.least:
+            step[STEP_LEAST] = float_bits(inputs.least)
         self.replay(self._sections[first], self.n_records if stop is None else self._sections[stop])
+        step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size  # `follow` may have changed them
         return self._outputs
 
     def replay(self, start: int = 0, end: int | None = None) -> None:

@@ -9,6 +9,8 @@ beside its kernel. They are plain integers because compiled code indexes with th
 
 from __future__ import annotations
 
+import struct
+
 __all__ = [
     "AHEAD",
     "AHEAD_STRIDE",
@@ -53,6 +55,7 @@ __all__ = [
     "STEP_ADDRESS",
     "STEP_FIELDS",
     "STEP_IDS",
+    "STEP_LEAST",
     "STEP_LOGITS",
     "STEP_LOGIT_ROWS",
     "STEP_MIRRORS",
@@ -73,6 +76,7 @@ __all__ = [
     "SUMS_PER_BLOCK",
     "TOTALS",
     "TO_WAKE",
+    "float_bits",
     "state_floats",
 ]
 
@@ -96,7 +100,8 @@ STEP_PAGE_TABLE, STEP_PAGE_STRIDE, STEP_LOGIT_ROWS = 7, 8, 9
 STEP_RECENT_SLOTS, STEP_RECENT_TABLE = 10, 11  # the table's rows are as far apart as the page table's
 STEP_ADAPTERS = 12  # each token row's slot in the tables of low-rank updates (`adapt.py`), below 0: none
 STEP_MIRRORS, STEP_MIRROR_ROWS, STEP_MIRROR_SLOTS = 13, 14, 15  # how many rows are written twice, which and where to
-STEP_FIELDS = 16
+STEP_LEAST = 16  # the bits of the chance from which on `follow` goes on
+STEP_FIELDS = 17
 MAX_RANK = 512  # of a low-rank update
 
 # A team's control block (`team.py`), in words of 8 bytes; what several threads write has a line of its own.
@@ -123,6 +128,11 @@ SCORES = ROWS_PER_TILE * Q_STRIDE_FLOATS
 ALPHAS = SCORES + ROWS_PER_TILE * PAGE
 NEW_LARGEST, NEW_TOTALS = ALPHAS + 16, ALPHAS + 32
 SEGMENT_STATE = ALPHAS + 48
+
+
+def float_bits(value: float) -> int:
+    """A float32 as a field."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 def state_floats(head_dim: int) -> int:

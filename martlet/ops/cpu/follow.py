@@ -1,0 +1,97 @@
+"""Several steps in one program: the likeliest token of each row, and going on from it (read `runtime/head.py` for their use).
+
+`follow` turns the step's header, and the arrays that it points to, into those of the next step: a row a sequence. It is
+one thread's work of less than a microsecond, with a meeting of all before and after it. Where nothing is worth going on
+from, the next step has no rows, and every operation that follows finds nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from martlet.ops.cpu.mathlib import exponential
+from martlet.ops.cpu.record import (
+    ARGS,
+    COUNTER,
+    PAGE,
+    STEP_IDS,
+    STEP_LEAST,
+    STEP_LOGIT_ROWS,
+    STEP_LOGITS,
+    STEP_MIRRORS,
+    STEP_PAGE_STRIDE,
+    STEP_PAGE_TABLE,
+    STEP_POSITIONS,
+    STEP_SEQS,
+    STEP_SLOTS,
+    STEP_SPAN_STARTS,
+    STEP_TOKENS,
+)
+from martlet.ops.cpu.simd import Verbs
+
+__all__ = ["follow_kernel", "likeliest_kernel"]
+
+IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH = range(ARGS, ARGS + 5)
+TOKENS, BEFORE, BEFORE_STRIDE = range(ARGS + 5, ARGS + 8)  # likeliest; BEFORE 0 is none
+GUESSES, GUESSES_STRIDE = range(ARGS, ARGS + 2)  # follow
+TOKEN, PROBABILITY, CHANCE = range(3)  # columns of a guess
+
+
+def likeliest_kernel(v: Verbs) -> Callable[..., None]:
+    """out = the token of the largest column, its probability, and the chance of it and those before; a unit is a row."""
+    exp, lanes = exponential(v), v.lanes
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        width, tokens = record[WIDTH], v.f32p(record[TOKENS])
+        while True:
+            row = v.atomic_add(v.i64p(record[COUNTER]), 0, 1)
+            if row >= step[STEP_LOGITS]:
+                break
+            x = v.f32p(record[IN] + row * record[IN_STRIDE] * 4)
+            out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
+            first = v.splat(v.f32_at(x, 0))
+            largest = first
+            for k in range(0, width, lanes):
+                largest = v.max(largest, v.keep_first(v.load_first(x, k, width - k), width - k, first))
+            top = v.max_lanes(largest)
+            total = v.splat(0.0)
+            for k in range(0, width, lanes):
+                share = exp(v.sub(v.load_first(x, k, width - k), v.splat(top)))
+                total = v.add(total, v.keep_first(share, width - k, v.splat(0.0)))
+            best = 0
+            while best < width - 1 and x[best] != top:
+                best += 1
+            chance = v.first_lane(v.div(v.splat(1.0), v.splat(v.sum_lanes(total))))
+            out[TOKEN] = tokens[best]
+            out[PROBABILITY] = chance
+            if record[BEFORE] != 0:
+                chance *= v.f32p(record[BEFORE] + row * record[BEFORE_STRIDE] * 4)[CHANCE]
+            out[CHANCE] = chance
+
+    return kernel
+
+
+def follow_kernel(v: Verbs) -> Callable[..., None]:
+    """The header and its arrays become those of the next step. Rows are in the order of sequences: none is written before it is read."""
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        if thread != 0:
+            return
+        n, least, goes_on = step[STEP_LOGITS], v.float_bits(step[STEP_LEAST]), False
+        for row in range(n):
+            goes_on |= v.f32p(record[GUESSES] + row * record[GUESSES_STRIDE] * 4)[CHANCE] >= least
+        if not goes_on:
+            n = 0
+        ids, positions, slots = v.i32p(step[STEP_IDS]), v.i32p(step[STEP_POSITIONS]), v.i32p(step[STEP_SLOTS])
+        starts, last_rows = v.i32p(step[STEP_SPAN_STARTS]), v.i32p(step[STEP_LOGIT_ROWS])
+        for row in range(n):
+            position = positions[last_rows[row]] + 1
+            pages = v.i32p(step[STEP_PAGE_TABLE] + row * step[STEP_PAGE_STRIDE] * 4)
+            ids[row] = int(v.f32p(record[GUESSES] + row * record[GUESSES_STRIDE] * 4)[TOKEN])
+            positions[row], slots[row] = position, pages[position // PAGE] * PAGE + position % PAGE
+            starts[row], last_rows[row] = row, row
+        starts[n] = n
+        step[STEP_TOKENS] = step[STEP_LOGITS] = step[STEP_SEQS] = n
+        step[STEP_MIRRORS] = 0
+
+    return kernel
