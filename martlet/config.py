@@ -166,6 +166,8 @@ def resolve_config(
         origins["seed"] = (Origin.MACHINE, "drawn, so that the capsule can say it")
     config = EngineConfig(**given, origins=origins)
     _validate(config)
+    if config.draft_width > 1 and share_tokens(config.kv_dtype) > 1:
+        return config.with_value("draft_width", 1, Origin.DEFAULT, "beside 4-bit pages guesses are chains")
     return config
 
 
@@ -318,6 +320,17 @@ def _require_drafter(config: EngineConfig) -> None:
         raise RequestError(
             f"draft_width is {config.draft_width}, and draft is {config.draft!r}: the text's guesses have one of a place."
             " Give a drafter that has several (model=, eagle=, medusa= or mtp), or leave draft_width out.",
+            param="draft_width",
+        )
+    if (
+        "draft_width" in config.origins
+        and config.draft_width > 1
+        and draft != "off"
+        and share_tokens(config.kv_dtype) > 1
+    ):
+        raise RequestError(
+            f"draft_width is {config.draft_width}, and kv_dtype is {config.kv_dtype}: beside 4-bit pages guesses are chains."
+            " Leave draft_width out, or choose kv_dtype q8.",
             param="draft_width",
         )
 

@@ -28,6 +28,8 @@ from martlet.types import PageId, SeqId, Span
 __all__ = ["SequenceRows", "StepBuffers"]
 
 I32 = NDArray[np.int32]
+FEW = 16  # rows that lists are quicker for than arrays
+_NO_MIRRORS = np.zeros((0, 2), np.int32)
 
 
 class SequenceRows:
@@ -102,7 +104,7 @@ class StepBuffers:
             elif span.n_logits:
                 logit_rows += range(row - span.n_logits, row)
         n_seqs, row = len(starts) - 1, len(ids)
-        twice = np.array(mirrors, np.int32).reshape(-1, 2)
+        twice = np.array(mirrors, np.int32).reshape(-1, 2) if mirrors else _NO_MIRRORS
         return StepInputs(
             _put(ids, self._ids),
             _put(positions, self._positions),
@@ -125,14 +127,19 @@ class StepBuffers:
         """Add a span's ids, positions and slots, but for those of branches."""
         (ids, positions, slots), size = rows, self._page_size
         start, count = span.start, span.n_first
-        if count == 1:  # decode: lists are quicker than arrays of one
+        if count == 1:  # decode
             ids.append(sequence.ids[start])
             positions.append(start)
             slots.append(sequence.pages[start // size] * size + start % size)
             return
-        places = np.add(self._count_up[:count], start)
         ids += sequence.ids[start : start + count]
         ids += span.draft[: count - 1]
+        if count <= FEW:
+            pages, few = sequence.pages, range(start, start + count)
+            positions += few
+            slots += [pages[place // size] * size + place % size for place in few]
+            return
+        places = np.add(self._count_up[:count], start)
         positions += places.tolist()
         slots += (np.array(sequence.pages)[places // size] * size + places % size).tolist()
 

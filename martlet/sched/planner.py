@@ -199,7 +199,7 @@ class Planner:
             len(draft.ids),
             seq.limit - len(seq.ids) - 1,  # a token is sampled after the last guess too
             limits.max_logits - limits.max_seqs - sketch.work.n_draft,
-            limits.max_step_tokens - len(self.running) - sketch.work.n_draft,
+            limits.max_step_tokens - len(self.running) - sketch.work.n_draft - self._n_begun(),
         )
         draft = draft.first(max(0, most))
         path, depth = first_path(draft.parents) if draft.parents else len(draft.ids), draft.depth
@@ -216,6 +216,10 @@ class Planner:
         sketch.work.n_branches += len(branches)
         self._add_span(seq, 1 + count, 1 + count, sketch, draft.ids[:count])
         sketch.spans[-1].branches = tuple(branches)
+
+    def _n_begun(self) -> int:
+        """Rows of chunks that wait between two layers, and go on whatever else is in the step."""
+        return max((seq.n_begun for seq in self.running), default=0)
 
     # -- prompts ----------------------------------------------------------------------------------------------------
     def _budget(self, work: Work, prompts: list[Sequence], now: float) -> StepBudget:

@@ -13,14 +13,17 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from test_mtp import tensors_of
+from test_mtp import write as write_model
 from tiny_model import V, add_tokenizer, write_tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import tiny
 
-__all__ = ["KINDS", "WINDOW", "write_kind"]
+__all__ = ["KINDS", "OWN_LAYER", "WINDOW", "write_kind"]
 
 WINDOW = 40
+OWN_LAYER = "own layer"  # for multi-token prediction: test_mtp.py's, a folder
 # kind → (case of tests/models, what else its config says); None: tiny_model.py's
 KINDS: Mapping[str, tuple[str, Mapping[str, Any]] | None] = MappingProxyType(
     {
@@ -34,6 +37,8 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]] | None] = MappingProxyType(
 
 def write_kind(kind: str, folder: Path) -> Path:
     """Write the model of a kind."""
+    if kind == OWN_LAYER:
+        return write_model(folder / "own-layer", tensors_of())
     path = folder / f"{kind.replace(' ', '-')}.gguf"
     made = KINDS[kind]
     if made is None:

@@ -16,10 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fitted import fitted
 from held_load import BEAM_FORM
+from kinds import OWN_LAYER
 from loads import Load, asked_of, like
 from seen import Answers, Seen
-from tiny_head import fit_head
 
 from martlet import LLM
 from martlet.formats.checkpoint import open_checkpoint
@@ -28,7 +29,7 @@ from martlet.models.families import spec_of
 from martlet.types import MissReason, Request
 from tests.models.adapter_files import random_updates, write_peft
 
-__all__ = ["FEATURES", "check", "open_row", "pairs_of", "plain_answers", "run_row"]
+__all__ = ["FEATURES", "check", "kind_of", "open_row", "pairs_of", "plain_answers", "run_row"]
 
 PAGE = 32
 PLENTY = 64  # pages, where there shall be enough
@@ -53,11 +54,14 @@ class Feature:
     beams: bool = False
     held: bool = False  # all requests are held to forms, what these force coming several tokens in a step
     adapters: bool = False  # some requests are asked with adapters too, beside the same ones without
-    draft: str | None = None  # who guesses: "ngram", "model": the model itself, "head": one fitted to these answers
+    draft: str | None = (
+        None  # who guesses: "ngram", "model": the model itself, "head", "medusa", "mtp": fitted to these answers
+    )
     guesses: int = 3  # at a time
     disk: str | None = None  # "cold": an empty folder; "warm": one that another engine has left
     excludes: tuple[str, ...] = ()  # of another way to do the same
     in_pairs: bool = True
+    kind: str | None = None  # of model, where only one has it
 
 
 def _hit(seen: Seen, good: Callable[[int, int, MissReason], bool]) -> bool:
@@ -169,6 +173,17 @@ FEATURES: dict[str, Feature] = {
         draft="head",
         excludes=("n-gram draft", "draft model"),
     ),
+    "medusa": Feature(
+        lambda seen: seen.n_accepted > 0 and seen.n_refused > 0,
+        draft="medusa",
+        excludes=("n-gram draft", "draft model", "draft head", "head's tree"),
+    ),
+    "own layer": Feature(
+        lambda seen: seen.n_accepted > 0 and seen.n_refused > 0,
+        draft="mtp",
+        excludes=("n-gram draft", "draft model", "draft head", "head's tree", "medusa"),
+        kind=OWN_LAYER,
+    ),
     "head's tree": Feature(
         _branched, {"draft_width": 6}, draft="head", guesses=12, excludes=("n-gram draft", "draft model", "draft head")
     ),
@@ -197,6 +212,11 @@ def pairs_of(names: Sequence[str] = tuple(FEATURES)) -> list[tuple[str, str]]:
     ]
 
 
+def kind_of(names: Sequence[str], kind: str) -> str:
+    """The kind of model for some features: the one that is wished for, unless one of them needs another."""
+    return next((needed for name in names if (needed := FEATURES[name].kind) is not None), kind)
+
+
 @cache
 def _page_bytes(path: Path, kv_dtype: str, draft: str = "off") -> int:
     """Bytes that the memory plan takes for a page."""
@@ -222,21 +242,6 @@ def plain_answers(path: Path, load: Load, kv_dtype: str) -> Answers:
     assert seen.n_forced == seen.n_accepted == 0
     assert not any(n for n, _, _ in seen.uses())
     return seen.answers
-
-
-_HEADS: dict[tuple[Path, int, str], Path] = {}
-
-
-def _fitted(path: Path, load: Load, kv_dtype: str, folder: Path) -> Path:
-    """A head that knows some of the answers: made once for a load."""
-    key = path, id(load), kv_dtype
-    if key not in _HEADS:
-
-        def open_(draft: str) -> LLM:
-            return open_row(path, load.context, kv_dtype, PLENTY, draft=draft)
-
-        _HEADS[key] = fit_head(open_, path, load.requests, folder)
-    return _HEADS[key]
 
 
 ADAPTED = (("0", "one"), ("1", "one"), ("1", "two"))  # which requests are asked with which adapters too
@@ -272,6 +277,8 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
     options: dict[str, Any] = {}
     for feature in features:
         options |= feature.options
+    if kv_dtype == "q4":
+        options.pop("draft_width", None)  # which is refused: guesses are chains
     seqs = [feature.max_seqs for feature in features if feature.max_seqs is not None]
     options["max_seqs"] = min([*seqs, options.get("max_step_tokens", 8)]) if seqs else 1
     pages = min([getattr(load, feature.pages) for feature in features if feature.pages is not None], default=PLENTY)
@@ -281,8 +288,16 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
     draft = next((feature.draft for feature in features if feature.draft is not None), None)
     if draft is not None:
         options["draft"] = f"model={path}" if draft == "model" else draft
-    if draft == "head":
-        options["draft"] = f"eagle={_fitted(path, load, kv_dtype, folder.with_name(f'{folder.name}-head'))}"
+    if draft in ("head", "medusa", "mtp"):
+
+        def open_(draft: str) -> LLM:
+            return open_row(path, load.context, kv_dtype, PLENTY, draft=draft)
+
+        made = fitted(path, load, kv_dtype, draft, open_, folder.with_name(f"{folder.name}-{draft}"))
+        if draft == "mtp":
+            path = made
+        else:
+            options["draft"] = f"{'eagle' if draft == 'head' else draft}={made}"
     if disk == "warm":
         with open_row(path, load.context, kv_dtype, PLENTY, **options) as llm:
             _drive(llm, load.requests)
@@ -350,7 +365,7 @@ def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any
         "max_context": context,
     }
     draft = options.get("draft", "")
-    page_bytes = _page_bytes(path, kv_dtype, draft if draft.startswith("eagle=") else "off")
+    page_bytes = _page_bytes(path, kv_dtype, draft if draft.startswith("eagle=") or draft == "mtp" else "off")
     memory = {"kv_dtype": kv_dtype, "kv_memory": pages * page_bytes}
     llm = LLM(str(path), **{**plain, **memory, **options})
     seconds = itertools.count(1)

@@ -139,7 +139,8 @@ def test_each_distinct_request_has_one_answer(kind: str, kv_dtype: str, tmp_path
         asked = [(rng.choice(distinct), serial) for serial in range(first, stop)]
         options = options_of(number, rng) | {"kv_disk": str(tmp_path), "kv_disk_size": 1 << 20}
         options["draft"] = ("ngram", f"model={path}", "off", f"eagle={head}")[number % 4]
-        options["draft_width"] = 4 if number % 8 in (1, 7) else 1  # trees of both, in every other engine
+        trees = number % 8 in (1, 7) and kv_dtype != "q4"
+        options["draft_width"] = 4 if trees else 1  # of both, in every other engine
         with open_row(path, CONTEXT, kv_dtype, PAGES, **options) as llm:
             seen = Seen(llm)
             pressure = Pressure(seen, llm.engine, rng)

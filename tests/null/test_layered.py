@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from martlet.drafts import Draft
 from martlet.sched.budget import StepBudget
 from martlet.sched.cost import CostModel, Work
 from martlet.types import StepPlan
@@ -15,9 +16,11 @@ from tests.null.test_policies import World
 ROWS, LAYERS = 8, 6  # of a chunk; of the model
 
 
-def world(stall_s: float | None = None, **options: object) -> World:
+def world(stall_s: float | None = None, tokens: int = 64, **options: object) -> World:
     """Two sequences that decode, in a world whose cost model has settled."""
-    made = World(seqs=4, tokens=64, stall_s=stall_s, row_s=0.003 / ROWS, layered_rows=ROWS, n_layers=LAYERS, **options)  # type: ignore[arg-type]
+    made = World(
+        seqs=4, tokens=tokens, stall_s=stall_s, row_s=0.003 / ROWS, layered_rows=ROWS, n_layers=LAYERS, **options
+    )  # type: ignore[arg-type]
     for name in "ab":
         made.add(name, 8, 200)
     for _ in range(20):
@@ -99,6 +102,20 @@ def test_what_is_begun_can_be_given_up(how: str) -> None:
     made.add("next", 60, 1, first=7000)
     made.drain()
     assert [name for name in made.order if name in ("long", "next")] == ["long", "next"]
+
+
+def test_guesses_leave_room_for_what_is_begun() -> None:
+    """A chunk between two layers goes on whatever is guessed: rows of both together stay below max_step_tokens."""
+    made = world(stall_s=0.003, tokens=ROWS + 6, logits=40)
+    made.add("long", 60, 1)
+    n_beside = 0
+    while made.scheduler.n_waiting or any(seq.request.request_id == "long" for seq in made.scheduler.running):
+        begun = any(seq.n_begun for seq in made.scheduler.running)
+        guessed = [seq.seq_id for seq in made.scheduler.running if begun and seq.n_generated]
+        plan = made.step(dict.fromkeys(guessed, Draft((1, 2, 3, 4, 5, 6))))
+        assert sum(span.count for span in plan.spans) <= ROWS + 6
+        n_beside += bool(parts(plan)) and any(span.draft for span in plan.spans)
+    assert n_beside > 3
 
 
 def test_a_short_prompt_overtakes_between_two_chunks() -> None:

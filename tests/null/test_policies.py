@@ -14,6 +14,7 @@ from martlet.errors import CapacityError
 from martlet.sampling_params import SamplingParams
 from martlet.sched.cost import Work
 from martlet.sched.growth import MAX_PREEMPTED
+from martlet.sched.planner import NO_DRAFTS, Drafts
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.types import Event, FinishReason, Request, Scheduling, StepPlan
@@ -34,12 +35,13 @@ class World:
     row_s: float = 0.001  # what a row takes
     layered_rows: int = 0
     n_layers: int = 1
+    logits: int = 1  # rows beside one a sequence
 
     def __post_init__(self) -> None:
         self.pool = PagePool(self.n_pages, 4)
         queue = self.max_waiting, self.max_waiting_tokens
         layers = self.layered_rows, self.n_layers
-        limits = SchedulerLimits(256, self.tokens, self.seqs, self.seqs + 1, *queue, self.stall_s, *layers)
+        limits = SchedulerLimits(256, self.tokens, self.seqs, self.seqs + self.logits, *queue, self.stall_s, *layers)
         self.scheduler = Scheduler(self.pool, limits, cache=RadixCache(self.pool), policy=POLICIES[self.policy])
         self.executor = ScriptedExecutor(lambda seq, number: 100, 4)
         self.now = 1000.0
@@ -50,8 +52,8 @@ class World:
         scheduling = Scheduling(**wishes)  # type: ignore[arg-type]
         self.scheduler.add(Request(name, ids, SamplingParams(max_tokens=max_tokens), scheduling=scheduling), self.now)
 
-    def step(self) -> StepPlan:
-        plan = self.scheduler.plan(self.now)
+    def step(self, drafts: Drafts = NO_DRAFTS) -> StepPlan:
+        plan = self.scheduler.plan(self.now, drafts)
         result = self.executor.run(plan)
         self.now += 0.001 + self.row_s * rows_of(plan, self.n_layers)
         self.events += self.scheduler.commit(plan, result, self.now)

@@ -2,7 +2,7 @@
 
 `follow` turns the step's header, and the arrays that it points to, into those of the next step: a row a sequence. It is
 one thread's work of less than a microsecond, with a meeting of all before and after it. Where nothing is worth going on
-from, the next step has no rows, and every operation that follows finds nothing to do.
+from, it ends the program.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from martlet.ops.cpu.record import (
     ARGS,
     COUNTER,
     PAGE,
+    STEP_ENDED,
     STEP_IDS,
     STEP_LEAST,
     STEP_LOGIT_ROWS,
@@ -81,7 +82,8 @@ def follow_kernel(v: Verbs) -> Callable[..., None]:
         for row in range(n):
             goes_on |= v.f32p(record[GUESSES] + row * record[GUESSES_STRIDE] * 4)[CHANCE] >= least
         if not goes_on:
-            n = 0
+            step[STEP_ENDED] = 1
+            return
         ids, positions, slots = v.i32p(step[STEP_IDS]), v.i32p(step[STEP_POSITIONS]), v.i32p(step[STEP_SLOTS])
         starts, last_rows = v.i32p(step[STEP_SPAN_STARTS]), v.i32p(step[STEP_LOGIT_ROWS])
         for row in range(n):
@@ -91,7 +93,7 @@ def follow_kernel(v: Verbs) -> Callable[..., None]:
             positions[row], slots[row] = position, pages[position // PAGE] * PAGE + position % PAGE
             starts[row], last_rows[row] = row, row
         starts[n] = n
-        step[STEP_TOKENS] = step[STEP_LOGITS] = step[STEP_SEQS] = n
+        step[STEP_TOKENS] = step[STEP_SEQS] = n
         step[STEP_MIRRORS] = 0
 
     return kernel

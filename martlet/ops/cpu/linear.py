@@ -109,7 +109,7 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
     code_bytes, high_bytes = layout.code_bytes, layout.high_bytes
     block_bytes, super_bytes = layout.block_bytes, layout.super_bytes
     # Measured: where the processor's own fetching falls behind.
-    fetches = layout.bits == 6 or rows == 4 or (layout.bits > 4 and rows > 1)
+    fetches = layout.bits == 6 or (rows == 4 and super_bytes == 0) or (layout.bits > 4 and rows > 1)
 
     @njit(forceinline=True, **OPTIONS)
     def half(dots, group, line, high, codebook, upper, x, xi):  # type: ignore[no-untyped-def]

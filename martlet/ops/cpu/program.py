@@ -27,6 +27,7 @@ from martlet.ops.cpu.record import (
     ROWS_PER_TILE,
     SEGMENT_PAGES,
     STEP_ADAPTERS,
+    STEP_ENDED,
     STEP_IDS,
     STEP_LEAST,
     STEP_LOGIT_ROWS,
@@ -293,8 +294,9 @@ class CpuProgram:
             (STEP_MIRROR_SLOTS, inputs.mirror_slots),
         )
         for name, array in given:
-            if array.size:
-                buffers[name][: array.size] = array.reshape(-1)
+            size = array.size
+            if size:
+                buffers[name][:size] = array.reshape(-1)
         if self._given is not None:
             rows = self._given.buffer.reshape(-1, self._given.stride)[: inputs.ids.size]
             rows[:, self._given.start : self._given.start + self._given.width] = inputs.given
@@ -303,10 +305,13 @@ class CpuProgram:
         step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size
         step[STEP_SEQS], step[STEP_PAGE_STRIDE] = table.shape
         step[STEP_MIRRORS] = inputs.mirror_rows.size
-        if inputs.least:
-            step[STEP_LEAST] = float_bits(inputs.least)
+        step[STEP_LEAST] = float_bits(inputs.least) if inputs.least else 0
         self.replay(self._sections[first], self.n_records if stop is None else self._sections[stop])
-        step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size  # `follow` may have changed them
+        step[STEP_TOKENS], step[STEP_LOGITS] = (
+            inputs.ids.size,
+            inputs.logit_rows.size,
+        )  # `follow` may have changed them,
+        step[STEP_ENDED] = 0  # and set this
         return self._outputs
 
     def replay(self, start: int = 0, end: int | None = None) -> None:

@@ -53,6 +53,7 @@ __all__ = [
     "STATE",
     "STEP_ADAPTERS",
     "STEP_ADDRESS",
+    "STEP_ENDED",
     "STEP_FIELDS",
     "STEP_IDS",
     "STEP_LEAST",
@@ -100,8 +101,11 @@ STEP_PAGE_TABLE, STEP_PAGE_STRIDE, STEP_LOGIT_ROWS = 7, 8, 9
 STEP_RECENT_SLOTS, STEP_RECENT_TABLE = 10, 11  # the table's rows are as far apart as the page table's
 STEP_ADAPTERS = 12  # each token row's slot in the tables of low-rank updates (`adapt.py`), below 0: none
 STEP_MIRRORS, STEP_MIRROR_ROWS, STEP_MIRROR_SLOTS = 13, 14, 15  # how many rows are written twice, which and where to
-STEP_LEAST = 16  # the bits of the chance from which on `follow` goes on
-STEP_FIELDS = 17
+STEP_LEAST, STEP_ENDED = (
+    16,
+    17,
+)  # bits of the chance from which on `follow` goes on; 1: it did not, and nothing more is run
+STEP_FIELDS = 18
 MAX_RANK = 512  # of a low-rank update
 
 # A team's control block (`team.py`), in words of 8 bytes; what several threads write has a line of its own.

@@ -36,6 +36,7 @@ from martlet.ops.cpu.record import (
     RECORDS,
     SLEEPING,
     STEP_ADDRESS,
+    STEP_ENDED,
     STEP_NUMBER,
     STOPPING,
     TO_WAKE,
@@ -87,6 +88,8 @@ def walker(v: Verbs) -> Callable[..., Any]:
                     for line in range(AHEAD_BYTES // 64):
                         v.prefetch(ahead, line * 64)
                 meet(control, target)
+                if step[STEP_ENDED] != 0:
+                    break
             call_kernel(record[KERNEL], record, step, thread, n_threads)
         meet(control, target + n_threads)
 
