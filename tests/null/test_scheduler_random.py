@@ -36,7 +36,7 @@ def test_anything_in_any_order(kind: str, policy: str) -> None:
     assert soak.n_shared > (200 if options.cache else 0)
     assert (soak.n_loads > 0) == (options.n_slots > 0)
     assert (soak.n_guessed > 100) == (options.guesses > 0)
-    assert (soak.n_layered > 100) == (options.layered_rows > 0)
+    assert (soak.n_layered > 50) == (options.layered_rows > 0)
 
 
 def test_many_requests_in_few_pages() -> None:
