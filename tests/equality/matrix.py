@@ -20,7 +20,7 @@ from fitted import fitted
 from held_load import BEAM_FORM
 from kinds import OWN_LAYER
 from loads import Load, asked_of, like
-from seen import Answers, Seen
+from seen import Answers, Seen, hit, order_differs, whole
 
 from martlet import LLM
 from martlet.formats.checkpoint import open_checkpoint
@@ -64,15 +64,6 @@ class Feature:
     kind: str | None = None  # of model, where only one has it
 
 
-def _hit(seen: Seen, good: Callable[[int, int, MissReason], bool]) -> bool:
-    return any(good(*use) for use in seen.uses())
-
-
-def _whole(seen: Seen, n_prompt: int) -> int:
-    """All that a prompt can find: its last position is always computed."""
-    return (n_prompt - 1) // seen.share * seen.share
-
-
 def _branched(seen: Seen) -> bool:
     """A guess that was not the likeliest was right, in a tree; in steps of few tokens it was one of few that were verified.
 
@@ -82,14 +73,9 @@ def _branched(seen: Seen) -> bool:
     return (seen.n_branched > 0 or few or (seen.share > PAGE and seen.n_accepted > 0)) and seen.n_refused > 0
 
 
-def _order_differs(seen: Seen) -> bool:
-    names = [name for name in seen.started if name.isdigit()]
-    return names != sorted(names)
-
-
 def _policy(name: str, in_pairs: bool) -> Feature:
     return Feature(
-        _order_differs,
+        order_differs,
         {"policy": name, "prefix_cache": True},
         max_seqs=3,
         batch=True,
@@ -107,7 +93,7 @@ FEATURES: dict[str, Feature] = {
         lambda seen: seen.most_spans >= 2 and (seen.n_mixed > 0 or seen.n_preempted > 0), max_seqs=8, batch=True
     ),
     "other order": Feature(
-        lambda seen: _order_differs(seen) and (seen.joined > 0 or seen.n_preempted > 0),
+        lambda seen: order_differs(seen) and (seen.joined > 0 or seen.n_preempted > 0),
         max_seqs=8,
         staggered=True,
         shuffled=True,
@@ -124,17 +110,17 @@ FEATURES: dict[str, Feature] = {
         lambda seen: seen.n_layered >= 4, {"stall_ms": 1.0}, max_seqs=8, staggered=True, excludes=("chunks of 7",)
     ),
     "full hit": Feature(
-        lambda seen: _hit(seen, lambda n, of, why: n == _whole(seen, of) > 0), {"prefix_cache": True}, around=("again",)
+        lambda seen: hit(seen, lambda n, of, why: n == whole(seen, of) > 0), {"prefix_cache": True}, around=("again",)
     ),
     "partial hit": Feature(
-        lambda seen: _hit(seen, lambda n, of, why: 0 < n < _whole(seen, of) or (n > 0 and why is MissReason.DIFFERS)),
+        lambda seen: hit(seen, lambda n, of, why: 0 < n < whole(seen, of) or (n > 0 and why is MissReason.DIFFERS)),
         {"prefix_cache": True},
         around=("like",),
     ),
     "evicted": Feature(
         lambda seen: (
             seen.n_evicted > 0
-            and (_hit(seen, lambda n, of, why: n > 0 and why is MissReason.EVICTED) or seen.n_loads > 0)
+            and (hit(seen, lambda n, of, why: n > 0 and why is MissReason.EVICTED) or seen.n_loads > 0)
         ),
         {"prefix_cache": True},
         pages="some",

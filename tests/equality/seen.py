@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -16,7 +16,7 @@ from martlet.metrics import Observer, StepRecord
 from martlet.types import Event, MissReason, SeqId, StepPlan, StepResult
 from martlet.types import Sequence as Running
 
-__all__ = ["Answers", "Seen"]
+__all__ = ["Answers", "Seen", "hit", "order_differs", "whole"]
 
 
 @dataclass
@@ -168,3 +168,19 @@ class Seen(Observer):
     def _count_evicted(self, count: int) -> int:
         self.n_evicted += count
         return count
+
+
+def hit(seen: Seen, good: Callable[[int, int, MissReason], bool]) -> bool:
+    """Whether the prefix cache gave any prompt what is wished for: of it so many tokens, of so many, and why not more."""
+    return any(good(*use) for use in seen.uses())
+
+
+def whole(seen: Seen, n_prompt: int) -> int:
+    """All that a prompt can find: its last position is always computed."""
+    return (n_prompt - 1) // seen.share * seen.share
+
+
+def order_differs(seen: Seen) -> bool:
+    """Whether requests started in another order than they came."""
+    names = [name for name in seen.started if name.isdigit()]
+    return names != sorted(names)

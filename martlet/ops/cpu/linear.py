@@ -207,9 +207,9 @@ def sharer() -> Callable[..., Any]:
 
 def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
     """The kernel for one quantised layout."""
-    one, two, four = (tile_product(v, layout, rows) for rows in (1, 2, 4))
+    one, two, three, four = (tile_product(v, layout, rows) for rows in (1, 2, 3, 4))
     many = tile_product(v, layout, v.rows) if v.rows > 4 else four
-    write_one, write_two, write_four, write_many = (tile_writer(v, rows) for rows in (1, 2, 4, v.rows))
+    write_one, write_two, write_three, write_four, write_many = (tile_writer(v, rows) for rows in (1, 2, 3, 4, v.rows))
     share, lanes, tile_rows = sharer(), v.lanes, v.rows
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
@@ -239,10 +239,12 @@ def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
                             if left == 1:
                                 acc1 = one(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
                                 write_one(record, acc1, t, left, n)
-                            elif left < 4:
+                            elif left == 2:
                                 acc2 = two(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                                write_two(record, acc2, t, 2, n)
-                                left = 2
+                                write_two(record, acc2, t, left, n)
+                            elif left == 3:
+                                acc3 = three(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
+                                write_three(record, acc3, t, left, n)
                             elif left < ROWS_PER_TILE:
                                 acc4 = four(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
                                 write_four(record, acc4, t, 4, n)
