@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,9 +140,8 @@ def test_a_program_goes_on_as_steps_of_their_own_would(kernel_folder: Path, back
     ops.close()
 
 
-def test_what_is_not_likely_enough_is_not_gone_on_from(kernel_folder: Path) -> None:
-    """As long as one of the guesses has the chance; other programs, and the next run, are as they were."""
-    ops = CpuBackend(2, kernel_folder)
+def four_levels(ops: CpuBackend) -> Any:
+    """A program that goes on three times, and would once more."""
     table, ids = ops.pack([random_tensor(BlockType.F32, V, C)]), ops.upload(np.arange(V))
 
     def step() -> Any:
@@ -156,7 +156,13 @@ def test_what_is_not_likely_enough_is_not_gone_on_from(kernel_folder: Path) -> N
             x = ops.follow(made[-1], last, PAGE)
         return made
 
-    program = ops.capture(step, StepLimits(2, 2, 2, 1))
+    return ops.capture(step, StepLimits(2, 2, 2, 1))
+
+
+def test_what_is_not_likely_enough_is_not_gone_on_from(kernel_folder: Path) -> None:
+    """As long as one of the guesses has the chance; other programs, and the next run, are as they were."""
+    ops = CpuBackend(2, kernel_folder)
+    program = four_levels(ops)
     given = np.random.default_rng(1).standard_normal((2, C)).astype(np.float32) / 20
     parts = [(0, [1], [0]), (0, [2], [1])]
     whole = [ops.view(made).copy() for made in program.run(inputs_of(parts, given))]
@@ -173,4 +179,26 @@ def test_what_is_not_likely_enough_is_not_gone_on_from(kernel_folder: Path) -> N
         assert np.array_equal(found[level + 1], whole[level + 1]), "the chance itself is enough"
     again = [ops.view(made) for made in program.run(inputs_of(parts, given))]
     assert all(np.array_equal(made, known) for made, known in zip(again, whole, strict=True))
+    ops.close()
+
+
+def test_threads_agree_where_a_program_ends(kernel_folder: Path) -> None:
+    """More threads than processors: one that leaves a meeting late must not take a later end for that of this place."""
+    ops = CpuBackend(4, kernel_folder)
+    program, ended = four_levels(ops), []
+    given = np.random.default_rng(1).standard_normal((2, C)).astype(np.float32) / 20
+    parts = [(0, [1], [0]), (0, [2], [1])]
+    levels = [
+        float(np.nextafter(ops.view(made)[:, 2].max(), np.float32(2))) for made in program.run(inputs_of(parts, given))
+    ]
+
+    def run() -> None:
+        for number in range(1000):
+            program.run(inputs_of(parts, given, least=levels[number % 3]))
+        ended.append(True)
+
+    runner = threading.Thread(target=run, daemon=True)
+    runner.start()
+    runner.join(100)
+    assert ended, "threads wait for each other at different places"
     ops.close()

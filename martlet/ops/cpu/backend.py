@@ -328,7 +328,7 @@ class CpuBackend:
         recorder = self._recording
         recorder.meet()
         recorder.emit("follow", x.rows, [guesses.address, guesses.stride], [guesses.region], [])
-        recorder.meet()
+        recorder.meet(may_end=True)
         recorder.angles.clear()
         return CpuArray(Rows.TOKENS, x.width, x.stride, x.buffer, x.start)
 

@@ -130,7 +130,7 @@ class Recorder:
         self._states: NDArray[np.float32] | None = None
         self.angles: dict[Rope, CpuArray] = {}  # the tables of `rope`
         self.given: CpuArray | None = None  # what comes from outside with each step
-        self._meets = False  # all threads do, before the next operation
+        self._meets = 0  # BARRIER of the next operation, if nothing else asks for one
 
     def capacity(self, rows: Rows) -> int:
         """Rows that a buffer needs, whole tiles of them."""
@@ -159,15 +159,15 @@ class Recorder:
     ) -> list[int]:
         """Append an operation; `args` are its own fields. `makes_bytes`: it can make its output's byte form as well."""
         touched = [(r, self._writes) for r in reads] + [(w, self._writes + self._reads) for w in writes]
-        barrier = self._meets or any(region.overlaps(other) for region, others in touched for other in others)
-        self._meets = False
+        overlaps = any(region.overlaps(other) for region, others in touched for other in others)
+        barrier, self._meets = max(self._meets, int(overlaps)), 0
         if barrier:
             self._reads, self._writes = [], []
         self._reads += reads
         self._writes += writes
         for stale in [known for known in self._bytes if any(known.overlaps(w) for w in writes)]:
             self._spare.append(self._bytes.pop(stale))
-        record = [self._store.address(kernel), int(barrier), 0, ROW_FIELDS[rows], *args]
+        record = [self._store.address(kernel), barrier, 0, ROW_FIELDS[rows], *args]
         assert (KERNEL, BARRIER, COUNTER, ROWS, ARGS) == (0, 1, 2, 3, 4)
         record += [0] * (RECORD_FIELDS - len(record))
         assert len(record) == RECORD_FIELDS
@@ -175,9 +175,9 @@ class Recorder:
         self._producer = writes[0] if makes_bytes else None
         return record
 
-    def meet(self) -> None:
-        """The next operation starts when all before it have ended."""
-        self._meets = True
+    def meet(self, may_end: bool = False) -> None:
+        """The next operation starts when all before it have ended; or the program ends, if `follow` said so."""
+        self._meets = 2 if may_end else 1
 
     def as_bytes(self, x: CpuArray) -> ByteRows:
         """The byte form of x: a current one, or made by the operation that has just written x, or by one of its own."""
@@ -189,7 +189,7 @@ class Recorder:
             record = self._records[-1]
             record[BYTES : BYTES + len(fields)] = fields
             if any(form.region.overlaps(other) for other in self._reads + self._writes):
-                record[BARRIER], self._reads, self._writes = 1, [], [x.region]
+                record[BARRIER], self._reads, self._writes = max(record[BARRIER], 1), [], [x.region]
             self._writes.append(form.region)
         else:
             record = self.emit("quantize", x.rows, [x.address, x.stride, x.width], [x.region], [form.region])

@@ -87,7 +87,7 @@ SUMS_PER_BLOCK = 3  # of activations: columns 0 … 15, 16 … 31, and all 32
 
 # Fields of every record.
 KERNEL = 0  # address of the compiled kernel
-BARRIER = 1  # 1: all threads meet before this operation starts
+BARRIER = 1  # 1: all threads meet before this operation starts; 2: and then the program ends if STEP_ENDED is set
 COUNTER = 2  # address of the operation's count of claimed work
 ROWS = 3  # which field of the step holds the number of rows
 ARGS = 4

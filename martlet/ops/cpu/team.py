@@ -88,7 +88,8 @@ def walker(v: Verbs) -> Callable[..., Any]:
                     for line in range(AHEAD_BYTES // 64):
                         v.prefetch(ahead, line * 64)
                 meet(control, target)
-                if step[STEP_ENDED] != 0:
+                # Only where no thread can set it before all have looked: whoever sets it meets the others first.
+                if record[BARRIER] == 2 and step[STEP_ENDED] != 0:
                     break
             call_kernel(record[KERNEL], record, step, thread, n_threads)
         meet(control, target + n_threads)
