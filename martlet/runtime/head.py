@@ -196,9 +196,7 @@ class HeadDrafter:
         """A chain of guesses for each, as far as any is worth going on from."""
         most, least = max(wish.most for wish in wishes), float(np.float32(min(wish.least for wish in wishes)))
         _, _, *made = self._run(self._chain(most), rows, features, least)
-        levels: list[
-            list[list[float]]
-        ] = []  # of a sequence the token, its probability, and the chance of it and all before
+        levels: list[list[list[float]]] = []  # a sequence's token, its probability, the chance of it and all before
         for guesses in made[:most]:
             levels.append(self._ops.view(guesses).tolist())
             if not any(chance >= least for _, _, chance in levels[-1]):

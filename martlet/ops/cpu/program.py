@@ -307,11 +307,8 @@ class CpuProgram:
         step[STEP_MIRRORS] = inputs.mirror_rows.size
         step[STEP_LEAST] = float_bits(inputs.least) if inputs.least else 0
         self.replay(self._sections[first], self.n_records if stop is None else self._sections[stop])
-        step[STEP_TOKENS], step[STEP_LOGITS] = (
-            inputs.ids.size,
-            inputs.logit_rows.size,
-        )  # `follow` may have changed them,
-        step[STEP_ENDED] = 0  # and set this
+        # `follow` may have changed these, which say how much of an output there is, and set the last.
+        step[STEP_TOKENS], step[STEP_LOGITS], step[STEP_ENDED] = inputs.ids.size, inputs.logit_rows.size, 0
         return self._outputs
 
     def replay(self, start: int = 0, end: int | None = None) -> None:
