@@ -28,7 +28,7 @@ from eagle.training import Plan, measure, train
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 from speculation import prompts_of
 
-HELD_OUT = 20  # one conversation in so many is measured and never trained on
+HELD_OUT, MEASURED = 20, 120  # one conversation in so many is never trained on, and of those so many are measured
 
 
 def main() -> None:
@@ -43,12 +43,13 @@ def main() -> None:
     target = Target.load(args.model)
     data = open_features(list(read_corpus(corpus))[: args.prompts], states, target.spec.hidden)
     training = [i for i in range(len(data.lines)) if i % HELD_OUT]
-    held_out = [i for i in range(len(data.lines)) if i % HELD_OUT == 0]
-    if args.resume is not None:
-        head = load_head(args.resume, target)
-    else:
-        head = new_head(target, [data.lines[i] for i in training], args.draft_vocab, args.kv_heads)
+    held_out = [i for i in range(len(data.lines)) if i % HELD_OUT == 0][:MEASURED]
+    head = new_head(target, [data.lines[i] for i in training], args.draft_vocab, args.kv_heads)
+    if args.resume is None:
         fit_start(head, target, data, training)
+    else:
+        known = load_head(args.resume, target).state_dict()  # of which nothing but these two knows the draft vocabulary
+        head.load_state_dict({**known, "d2t": head.d2t, "t2d": head.t2d})
     _train(head, data, training, held_out, args)
 
 
@@ -99,7 +100,14 @@ def _train(head: Head, data: Features, training: list[int], held_out: list[int],
         save_head(head, args.out, {"tokens": tokens, "loss": round(loss, 4), "acceptance": chances})
 
     report(0, 0, float("nan"))
-    plan = Plan(args.minutes, steps=args.steps, rate=args.rate, seed=args.seed, report_minutes=args.report)
+    plan = Plan(
+        args.minutes,
+        steps=args.steps,
+        rate=args.rate,
+        sharpness=args.sharpness,
+        report_minutes=args.report,
+        seed=args.seed,
+    )
     train(head, data, training, plan, report)
 
 
@@ -115,10 +123,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=40, help="of training")
     parser.add_argument("--steps", type=int, default=3, help="draft steps unrolled in training")
     parser.add_argument("--rate", type=float, default=5e-4, help="the highest learning rate")
+    parser.add_argument("--sharpness", type=float, default=1.0, help="above 1: learn more of the likeliest tokens")
     parser.add_argument(
         "--report", type=float, default=5, help="minutes between measurements, each of which writes OUT"
     )
-    parser.add_argument("--resume", type=Path, help="a head to go on from")
+    parser.add_argument("--resume", type=Path, help="a head of the same shape to go on from")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=7)
     return parser.parse_args()

@@ -26,8 +26,8 @@ from martlet.llm import RequestOutput
 __all__ = ["Conversation", "Features", "batches_by_length", "generate", "open_features", "read_corpus"]
 
 WRITTEN, SAMPLED, SECOND_TURN = 0.7, 0.15, 0.15  # parts of the conversations: the model's own prompts; …
-BATCH = 192  # asked together
-RUNNING = 64  # and answered at once
+BATCH = 576  # asked together
+RUNNING = 96  # and answered at once
 
 
 @dataclass(frozen=True, slots=True)

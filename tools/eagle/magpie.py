@@ -15,7 +15,7 @@ from martlet import LLM, SamplingParams
 
 __all__ = ["Prompts", "user_turn"]
 
-BATCH = 96  # written at once
+BATCH = 192  # written at once
 SHORTEST, LONGEST = 2, 120  # words, tokens
 ALIKE = 0.5  # of two prompts' words in common, from which on they are near
 OPENERS = """What|What is|What are|What should|How|How do I|How does|How can I|Why|Why do|Who|Where|When|Which|Is it|Are|Do|Does|Can|Should I|Explain

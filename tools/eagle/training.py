@@ -41,6 +41,7 @@ class Plan:
     steps: int = 3  # draft steps unrolled, at most
     tokens: int = 2048  # of a batch
     rate: float = 5e-4
+    sharpness: float = 1.0  # of the distributions that are learned: 1: the target's own; more: nearer to its likeliest tokens
     report_minutes: float = 5.0
     seed: int = 0
 
@@ -56,10 +57,10 @@ class Batch:
     known: Tensor  # the same: and the draft vocabulary has it
 
     @torch.no_grad()
-    def goals(self, head: Head) -> Tensor:
+    def goals(self, head: Head, sharpness: float = 1.0) -> Tensor:
         """p · W of each token: what the loss needs of the target's distribution over the draft vocabulary, [B, T + steps + 1, C]."""
         found = torch.zeros_like(self.final)
-        before = self.final[:, :-1][self.known[:, 1:]]  # a token is told by what is before it
+        before = self.final[:, :-1][self.known[:, 1:]] * sharpness  # a token is told by what is before it
         parts = [p @ head.output_16 for _, p in _distributions(before, head.output_16)]
         found[:, 1:][self.known[:, 1:]] = torch.cat(parts).float()
         return found
@@ -134,7 +135,7 @@ def train(head: Head, data: Features, chosen: list[int], plan: Plan, report: Cal
         steps = 1
         while steps < plan.steps and rng.random() < GOES_ON:
             steps += 1
-        loss = step_loss(head, batch, steps)
+        loss = step_loss(head, batch, steps, plan.sharpness)
         head.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -161,11 +162,11 @@ def _schedule(gone: float, number: int) -> float:
     return min(1.0, (number + 1) / 20) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, gone))))
 
 
-def step_loss(head: Head, batch: Batch, steps: int) -> Tensor:
+def step_loss(head: Head, batch: Batch, steps: int, sharpness: float = 1.0) -> Tensor:
     """The mean loss of all draft steps over the rows from which an engine would guess."""
     total = torch.zeros(())
     drafting = batch.answered[:, 1 : 1 + batch.n_rows]  # a guess is made once the model has answered token i + 1
-    goals = batch.goals(head)
+    goals = batch.goals(head, sharpness)
     with torch.autocast("cpu", torch.bfloat16):
         made = batch.unroll(head, steps)
     for j, x in enumerate(made):

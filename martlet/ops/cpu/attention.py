@@ -229,13 +229,20 @@ def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
     return attend
 
 
-def unit_finder(v: Verbs) -> Callable[..., Any]:
+def tile_sizes(heads: int, most: int) -> tuple[int, int]:
+    """Rows of a tile of one token whose `heads` query heads share a KV head, and of one of a few tokens."""
+    few = min(heads, most)
+    return few, min(2 * max(few, 2), most)
+
+
+def unit_finder(v: Verbs, some: int) -> Callable[..., Any]:
     """(record, step, n_threads, number, cursor) → (unit, cursor), for numbers that never fall; b is -1 after the last.
 
     The cursor, (b, units before b, states used before b), starts as three zeros. A span's last tile, which has the most
-    to see, comes first; a tile that is its span's only one is shared if it sees more than a segment.
+    to see, comes first; a tile that is its span's only one is shared if it sees more than a segment. Tiles have up to
+    `some` rows where that leaves fewer empty.
     """
-    tile_rows, first_of, floats_of = v.rows, helper(first_seen), helper(state_floats)
+    most, first_of, floats_of = v.rows, helper(first_seen), helper(state_floats)
 
     @helper
     def find(record, step, n_threads, number, cursor):  # type: ignore[no-untyped-def]
@@ -245,6 +252,7 @@ def unit_finder(v: Verbs) -> Callable[..., Any]:
         b, before, used = cursor
         while b < step[STEP_SEQS]:
             pairs = (starts[b + 1] - starts[b]) * heads
+            tile_rows = some if pairs <= some or most < pairs <= 2 * some else most
             tiles = (pairs + tile_rows - 1) // tile_rows
             first = first_of(record[WINDOW], positions[starts[b]]) // SEGMENT
             segments = positions[starts[b + 1] - 1] // SEGMENT - first + 1
@@ -271,9 +279,10 @@ def attention_kernel(v: Verbs, dtype: str, heads: int) -> Callable[..., None]:
 
     A thread claims a unit ahead, to fetch its first page in time.
     """
-    few, many = min(heads, v.rows), tile_attention(v, v.rows, dtype)
-    token = many if few == v.rows else tile_attention(v, few, dtype)
-    find, first_of = unit_finder(v), helper(first_seen)
+    few, some = tile_sizes(heads, v.rows)
+    tiles = {rows: tile_attention(v, rows, dtype) for rows in {few, some, v.rows}}
+    token, tokens, many = tiles[few], tiles[some], tiles[v.rows]
+    find, first_of = unit_finder(v, some), helper(first_seen)
 
     @helper
     def first_page(record, step, unit):  # type: ignore[no-untyped-def]
@@ -299,6 +308,8 @@ def attention_kernel(v: Verbs, dtype: str, heads: int) -> Callable[..., None]:
             pages, recent = v.i32p(step[STEP_PAGE_TABLE] + table), v.i32p(step[STEP_RECENT_TABLE] + table)
             if unit.n <= few:
                 token(record, scratch, positions, pages, recent, starts[unit.b], unit, ahead)
+            elif unit.n <= some:
+                tokens(record, scratch, positions, pages, recent, starts[unit.b], unit, ahead)
             else:
                 many(record, scratch, positions, pages, recent, starts[unit.b], unit, ahead)
             unit = following
