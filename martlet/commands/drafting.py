@@ -14,7 +14,7 @@ def add_draft_options(group: Any) -> None:
         metavar="HOW",
         help="guess tokens and verify several in a step: auto (the default: where it pays), ngram (the same), off,"
         " mtp for the model's own layers that predict further tokens, model=NAME for a smaller model of the same vocabulary,"
-        " or eagle=PATH or medusa=PATH for a head that was trained for the model",
+        " or eagle=PATH or medusa=PATH for a head that was trained for the model (eagle=smollm2-135m comes with Martlet)",
     )
     group.add_argument(
         "--draft-width",

@@ -22,6 +22,8 @@ from martlet.spec import ModelSpec
 
 __all__ = ["load_drafter", "open_draft_head", "with_head_pages"]
 
+SHIPPED = Path(__file__).parents[1] / "heads"
+
 
 def open_draft_head(
     config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec, resources: ExitStack
@@ -33,8 +35,11 @@ def open_draft_head(
     kind, _, path = config.draft.partition("=")
     if kind not in ("eagle", "medusa", "mtp"):
         return None
+    if kind == "eagle":
+        path = _shipped().get(path, path) if not Path(path).exists() else path
     if kind != "mtp" and not Path(path).exists():
-        raise RequestError(f"There is no file or folder {path!r}: give the path of a draft head.", param="draft")
+        known = f", or one that comes with Martlet: eagle={' or eagle='.join(_shipped())}"
+        raise RequestError(f"There is no file or folder {path!r}: give the path of a draft head{known}.", param="draft")
     if config.oracle:
         raise UnsupportedError("draft heads while the oracle checks every operation")
     if kind == "mtp":
@@ -42,6 +47,11 @@ def open_draft_head(
     head = open_head(path, spec) if kind == "eagle" else open_medusa(path, spec)
     resources.callback(head.checkpoint.close)
     return head
+
+
+def _shipped() -> dict[str, str]:
+    """The folders of the heads that come with Martlet, by name (docs/speculation.md says how they were made)."""
+    return {folder.name: str(folder) for folder in sorted(SHIPPED.iterdir())}
 
 
 def with_head_pages(

@@ -24,6 +24,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from martlet.drafts import Draft, first_path
+from martlet.engine.guess_times import GuessTimes
 from martlet.engine.trust import Trust
 from martlet.metrics import SpeculationTotals
 from martlet.sample.draft import Drafter, NgramDrafter, Proposal, Wish
@@ -40,8 +41,9 @@ LEAST_VALUE = 0.02  # of a guess that is worth a thought
 MOST_USUAL = 0.95  # no drafter is taken to be right more often
 READ_SHARE, READ_S = 0.01, 3e-6  # of a step's time, for drafters to read; seconds that a token takes them
 PROMPT_READ = 1024  # tokens of prompts in a step that computes them
-GUESS_WEIGHT = 0.1  # of the newest measurement in the mean time of a guess
-FORGET = 0.99  # of that time, for each step in which it was too long
+FORGET = 0.99  # of what guesses take, for each step in which it was too long
+TREE_GAIN = 0.1  # tokens that a tree gives a step more than a chain of as many guesses (docs/speculation.md)
+FORGET_OTHER = 0.999  # of what the other kind of guesses takes, chains or trees, for each step without them
 NET_WEIGHT = 0.15  # of the newest step in the mean of what guesses of a drafter that is not free are worth
 RETRY = 64  # tokens after which it is asked again at the latest, if that was nothing
 FIRST_PRIOR, FIRST_WEIGHT = (
@@ -101,8 +103,8 @@ class Speculator:
         self._cases: dict[SeqId, _Case] = {}
         self._step = _Step()
         self._asking_s = 0.0  # of the step that runs
-        self._first_s: float | None = None  # that a first guess of a drafter that is not free takes,
-        self._more_s: float | None = None  # and each further one
+        self._chains, self._trees = GuessTimes(), GuessTimes()  # of a drafter that is not free
+        self._times = self._chains  # of the kind that is made in the step that runs
 
     def propose(self, running: Seq[Sequence], n_waiting: int, forced: Mapping[SeqId, tuple[int, ...]]) -> Drafts:
         """Guesses for sequences that decode; `forced` are ids that are next to certain."""
@@ -164,9 +166,14 @@ class Speculator:
         step.work.decode_reads = reads + len(step.decoding)
         return step
 
-    def _guesses_s(self, count: int) -> float:
-        """What so many guesses of a drafter that is not free take, one after the other."""
-        return (self._first_s or 0.0) + (count - 1) * (self._more_s or 0.0) if count else 0.0
+    def _kind(self, n: int) -> GuessTimes:
+        """Chains or trees: trees where making one does not take longer than what it gives more is worth."""
+        if self._width == 1 or not self._chains.known:
+            return self._chains
+        more_s = self._trees.of(TILE - 1) - self._chains.of(TILE - 1)
+        if not self._trees.known or more_s < TREE_GAIN * self._cost.rows_s(n):
+            return self._trees
+        return self._chains
 
     def _is_worth_asking(self, step: _Step, costly: bool = False) -> bool:
         """Whether guesses can pay in this step at all, making them included if it is costly: if all that fill a tile are right."""
@@ -174,15 +181,14 @@ class Speculator:
         if step.mixed or not 0 < n <= MOST_JUDGED:
             return False
         room = TILE - n % TILE
-        taken_s = self._cost.rows_s(n + room) + (self._guesses_s(room) if costly else 0.0)
+        taken_s = self._cost.rows_s(n + room) + (self._times.of(room) if costly else 0.0)
         return (n + room) / taken_s > LEAST_GAIN * n / self._cost.rows_s(n)
 
     def _is_worth_its_time(self, step: _Step) -> bool:
         """The same of a drafter that is not free."""
         pays = self._is_worth_asking(step, costly=True)
-        if not pays and self._first_s is not None and self._more_s is not None:
-            self._first_s *= FORGET  # what was measured once is not true for ever
-            self._more_s *= FORGET
+        if not pays:
+            self._times.forget(FORGET)
         return pays
 
     def _read_prompts(self, running: Seq[Sequence]) -> None:
@@ -295,7 +301,7 @@ class Speculator:
 
     def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, Draft]:
         """Have guesses made where the text has none as good, each as long as it is likely enough to be worth its time."""
-        proposals = self._texts_own(asked, step)
+        proposals, self._times = self._texts_own(asked, step), self._kind(step.work.n_decode)
         wishes, places, worth = [], [], judged and self._is_worth_its_time(step)
         for place, seq in enumerate(asked):
             case, exact, text = self._cases[seq.seq_id], seq.request.params.draft_tokens, proposals[place]
@@ -309,7 +315,8 @@ class Speculator:
                 self._drafter.read(seq.seq_id, seq.ids, len(seq.ids))
                 share = partial(self._trust.share, case.own)
                 paying, least = (most, 0.0) if exact else self._plan(step.work.n_decode, case.first)
-                wishes.append(Wish(seq.seq_id, seq.ids, min(most, paying), self._width, share, least))
+                width = self._width if exact or self._times is self._trees else 1
+                wishes.append(Wish(seq.seq_id, seq.ids, min(most, paying), width, share, least))
                 places.append(place)
         if wishes:
             for place, proposal in zip(places, self._ask(wishes), strict=True):
@@ -333,12 +340,10 @@ class Speculator:
         proposals = self._drafter.propose(wishes)
         self._asking_s = self._clock() - start
         n_made = max(1 if proposal is None else proposal.depth for proposal in proposals)
-        if self._first_s is None or self._more_s is None:
-            self._first_s = self._more_s = self._asking_s / n_made
-        elif n_made == 1:
-            self._first_s = _blended(self._first_s, self._asking_s)
-        else:
-            self._more_s = _blended(self._more_s, max(0.0, self._asking_s - self._first_s) / (n_made - 1))
+        kinds = (self._chains, self._trees)
+        made, other = kinds if all(wish.width == 1 for wish in wishes) else kinds[::-1]
+        made.learn(self._asking_s, n_made)
+        other.forget(FORGET_OTHER)
         return proposals
 
     def _consider(self, wishes: list[Wish], net: float) -> None:
@@ -365,12 +370,12 @@ class Speculator:
             value *= usual
             right += value
             taken_s = rows_s(n + n * count)
-            rate = n * right / (taken_s + self._guesses_s(count))
+            rate = n * right / (taken_s + self._times.of(count))
             if rate > best:
                 best, row_s, most = rate, (taken_s - plain_s) / (n * count), max(most, count)
             elif count >= TILE:
                 break
-        return most, min(1.0, ((self._more_s or 0.0) / n + row_s) * best / usual)
+        return most, min(1.0, (self._times.more_s / n + row_s) * best / usual)
 
     def _count(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         totals, right, n_drafted = self.totals, 0, 0
@@ -384,8 +389,3 @@ class Speculator:
             plain_s = self._cost.rows_s(work.n_decode)
             totals.n_steps += 1
             totals.gain_s += right * plain_s / work.n_decode - (seconds - plain_s)
-
-
-def _blended(known: float, newest: float) -> float:
-    """A mean time with the newest measurement; one that was interrupted counts as twice the mean."""
-    return known + GUESS_WEIGHT * (min(newest, 2 * known) - known)

@@ -155,28 +155,23 @@ class HeadDrafter:
 
     def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
         """Guess for all together, until each has as many guesses as it wants."""
-        made = [self._begin(number, wish) for number, wish in enumerate(wishes)]
-        ongoing = [guesses for guesses in made if guesses is not None]
-        if not ongoing:
+        ready = [self._is_ready(wish) for wish in wishes]
+        asked = [wish for wish, is_ready in zip(wishes, ready, strict=True) if is_ready]
+        if not asked:
             return [None] * len(wishes)
-        each = min(FEW, self._limits.max_tokens // len(ongoing))
+        each = min(FEW, self._limits.max_tokens // len(asked))
         rows, given = [], []
-        for guesses in ongoing:
-            text = self._texts[guesses.wish.seq]
+        for number, wish in enumerate(asked):
+            text = self._texts[wish.seq]
             if text.stop - text.start > each:
                 self._catch_up(text)
-            rows.append(_Rows(text.start, text.rows.ids[text.start + 1 : text.stop + 1], guesses.pages[-1]))
+            pages = [*text.rows.pages[: -(-text.stop // self._size)], self._n_pages + number * self._each]
+            rows.append(_Rows(text.start, text.rows.ids[text.start + 1 : text.stop + 1], pages))
             given.append(text.take(text.stop - text.start))
         features = given[0] if len(given) == 1 else np.concatenate(given)
-        if all(guesses.wish.width == 1 for guesses in ongoing):
-            found = iter(self._guess_chains([guesses.wish for guesses in ongoing], rows, features))
-            return [None if one is None else next(found) for one in made]
-        logits, x, *_ = self._run(self._chain(1), rows, features)
-        while True:
-            rows, features = self._go_on(ongoing, logits, x)
-            if not rows:
-                return [None if one is None else one.tree.proposal() for one in made]
-            logits, x = self._run(self._next, rows, features)
+        guess = self._guess_chains if all(wish.width == 1 for wish in asked) else self._guess_trees
+        found = iter(guess(asked, rows, features))
+        return [next(found) if is_ready else None for is_ready in ready]
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
         """Let go of what was handed over."""
@@ -192,21 +187,40 @@ class HeadDrafter:
             self._chains[depth] = ops.capture(lambda: guess_on(ops, *parts, depth), self._limits)
         return self._chains[depth]
 
-    def _guess_chains(self, wishes: list[Wish], rows: list[_Rows], features: F32) -> list[Proposal]:
+    def _is_ready(self, wish: Wish) -> bool:
+        """Whether there is something to go by: the model has just computed the position before the last id."""
+        text = self._texts.get(wish.seq)
+        return text is not None and text.start < text.stop == len(wish.ids) - 1 and wish.most >= 1
+
+    def _guess_chains(self, wishes: list[Wish], rows: list[_Rows], features: F32) -> Iterable[Proposal]:
         """A chain of guesses for each, as far as any is worth going on from."""
         most, least = max(wish.most for wish in wishes), float(np.float32(min(wish.least for wish in wishes)))
+        most = min(most, self._size)
         _, _, *made = self._run(self._chain(most), rows, features, least)
         levels: list[list[list[float]]] = []  # a sequence's token, its probability, the chance of it and all before
         for guesses in made[:most]:
             levels.append(self._ops.view(guesses).tolist())
             if not any(chance >= least for _, _, chance in levels[-1]):
                 break
-        found = []
         for wish, chain in zip(wishes, zip(*levels, strict=True), strict=True):
             chain = chain[: wish.most]
             kinds = tuple([bisect_right(BOUNDS, probability) for _, probability, _ in chain])
-            found.append(Proposal(tuple([int(token) for token, _, _ in chain]), kinds))
-        return found
+            yield Proposal(tuple([int(token) for token, _, _ in chain]), kinds)
+
+    def _guess_trees(self, wishes: list[Wish], rows: list[_Rows], features: F32) -> Iterable[Proposal | None]:
+        """A tree of guesses for each, level by level."""
+        ongoing = []
+        for wish, part in zip(wishes, rows, strict=True):
+            wish = replace(wish, most=min(wish.most, self._size))
+            spare = list(range(part.pages[-1] + 1, part.pages[-1] + self._each))
+            end = part.start + len(part.ids)
+            ongoing.append(_Guesses(wish, GuessTree(wish), {-1: list(part.pages)}, end, spare, [-1]))
+        logits, x, *_ = self._run(self._chain(1), rows, features)
+        while True:
+            rows, features = self._go_on(ongoing, logits, x)
+            if not rows:
+                return [guesses.tree.proposal() for guesses in ongoing]
+            logits, x = self._run(self._next, rows, features)
 
     def _go_on(self, ongoing: list[_Guesses], logits: Array, x: Array) -> tuple[list[_Rows], F32]:
         """Take in a level's logits and x; return the next level's rows, and for each the x that it is given."""
@@ -223,17 +237,6 @@ class HeadDrafter:
                 rows += guesses.next_rows(self._size, partial(self._ops.copy_page, self._cache))
                 given += [at[guesses.tree.parent_of(place)] for place in guesses.newest]
         return rows, x[given]
-
-    def _begin(self, number: int, wish: Wish) -> _Guesses | None:
-        """None where there is nothing to go by: the model has just computed the position before the last id."""
-        text = self._texts.get(wish.seq)
-        if text is None or text.stop != len(wish.ids) - 1 or text.start == text.stop or wish.most < 1:
-            return None
-        own = text.rows.pages[: -(-text.stop // self._size)]
-        first = self._n_pages + number * self._each
-        spare = list(range(first + 1, first + self._each))
-        wish = replace(wish, most=min(wish.most, self._size))
-        return _Guesses(wish, GuessTree(wish), {-1: [*own, first]}, text.stop, spare, [-1])
 
     def _catch_up(self, text: _Text) -> None:
         """Compute the positions that a text is behind, all but its last."""

@@ -334,9 +334,11 @@ def test_a_file_that_does_not_fit_is_refused(
 
 
 def test_what_is_no_head_is_refused(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no file or folder") as refused:
+    with pytest.raises(RequestError, match=r"no file or folder.* eagle=smollm2-135m") as refused:
         LLM(str(tiny), draft=f"eagle={tmp_path / 'none'}", threads=1)
     assert refused.value.param == "draft"
+    with pytest.raises(UnsupportedError, match="another model: its hidden size is 576"):
+        LLM(str(tiny), draft="eagle=smollm2-135m", threads=1)
     with pytest.raises(FormatError, match=r"config\.json"):
         LLM(str(tiny), draft=f"eagle={tmp_path}", threads=1)
     pickle = write_head(tmp_path / "pickle")

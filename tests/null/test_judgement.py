@@ -184,8 +184,8 @@ class Unsure:
 
     free, priors = False, (0.4, 0.3)
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng, self.made = rng, Draft(())
+    def __init__(self, rng: random.Random, tree_s: float) -> None:
+        self.rng, self.made, self.tree_s, self.seconds, self.n_trees, self.n_chains = rng, Draft(()), tree_s, 0.0, 0, 0
 
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
         return 0
@@ -194,6 +194,8 @@ class Unsure:
 
     def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
         [wish] = wishes
+        self.n_trees, self.n_chains = self.n_trees + (wish.width > 1), self.n_chains + (wish.width == 1)
+        self.seconds += self.tree_s if wish.width > 1 else 0.0
         tree, places = GuessTree(wish), [-1]
         while places:
             for place in places:
@@ -211,11 +213,11 @@ def path_of(draft: Draft, place: int) -> list[int]:
     return [*([] if before < 0 else path_of(draft, before)), draft.ids[place]]
 
 
-def judged_trees(branch_s: float, width: int, steps: int = 400) -> tuple[float, int, int]:
-    """Tokens a second ÷ those without guesses, and of the last half of the steps: those with guesses, and with branches."""
-    rng, cost = random.Random(4), CostModel()
-    drafter = Unsure(rng)
-    speculator = Speculator(drafter, cost, lambda: 0.0, width)
+def judged_trees(branch_s: float, width: int, tree_s: float = 0.0) -> tuple[float, int, int, Unsure]:
+    """Tokens a second ÷ those without guesses, of the last half of the steps those with guesses and with branches, the drafter."""
+    rng, cost, steps = random.Random(4), CostModel(), 400
+    drafter = Unsure(rng, tree_s)
+    speculator = Speculator(drafter, cost, lambda: drafter.seconds, width)
     request = Request("0", (1,), SamplingParams(max_tokens=None))
     seq = Running(SeqId(0), request, ids=[1, 2], limit=1 << 30, n_cached=1)
     seconds, n_guessed, n_branched = 0.0, 0, 0
@@ -239,18 +241,26 @@ def judged_trees(branch_s: float, width: int, steps: int = 400) -> tuple[float, 
             path = [] if place is None else [*path, place]
             if tuple(made.ids[i] for i in path[1:]) not in verified:
                 break
-    return (len(seq.ids) - 2) / seconds * machine(1), n_guessed, n_branched
+    return (len(seq.ids) - 2) / (seconds + drafter.seconds) * machine(1), n_guessed, n_branched, drafter
 
 
 def test_trees_are_verified_where_a_branch_costs_little() -> None:
-    rate, n_guessed, n_branched = judged_trees(0.0, 3)
+    rate, n_guessed, n_branched, _ = judged_trees(0.0, 3)
     assert n_branched > 0.8 * n_guessed > 100
     assert rate > judged_trees(0.0, 1)[0] * 1.05
 
 
 def test_chains_are_verified_where_it_costs_much() -> None:
     """What a branch takes is measured; it is tried again now and then."""
-    rate, n_guessed, n_branched = judged_trees(0.01, 3)
+    rate, n_guessed, n_branched, _ = judged_trees(0.01, 3)
     assert n_guessed > 100
     assert n_branched < 0.3 * n_guessed
     assert rate > judged_trees(0.01, 1)[0] * 0.95
+
+
+def test_no_trees_are_made_where_making_them_takes_long() -> None:
+    """A fifth of a step for what gives a tenth of a token: one is made now and then, to see whether that is still so."""
+    rate, _, _, drafter = judged_trees(0.0, 3, tree_s=0.005)
+    assert 1 <= drafter.n_trees < 0.1 * drafter.n_chains
+    assert rate > judged_trees(0.0, 1)[0] * 0.95
+    assert judged_trees(0.0, 3, tree_s=0.001)[3].n_chains < 0.1 * judged_trees(0.0, 3, tree_s=0.001)[3].n_trees

@@ -50,6 +50,20 @@ def test_batched_and_streamed_answers_are_the_plain_ones(llm: LLM) -> None:
     assert "".join(llm.stream(prompts[1], GREEDY)) == plain[1].text
 
 
+def test_the_head_that_comes_with_martlet_guesses_well_and_changes_nothing(llm: LLM, smollm2_path: Path) -> None:
+    """Its folder says 0.6 of first guesses on prompts held out; a program that reads it wrongly guesses one in a hundred right."""
+    talks = [
+        [{"role": "user", "content": ask}] for ask in ("How do bees make honey?", "Write a letter to my landlord.")
+    ]
+    params = SamplingParams(temperature=0, max_tokens=80)
+    plain = llm.chat(talks, params)
+    with LLM(str(smollm2_path), max_context=1024, draft="eagle=smollm2-135m", draft_width=1) as guessing:
+        found = guessing.chat(talks, SamplingParams(temperature=0, max_tokens=80, draft_tokens=3))
+        totals = guessing.engine.totals.speculation
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in plain]
+    assert totals.accepted[0] > 0.35 * totals.drafted[0] > 10
+
+
 def test_prompt_logprobs_say_which_text_is_likelier(llm: LLM) -> None:
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
     sums = []
