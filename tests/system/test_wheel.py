@@ -22,6 +22,8 @@ def test_wheel_in_an_empty_environment_answers(tmp_path: Path, smollm2_path: Pat
     venv.create(home, with_pip=True)
     subprocess.run([str(home / "bin/python"), "-m", "pip", "install", "-q", str(wheel)], check=True, cwd=tmp_path)
     command = [str(home / "bin/martlet"), "run", str(smollm2_path), "The capital of France is", "--raw", "--temp", "0"]
-    done = subprocess.run([*command, "-n", "5", "--draft", "eagle=smollm2-135m"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "-n", "5", "--draft", "eagle=smollm2-135m"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
