@@ -51,7 +51,7 @@ def open_draft_head(
 
 def _shipped() -> dict[str, str]:
     """The folders of the heads that come with Martlet, by name (docs/speculation.md says how they were made)."""
-    return {folder.name: str(folder) for folder in sorted(SHIPPED.iterdir())}
+    return {folder.name: str(folder) for folder in sorted(SHIPPED.glob("*"))}
 
 
 def with_head_pages(

@@ -301,7 +301,8 @@ class Speculator:
 
     def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, Draft]:
         """Have guesses made where the text has none as good, each as long as it is likely enough to be worth its time."""
-        proposals, self._times = self._texts_own(asked, step), self._kind(step.work.n_decode)
+        proposals = self._texts_own(asked, step)
+        self._times = self._kind(step.work.n_decode)
         wishes, places, worth = [], [], judged and self._is_worth_its_time(step)
         for place, seq in enumerate(asked):
             case, exact, text = self._cases[seq.seq_id], seq.request.params.draft_tokens, proposals[place]

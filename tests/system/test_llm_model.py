@@ -51,7 +51,7 @@ def test_batched_and_streamed_answers_are_the_plain_ones(llm: LLM) -> None:
 
 
 def test_the_head_that_comes_with_martlet_guesses_well_and_changes_nothing(llm: LLM, smollm2_path: Path) -> None:
-    """Its folder says 0.6 of first guesses on prompts held out; a program that reads it wrongly guesses one in a hundred right."""
+    """Its folder says 0.73 of first guesses on prompts held out; a program that reads it wrongly guesses one in a hundred right."""
     talks = [
         [{"role": "user", "content": ask}] for ask in ("How do bees make honey?", "Write a letter to my landlord.")
     ]
