@@ -176,13 +176,19 @@ class Speculator:
         return self._chains
 
     def _is_worth_asking(self, step: _Step, costly: bool = False) -> bool:
-        """Whether guesses can pay in this step at all, making them included if it is costly: if all that fill a tile are right."""
+        """Whether guesses can pay in this step at all, making them included if it is costly: if all that fill a tile are right.
+
+        Of a tile or more of sequences all are asked for the few guesses that there is room for, so as many of those as usual count.
+        """
         n = step.work.n_decode
         if step.mixed or not 0 < n <= MOST_JUDGED:
             return False
         room = TILE - n % TILE
         taken_s = self._cost.rows_s(n + room) + (self._times.of(room) if costly else 0.0)
-        return (n + room) / taken_s > LEAST_GAIN * n / self._cost.rows_s(n)
+        right = float(room)
+        if costly and n >= TILE:
+            right *= sum(self._cases[seq.seq_id].first for seq in step.decoding if seq.seq_id in self._cases) / n
+        return (n + right) / taken_s > LEAST_GAIN * n / self._cost.rows_s(n)
 
     def _is_worth_its_time(self, step: _Step) -> bool:
         """The same of a drafter that is not free."""

@@ -264,3 +264,25 @@ def test_no_trees_are_made_where_making_them_takes_long() -> None:
     assert 1 <= drafter.n_trees < 0.1 * drafter.n_chains
     assert rate > judged_trees(0.0, 1)[0] * 0.95
     assert judged_trees(0.0, 3, tree_s=0.001)[3].n_chains < 0.1 * judged_trees(0.0, 3, tree_s=0.001)[3].n_trees
+
+
+class Vain(Judged):
+    """A drafter that takes a hundredth of a step, and is wrong seven times of ten."""
+
+    free, n_asked, asking_s = False, 0, 0.0
+
+    def __init__(self, n: int) -> None:
+        super().__init__(0.3, n)
+        self.speculator = Speculator(self, self.cost, lambda: self.asking_s)
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+        self.n_asked += 1
+        self.asking_s += 0.01 * machine(self.n)
+        return super().propose(wishes)
+
+
+def test_many_sequences_are_seldom_asked_for_the_few_guesses_that_fill_a_tile() -> None:
+    """Fourteen of them leave room for two: 0.6 tokens in fourteen, for asking all."""
+    vain = Vain(14)
+    vain.run(300)
+    assert vain.n_asked < 15  # 33 when all guesses were taken for right
