@@ -41,9 +41,7 @@ class Plan:
     steps: int = 3  # draft steps unrolled, at most
     tokens: int = 2048  # of a batch
     rate: float = 5e-4
-    sharpness: float = (
-        1.0  # of the distributions that are learned: 1: the target's own; more: nearer to its likeliest tokens
-    )
+    sharpness: float = 1.0  # of what is learned: 1: the target's distribution; more: nearer to its likeliest tokens
     report_minutes: float = 5.0
     seed: int = 0
 
