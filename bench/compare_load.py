@@ -31,7 +31,7 @@ from typing import Any
 from compare_serving import VOCAB, _free_port, _martlet, _server
 
 from martlet.bench.http_stream import Target
-from martlet.bench.load import Load, measure_server
+from martlet.bench.load_generator import Load, measure_server
 from martlet.bench.load_report import load_summary
 from martlet.bench.report import about
 

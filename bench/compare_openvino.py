@@ -31,7 +31,7 @@ def main() -> int:
         return 0
     from compare_load import _measure, _served
 
-    from martlet.bench.load import Load
+    from martlet.bench.load_generator import Load
     from martlet.bench.report import about
 
     found: dict[str, list[dict[str, Any]]] = {"martlet": [], "openvino": []}

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from martlet.engine.trace import read_trace
+from martlet.observe.trace import read_trace
 
 WIDTH, LEFT, ROW, BAR, TOP = 1100, 110, 40, 15, 34
 COLOURS = {"queue": "#d9d9d9", "prefill": "#f2b56b", "decode": "#8cc98c", "preempted": "#e07a7a"}

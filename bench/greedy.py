@@ -17,7 +17,7 @@ import numpy as np
 from martlet import LLM, SamplingParams
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.decoder import forward
-from martlet.models.load import load_model
+from martlet.models.weights import load_model
 from martlet.ops.interface import StepInputs, StepLimits
 from martlet.ops.reference import ReferenceBackend
 

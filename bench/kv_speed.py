@@ -16,7 +16,7 @@ from martlet.config import PAGE_SIZE, cache_dir, resolve_config
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.kv_types import parse_kv_types
 from martlet.models.decoder import forward
-from martlet.models.load import load_model
+from martlet.models.weights import load_model
 from martlet.ops.cpu.backend import CpuBackend
 from martlet.ops.interface import StepInputs, StepLimits
 from martlet.runtime.kv import allocate_caches, kv_bytes_per_token

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 from compare_serving import _free_port, _running_process
 
-from martlet.bench.load import WORDS
+from martlet.bench.load_generator import WORDS
 from martlet.bench.report import about
 
 BAR, SAMPLE_S = 1.03, 5.0

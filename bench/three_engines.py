@@ -18,7 +18,7 @@ import numpy as np
 
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.decoder import forward
-from martlet.models.load import load_model
+from martlet.models.weights import load_model
 from martlet.ops.interface import StepInputs, StepLimits
 from martlet.ops.reference import ReferenceBackend
 from picolm.model import KVCache, Model, model_forward, prefill

@@ -3,7 +3,7 @@
     python bench/two_tenants.py MODEL [--tokens-per-minute 6000]
 
 The quiet key asks once a second (64 tokens of prompt, 16 of answer); the loud one twenty times a second (128 and 64), which is
-several times what the server can do. Asked by the generator of `martlet bench serve`: alone, then beside the flood with
+several times what the server can do. Prepared by the generator of `martlet bench serve`: alone, then beside the flood with
 `--policy fair`, then with `--tokens-per-minute` as well. Prints time to the first token and to the end, in milliseconds.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from compare_serving import VOCAB, _martlet
 
 from martlet.bench.http_stream import Target
-from martlet.bench.load import Load, measure_server
+from martlet.bench.load_generator import Load, measure_server
 from martlet.bench.load_report import load_summary
 
 QUIET = Load(20, 0, rate=1.0, prompt_tokens=64, gen_tokens=16, vocab=VOCAB, warmup=1)

@@ -22,15 +22,14 @@ from typing import Any, Self, TypedDict, Unpack
 import numpy as np
 
 from martlet.config import EngineConfig, Setting, resolve_config
-from martlet.engine.asking import Asker, wishes_of
 from martlet.engine.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search_beams
 from martlet.engine.build import Built, Progress, build
-from martlet.engine.driver import Asked, Driver, Stream
+from martlet.engine.driver import Driver, Prepared, Stream
 from martlet.engine.engine import Engine
 from martlet.engine.lora import LoRARequest, chosen_adapter, open_adapter
+from martlet.engine.memory import MemoryPlan
 from martlet.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
 from martlet.engine.params import ParamsLike, resolve_params
-from martlet.engine.plan import MemoryPlan
 from martlet.engine.prompts import (
     ChatOptions,
     Message,
@@ -41,6 +40,7 @@ from martlet.engine.prompts import (
     one_each,
     tokens_of,
 )
+from martlet.engine.requests import RequestMaker, wishes_of
 from martlet.errors import MartletError, RequestError
 from martlet.metrics import StartPhase
 from martlet.sampling_params import SamplingParams
@@ -116,7 +116,7 @@ class LLM:
         built = build(_located({"model": model, **options}, progress), progress)
         self._built: Built | None = built
         self._driver = Driver(built.engine, built.tokenizer)
-        self._asker: Asker | None = Asker(built)
+        self._asker: RequestMaker | None = RequestMaker(built)
         self._numbers = itertools.count()
 
     # -- what was decided at the start -----------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class LLM:
         return self._built
 
     @property
-    def _asking(self) -> Asker:
+    def _asking(self) -> RequestMaker:
         if self._asker is None:
             raise MartletError("This LLM is closed; make a new one.")
         return self._asker
@@ -320,7 +320,7 @@ class LLM:
     def _adapter(self, lora: Lora) -> str:
         return chosen_adapter(lora, self._parts.adapters, self.add_lora)
 
-    def _asked(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None, lora: Lora) -> Asked:
+    def _asked(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None, lora: Lora) -> Prepared:
         return self._asking.asked(str(next(self._numbers)), prompt, params, scheduling, self._adapter(lora))
 
     def _start_stream(

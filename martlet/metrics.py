@@ -1,7 +1,7 @@
-"""What is measured, in seconds of a monotonic clock (read `engine/record.py` next, which fills it in).
+"""What is measured, in seconds of a monotonic clock (read `observe/recorder.py` next, which fills it in).
 
 `RequestMetrics` is kept for every request. A `StepRecord` is made only when somebody watches: an `Observer`, such as the
-trace (`engine/trace.py`) and the capsule (`engine/capsule.py`).
+trace (`observe/trace.py`) and the capsule (`observe/capsule.py`).
 """
 
 from __future__ import annotations

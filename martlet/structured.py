@@ -1,6 +1,6 @@
 """What an answer is held to: a schema, a pattern, a grammar, a list of choices, or tags in free text.
 
-A `Structured` is checked for its form here and compiled in `grammar/compile.py`, which is read next. It is plain data, so that
+A `Structured` is checked for its form here and compiled in `grammar/grammars.py`, which is read next. It is plain data, so that
 requests, capsules and other processes carry it: schemas are kept as JSON text, in the order in which they were written.
 """
 

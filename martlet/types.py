@@ -140,7 +140,7 @@ class Request:
     prompt: str | None = None
     arrival_s: float = 0.0
     scheduling: Scheduling = Scheduling()
-    adapter: str = ""  # the digest of the adapter that it runs with (`models/adapters.py`); "": none
+    adapter: str = ""  # the digest of the adapter that it runs with (`models/lora.py`); "": none
     n_answered: int = 0  # the last ids of the prompt that are part of the answer: a form begins before them
 
     @property

@@ -1,4 +1,4 @@
-"""One streamed answer of any OpenAI-compatible server, with the time of every piece (read `load.py` next, which asks for many).
+"""One streamed answer of any OpenAI-compatible server, with the time of every piece (read `load_generator.py` next, which asks for many).
 
 A client of its own: it notes when bytes came and reads what they say after the answer has ended, so that the clock measures
 the server and little of the generator. HTTP/1.1, one connection a request. Formats:

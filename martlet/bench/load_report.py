@@ -1,4 +1,4 @@
-"""What a load's run amounts to, and whether it can be believed (read `load.py` first).
+"""What a load's run amounts to, and whether it can be believed (read `load_generator.py` first).
 
 TTFT: from when a request was due to its first text. TPOT: a request's time from its first text to its last ÷ the tokens
 after the first. ITL: between two pieces that came one after another. E2E: to the end of the stream. Tokens are the
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from martlet.bench.http_stream import Answer
-from martlet.bench.load import Load, LoadRun
+from martlet.bench.load_generator import Load, LoadRun
 from martlet.bench.report import about
 from martlet.bench.svg import line_chart
 from martlet.errors import RequestError

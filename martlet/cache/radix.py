@@ -8,7 +8,7 @@ compared and never digests. The last page of a sequence may be a leaf with fewer
                        └── [32 … 40]                   a page in part, full or not, is shared by copying it
 
 The tree is one owner of each of its pages, sequences are the others (`cache/pages.py`). A page that only the tree owns,
-and all below it too, can be evicted: least recently used leaf first, or by shares (`cache/shares.py`). With a second tier (`cache/tiers.py`) its tokens
+and all below it too, can be evicted: least recently used leaf first, or by shares (`cache/fair_eviction.py`). With a second tier (`cache/disk_slots.py`) its tokens
 may stay in the tree with a slot instead of a page. Pages in memory are always above those that are in the tier only.
 Each salt has a tree of its own: nothing is shared between two salts. It knows integers only: no arrays, no clock, no text but salts and tenants.
 """
@@ -19,11 +19,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from martlet.cache.explain import Evicted, FirstPages
+from martlet.cache.disk_slots import DiskSlots
+from martlet.cache.fair_eviction import FairLeaves
+from martlet.cache.miss_reason import Evicted, FirstPages
 from martlet.cache.nodes import Ids, LeafQueue, Node, Share, root_key
 from martlet.cache.pages import PagePool
-from martlet.cache.shares import FairLeaves
-from martlet.cache.tiers import TierSlots
 from martlet.types import CacheUse, MissReason, PageId, Save, SlotId
 
 __all__ = ["Match", "RadixCache"]
@@ -49,7 +49,7 @@ class RadixCache:
     """
 
     def __init__(
-        self, pool: PagePool, *, share_tokens: int = 1, tier: TierSlots | None = None, fair: bool = False
+        self, pool: PagePool, *, share_tokens: int = 1, tier: DiskSlots | None = None, fair: bool = False
     ) -> None:
         assert share_tokens == 1 or share_tokens % pool.page_size == 0
         self._pool = pool
@@ -299,7 +299,7 @@ class RadixCache:
     def adopt(self, records: Iterable[tuple[SlotId, bytes, bytes, Ids]]) -> int:
         """Take over what a tier's file holds, before anything else; returns how many slots.
 
-        A record is (slot, key, key of the page before, ids), least recently used first; `TierSlots.adopt` refuses some.
+        A record is (slot, key, key of the page before, ids), least recently used first; `DiskSlots.adopt` refuses some.
         """
         assert not self.roots
         assert self._tier is not None

@@ -1,4 +1,4 @@
-"""Load any OpenAI-compatible server and report what its users would feel (read `martlet/bench/load.py` next).
+"""Load any OpenAI-compatible server and report what its users would feel (read `martlet/bench/load_generator.py` next).
 
 `martlet bench serve URL`: a closed loop of `--concurrency` clients, or with `--rate` an open loop of random arrivals. The report
 audits itself: it says what would make its figures flatter.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from martlet.bench.http_stream import Target
-from martlet.bench.load import Load, measure_server, read_dataset
+from martlet.bench.load_generator import Load, measure_server, read_dataset
 from martlet.bench.load_report import load_chart, load_compare, load_summary, load_table, read_slo
 from martlet.config import environment_api_keys
 from martlet.errors import RequestError

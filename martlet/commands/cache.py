@@ -11,7 +11,7 @@ from pathlib import Path
 
 from martlet.config import resolve_config
 from martlet.errors import RequestError
-from martlet.runtime.tier_file import StoredFile, remove_file, stored_files
+from martlet.runtime.disk_file import StoredFile, remove_file, stored_files
 
 __all__ = ["add_arguments", "execute"]
 

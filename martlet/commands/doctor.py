@@ -10,7 +10,7 @@ from pathlib import Path
 
 from martlet.config import cache_dir, resolve_config
 from martlet.machine import processor_name, read_machine
-from martlet.notes import load_notes
+from martlet.saved_measurements import load_notes
 
 __all__ = ["add_arguments", "execute"]
 

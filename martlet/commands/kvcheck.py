@@ -18,11 +18,11 @@ from martlet.commands.options import add_engine_options, engine_options, read_fi
 from martlet.commands.perplexity import windows
 from martlet.config import resolve_config
 from martlet.engine.build import load_tokenizer, make_backend
-from martlet.engine.kv_quality import Compared, KvLens, compare, guard_types, join
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.kv_types import STEEP, KvTypes, parse_kv_types
-from martlet.models.load import load_model, steep_layers
+from martlet.models.weights import load_model, steep_layers
+from martlet.observe.kv_quality import Compared, KvLens, compare, guard_types, join
 from martlet.runtime.kv import kv_bytes_per_token, layer_types
 from martlet.spec import ModelSpec
 

@@ -16,9 +16,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.commands.adapters import only_lora
 from martlet.commands.drafting import add_draft_options
 from martlet.commands.forms import add_limit_options, add_structured_options, structured_options
+from martlet.commands.lora import only_lora
 from martlet.config import BACKENDS, SCHEDULING_POLICIES, Setting, resolve_config
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams

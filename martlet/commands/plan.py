@@ -12,7 +12,7 @@ from martlet.commands.options import add_engine_options, engine_options, resolve
 from martlet.commands.speed import save_prediction
 from martlet.config import EngineConfig, resolve_config
 from martlet.engine.build import measure_for
-from martlet.engine.plan import MemoryPlan, context_table
+from martlet.engine.memory import MemoryPlan, context_table
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.machine import read_machine
 

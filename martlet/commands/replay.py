@@ -1,7 +1,7 @@
 """Run a capsule again and show every step.
 
 A capsule is what `--capsule FILE` (or `LLM(…, capsule=FILE)`) wrote: requests and the schedule in which they ran. The exit
-status is 0 if every token came out as recorded, else 1. Read `engine/replay.py` next.
+status is 0 if every token came out as recorded, else 1. Read `observe/capsule_replay.py` next.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.commands.adapters import named
+from martlet.commands.lora import named
 from martlet.errors import RequestError
 
 if TYPE_CHECKING:
     from martlet.engine.build import Built
-    from martlet.engine.replay import ReplayedStep
+    from martlet.observe.capsule_replay import ReplayedStep
     from martlet.types import SeqId
 
 __all__ = ["add_arguments", "execute"]
@@ -43,8 +43,8 @@ def execute(args: Namespace) -> int:
     """Run the command."""
     from martlet.config import resolve_config
     from martlet.engine.build import build
-    from martlet.engine.capsule import read_capsule
-    from martlet.engine.replay import replay, replay_options, verdict
+    from martlet.observe.capsule import read_capsule
+    from martlet.observe.capsule_replay import replay, replay_options, verdict
 
     capsule = read_capsule(args.capsule)
     with ExitStack() as resources:
@@ -80,7 +80,7 @@ def _model(args: Namespace, capsule: Mapping[str, Any]) -> str:
 
 
 def _check_same(args: Namespace, capsule: Mapping[str, Any], built: Built) -> None:
-    from martlet.engine.replay import differences
+    from martlet.observe.capsule_replay import differences
 
     grave, light = differences(capsule, built.header())
     for line in (*light, *(grave if args.force else ())):
@@ -93,7 +93,7 @@ def _check_same(args: Namespace, capsule: Mapping[str, Any], built: Built) -> No
 
 def _check_adapters(capsule: Mapping[str, Any], built: Built) -> None:
     """RequestError where requests ran with adapters that are not here: other numbers give other tokens."""
-    from martlet.engine.replay import missing_adapters
+    from martlet.observe.capsule_replay import missing_adapters
 
     here = {adapter.digest: name for name, adapter in built.adapters.items()}
     missing = missing_adapters(capsule, here)
@@ -107,9 +107,9 @@ def _check_adapters(capsule: Mapping[str, Any], built: Built) -> None:
 
 
 def _schedule(capsule: Mapping[str, Any], built: Built) -> Any:
-    from martlet.engine.plan import step_limits
-    from martlet.engine.schedule import Schedule, ScheduleLimits
+    from martlet.engine.memory import step_limits
     from martlet.kv_types import share_tokens
+    from martlet.observe.capsule_plans import Schedule, ScheduleLimits
 
     plan = built.plan
     limits = step_limits(built.config, built.spec.vocab, plan.context)

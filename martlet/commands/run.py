@@ -12,8 +12,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from martlet.commands.adapters import add_lora_option, only_lora
 from martlet.commands.guarding import add_guard_options
+from martlet.commands.lora import add_lora_option, only_lora
 from martlet.commands.options import (
     add_engine_options,
     add_sampling_options,

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.commands.adapters import by_model, named
 from martlet.commands.guarding import add_guard_options
+from martlet.commands.lora import by_model, named
 from martlet.commands.options import (
     add_engine_options,
     add_watch_options,
@@ -144,8 +144,8 @@ def _serve(args: Namespace) -> int:
     settings, models = _models(args, ServerSettings(**_given(args)))
     from martlet.config import resolve_config
     from martlet.engine.build import Built, Progress, build
+    from martlet.server.lifecycle import serve
     from martlet.server.listen import check_listening
-    from martlet.server.run import serve
     from martlet.server.self_test import check_model
 
     check_listening(settings)

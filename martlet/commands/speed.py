@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from martlet.machine import read_machine
-from martlet.notes import load_notes, save_note
+from martlet.saved_measurements import load_notes, save_note
 
 if TYPE_CHECKING:
     from martlet.engine.outputs import RequestOutput

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from martlet.engine.driver import Asked, Driver
+from martlet.engine.driver import Driver, Prepared
 from martlet.engine.outputs import RequestOutput
 from martlet.errors import MartletError, RequestError
 from martlet.sampling_params import SamplingParams
@@ -173,7 +173,7 @@ def search_beams(
     numbers = itertools.count()
     while live := [(search, prompt) for search, prompt in zip(searches, prompts, strict=True) if search.beams]:
         asked = [
-            Asked(replace(_asked(f"{name}-{next(numbers)}", ids, beam, one, wishes), adapter=adapter))
+            Prepared(replace(_asked(f"{name}-{next(numbers)}", ids, beam, one, wishes), adapter=adapter))
             for search, (_, ids, wishes, adapter) in live
             for beam in search.beams
         ]

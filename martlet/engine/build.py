@@ -1,4 +1,4 @@
-"""The only wiring: from settings to a running engine (read `engine.py` next, or `plan.py` for the memory).
+"""The only wiring: from settings to a running engine (read `engine.py` next, or `memory.py` for the memory).
 
 checkpoint → tokenizer, chat template → memory plan → backend → packed model → KV pages → runner → scheduler → engine
 """
@@ -17,37 +17,37 @@ from typing import Any
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig, Origin, cache_dir
+from martlet.engine.disk_pages import make_cache, open_kept_pages
 from martlet.engine.engine import Engine
-from martlet.engine.heads import load_drafter, open_draft_head, with_head_pages
-from martlet.engine.kept import make_cache, open_kept_pages
 from martlet.engine.kv_guard import with_guarded_types
-from martlet.engine.kv_quality import KvLens
 from martlet.engine.lora import open_adapter, open_adapters
+from martlet.engine.memory import Footprint, MemoryPlan, measure, plan_memory, step_limits, with_adapters, with_head
+from martlet.engine.observers import capsule_header, observers
 from martlet.engine.params import suggested_params
-from martlet.engine.plan import Footprint, MemoryPlan, measure, plan_memory, step_limits, with_adapters, with_head
-from martlet.engine.watch import capsule_header, observers
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
-from martlet.grammar.late import LateGrammars
+from martlet.grammar.lazy import LazyGrammars
 from martlet.kv_types import parse_kv_types, share_tokens
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
-from martlet.models.adapters import Adapter
-from martlet.models.load import load_model
+from martlet.models.lora import Adapter
+from martlet.models.weights import load_model
+from martlet.observe.kv_quality import KvLens
 from martlet.ops.cpu.layout import packed_bytes
 from martlet.ops.interface import Backend, StepLimits
 from martlet.quant.table import RawTensor
-from martlet.runtime.draft_model import ModelDrafter
 from martlet.runtime.executors import LocalExecutor
 from martlet.runtime.kv import allocate_caches, kv_bytes_per_token
-from martlet.runtime.runner import Runner
-from martlet.sample.draft import Drafter, NgramDrafter
+from martlet.runtime.rank import Rank
 from martlet.sample.random import SeedSource
 from martlet.sample.sampler import Sampler
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.spec import ModelSpec
-from martlet.tokenizer.chat import ChatTemplate
+from martlet.speculate.load_drafter import load_drafter, open_draft_head, with_head_pages
+from martlet.speculate.model_drafter import ModelDrafter
+from martlet.speculate.ngram import Drafter, NgramDrafter
+from martlet.tokenizer.chat_template import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
 
 __all__ = [
@@ -78,7 +78,7 @@ class Built:
     warnings: tuple[str, ...] = ()
     header: Callable[[], dict[str, Any]] = dict  # what a capsule of this engine says of it
     seeds: SeedSource = field(default_factory=SeedSource)  # for requests without one
-    grammars: LateGrammars | None = None
+    grammars: LazyGrammars | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
     lens: Callable[[int, int], KvLens] | None = None  # the model with any KV types: a context, rows at a time
@@ -184,7 +184,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         with timeline.phase("compile"):
             grammars = _grammars(config, tokenizer, model.spec.vocab, ops)
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)
-            runner = Runner(ops, model, kv, limits, config.page_size, sampler, tier)
+            runner = Rank(ops, model, kv, limits, config.page_size, sampler, tier)
             runner.head = load_drafter(head, checkpoint, model, kv, ops, limits, config.page_size, plan.n_pages)
             drafter = runner.head or make_drafter(config, plan, tokenizer, model.spec.vocab, resources)
         with timeline.phase("warm"):
@@ -244,9 +244,9 @@ def _planned(checkpoint: Checkpoint, config: EngineConfig) -> tuple[MemoryPlan, 
     return plan_memory(footprint, config, read_machine().memory_available), adapters
 
 
-def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Backend) -> LateGrammars:
+def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Backend) -> LazyGrammars:
     n_vocab = min(tokenizer.vocab_size, n_logits)
-    return LateGrammars(tokenizer, n_vocab, getattr(ops, "store", None), (config.string_limit, config.item_limit))
+    return LazyGrammars(tokenizer, n_vocab, getattr(ops, "store", None), (config.string_limit, config.item_limit))
 
 
 def _scheduler(

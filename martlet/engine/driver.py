@@ -26,13 +26,13 @@ from martlet.errors import MartletError
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import Event, Request
 
-__all__ = ["Asked", "Driver", "Stream"]
+__all__ = ["Driver", "Prepared", "Stream"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Prepared:
     """A request with what its answer says of it; `finished` is called with the output when that is whole."""
 
     request: Request
@@ -48,11 +48,11 @@ class Driver:
         self._engine: Engine | None = engine
         self._tokenizer = tokenizer
         self._process = os.getpid()
-        self._builders: dict[str, tuple[OutputBuilder, Asked]] = {}
+        self._builders: dict[str, tuple[OutputBuilder, Prepared]] = {}
         self._lock = threading.Lock()  # held by whoever is in the engine
         self._left: deque[OutputBuilder] = deque()  # of streams that were collected meanwhile: to be aborted
 
-    def start(self, asked: Asked) -> OutputBuilder:
+    def start(self, asked: Prepared) -> OutputBuilder:
         """Add a request; RequestError if it can never run."""
         with self._inside() as engine:
             builder = OutputBuilder(asked.request, self._tokenizer, engine.stop, asked.settings)
@@ -61,7 +61,9 @@ class Driver:
             self._builders[asked.request.request_id] = builder, asked
         return builder
 
-    def run(self, everything: Sequence[Asked], show: Callable[[int], None] = lambda done: None) -> list[RequestOutput]:
+    def run(
+        self, everything: Sequence[Prepared], show: Callable[[int], None] = lambda done: None
+    ) -> list[RequestOutput]:
         """Answer these requests, in their order; `show` is called with how many are whole.
 
         If one is refused, or anything fails, all are aborted.

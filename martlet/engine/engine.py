@@ -1,4 +1,4 @@
-"""The engine: the loop that turns requests into events (read `sched/scheduler.py` next, then `runtime/runner.py`).
+"""The engine: the loop that turns requests into events (read `sched/scheduler.py` next, then `runtime/rank.py`).
 
 Synchronous, and owned by one thread. Whoever calls `step` while `has_work` drives all requests.
 """
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from martlet.cache.pages import PagePool
 from martlet.drafts import Draft
-from martlet.engine.record import Recorder
-from martlet.engine.speculation import Speculator
 from martlet.errors import ADAPTER_GONE, RequestError
 from martlet.metrics import EngineTotals, Observer, RequestMetrics
-from martlet.models.adapters import Adapter
+from martlet.models.lora import Adapter
+from martlet.observe.recorder import Recorder
 from martlet.runtime.executors import Executor
-from martlet.sample.draft import Drafter
 from martlet.sampling_params import SamplingParams
 from martlet.sched.planner import NO_DRAFTS, Drafts
 from martlet.sched.scheduler import Scheduler
+from martlet.speculate.judge import Speculator
+from martlet.speculate.ngram import Drafter
 from martlet.types import Event, Request, SeqId, StepPlan
 
 __all__ = ["Engine"]
@@ -178,7 +178,7 @@ class Engine:
             )
 
     def _drafts(self) -> Drafts:
-        """Guesses for the next step; see `speculation.py`."""
+        """Guesses for the next step; see `speculate/judge.py`."""
         if self._speculator is None:
             if not self._forced:
                 return NO_DRAFTS

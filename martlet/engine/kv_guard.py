@@ -1,4 +1,4 @@
-"""KV types by layer under a limit, chosen at the start by measuring (read `kv_quality.py` first: what is measured).
+"""KV types by layer under a limit, chosen at the start by measuring (read `observe/kv_quality.py` first: what is measured).
 
     as asked for: within the limit? → taken
     else each layer alone, the costliest ones get more bits until the whole is within it (`guard_types`) → taken
@@ -18,16 +18,16 @@ from typing import Any
 
 from martlet.config import EngineConfig, Origin
 from martlet.engine.guard_text import GUARD_TEXT
-from martlet.engine.kv_quality import F32, KvLens, Lens, compare, guard_types, join
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint
 from martlet.kv_types import STEEP, KvTypes, parse_kv_types
 from martlet.models.families import spec_of
-from martlet.models.load import load_model, steep_layers
-from martlet.notes import load_notes, save_note
+from martlet.models.weights import load_model, steep_layers
+from martlet.observe.kv_quality import F32, KvLens, Lens, compare, guard_types, join
 from martlet.ops.interface import Backend
-from martlet.runtime.identity import code_digest
+from martlet.runtime.fingerprint import code_digest
 from martlet.runtime.kv import layer_types
+from martlet.saved_measurements import load_notes, save_note
 from martlet.spec import ModelSpec
 from martlet.tokenizer.tokenizer import Tokenizer
 

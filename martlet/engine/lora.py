@@ -1,4 +1,4 @@
-"""Adapters of an engine by name: read before memory is planned, loaded between two steps (read `models/adapters.py` first)."""
+"""Adapters of an engine by name: read before memory is planned, loaded between two steps (read `models/lora.py` first)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from martlet.errors import CapacityError, RequestError
 from martlet.machine import read_machine
-from martlet.models.adapters import Adapter, read_adapter
+from martlet.models.lora import Adapter, read_adapter
 from martlet.spec import ModelSpec
 
 __all__ = ["LoRARequest", "chosen_adapter", "open_adapter", "open_adapters"]

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.config import Setting
-from martlet.engine.explain import CacheReport, explain_cache
 from martlet.errors import MartletError
 from martlet.metrics import RequestMetrics
+from martlet.observe.cache_report import CacheReport, explain_cache
 from martlet.tokenizer.detok import Delta, Detokenizer, StopChecker, TextStream
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import GRAMMAR_LIMIT, Event, FinishReason, Request, TokenLogprobs

@@ -11,7 +11,7 @@ import numpy as np
 
 from martlet.errors import RequestError, nearest
 from martlet.sampling_params import SamplingParams
-from martlet.tokenizer.chat import RenderedChat
+from martlet.tokenizer.chat_template import RenderedChat
 from martlet.tokenizer.tokenizer import Tokenizer
 
 __all__ = [

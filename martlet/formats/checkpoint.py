@@ -1,4 +1,4 @@
-"""Any model on disk as one `Checkpoint`: a GGUF file, its parts, or a Hugging Face folder (read `models/load.py` next)."""
+"""Any model on disk as one `Checkpoint`: a GGUF file, its parts, or a Hugging Face folder (read `models/weights.py` next)."""
 
 from __future__ import annotations
 

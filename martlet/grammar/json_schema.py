@@ -15,14 +15,14 @@ from typing import Any
 from martlet.errors import RequestError
 from martlet.grammar.json.algebra import Algebra
 from martlet.grammar.json.containers import JsonMachine
+from martlet.grammar.json.json_machine import Machine, Root, Spacing
 from martlet.grammar.json.loader import Loader
-from martlet.grammar.json.machine import Machine, Root, Spacing
-from martlet.grammar.json.nodes import Problem, SchemaError
 from martlet.grammar.json.prepare import prepare, warm
 from martlet.grammar.json.scalars import ByteState
+from martlet.grammar.json.schema_nodes import Problem, SchemaError
 from martlet.grammar.matcher import Grammar
 from martlet.grammar.numbers import Digits
-from martlet.grammar.types import Limits, State
+from martlet.grammar.states import Limits, State
 from martlet.grammar.vocabulary import Vocabulary
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.grammar.types import MANY, Dfa, State, n_mask_words
+from martlet.grammar.states import MANY, Dfa, State, n_mask_words
 from martlet.grammar.vocabulary import Vocabulary
 
 __all__ = ["OUTSIDE", "Nesting", "nested", "tokens_closing", "tokens_out", "without_commas", "written"]

@@ -1,4 +1,4 @@
-"""From states to masks: what every language shares (read `types.py` first, then `matcher.py`).
+"""From states to masks: what every language shares (read `states.py` first, then `matcher.py`).
 
 A mask is what the tokens do from a state on. States are few (they are interned and a text comes back to them), so a mask
 is computed once and kept, as a part that many states share and the few ids by which they differ.
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.grammar.limit import without_commas
-from martlet.grammar.types import Lexeme, State, Tree, bytes_or
+from martlet.grammar.states import Lexeme, State, Tree, bytes_or
 from martlet.grammar.vocabulary import NOTHING, Endings, Exits, Suffixes, Vocabulary, share_a_text
 from martlet.grammar.walk import Fill
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from martlet.grammar.limit import OUTSIDE, nested, tokens_closing, tokens_out, written
 from martlet.grammar.masks import Masks
-from martlet.grammar.types import Constraint, State, some_bytes
+from martlet.grammar.states import Constraint, State, some_bytes
 
 __all__ = ["Grammar", "Matcher"]
 

@@ -13,7 +13,7 @@ from martlet.grammar.language import Language
 from martlet.grammar.regex import node_language
 from martlet.grammar.regex_parse import Choice, Repeat, Row
 from martlet.grammar.rules import Ref, Rule, flat, refs
-from martlet.grammar.types import Dfa
+from martlet.grammar.states import Dfa
 from martlet.grammar.utf8 import to_bytes
 
 __all__ = ["Network"]

@@ -22,7 +22,7 @@ import numpy as np
 from martlet.errors import RequestError
 from martlet.grammar.network import Network
 from martlet.grammar.rules import Rule, simplified
-from martlet.grammar.types import Dfa, Lexeme, Plain, State
+from martlet.grammar.states import Dfa, Lexeme, Plain, State
 
 __all__ = ["grammar_state"]
 

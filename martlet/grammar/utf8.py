@@ -19,7 +19,7 @@ import numpy as np
 from martlet.errors import RequestError
 from martlet.grammar.codepoints import LAST, Alphabet
 from martlet.grammar.language import Language
-from martlet.grammar.types import Dfa
+from martlet.grammar.states import Dfa
 
 __all__ = ["FEWEST", "Escapes", "to_bytes", "to_json"]
 

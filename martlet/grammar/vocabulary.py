@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.grammar.types import Lexeme, Tree, n_mask_words
+from martlet.grammar.states import Lexeme, Tree, n_mask_words
 from martlet.grammar.walk import MOST_LISTED, Walker
 from martlet.tokenizer.tokenizer import Tokenizer
 

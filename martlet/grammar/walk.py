@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.grammar.types import Lexeme
+from martlet.grammar.states import Lexeme
 from martlet.ops.cpu import trie
-from martlet.ops.cpu.record import RECORD_FIELDS
+from martlet.ops.cpu.fields import RECORD_FIELDS
 
 __all__ = ["MOST_LISTED", "Fill", "Walker", "address"]
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from martlet.models.ffn import feed_forward
-from martlet.models.load import Model
 from martlet.models.mixers import attend
 from martlet.models.stream import Stream
+from martlet.models.weights import Model
 from martlet.ops.interface import Array, Backend, Rows
 
 __all__ = ["Features", "forward", "hidden_states"]
 
 
 class Features:
-    """The residual stream as it enters some layers, side by side, [T, n * C]: what a draft head reads (`heads.py`).
+    """The residual stream as it enters some layers, side by side, [T, n * C]: what a draft head reads (`eagle_head.py`).
 
     The layer after the last stands for what the final norm gives.
     """

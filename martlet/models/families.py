@@ -1,4 +1,4 @@
-"""Families as data: what distinguishes one decoder from another, a function each (read `load.py` next).
+"""Families as data: what distinguishes one decoder from another, a function each (read `weights.py` next).
 
 A family turns the file's `Facts` into a `ModelSpec`. A new family is an entry of `FAMILIES` and, where it has a
 peculiarity, a few lines.
@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from martlet.errors import UnsupportedError
 from martlet.formats.checkpoint import Checkpoint
-from martlet.models.facts import Facts, facts_of
-from martlet.models.rope import rope_of
+from martlet.models.metadata import Facts, facts_of
+from martlet.models.rope_scaling import rope_of
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm, Rope
 
 __all__ = ["FAMILIES", "GGUF_PERMUTED", "OFFSET_NORMS", "spec_of"]
 
-# Files that hold these differ from the decoder in ways that `load.py` undoes.
+# Files that hold these differ from the decoder in ways that `weights.py` undoes.
 GGUF_PERMUTED = frozenset({"llama", "granite", "smollm3"})  # rows of q and k for RoPE on neighbouring pairs
 OFFSET_NORMS = frozenset({"gemma2", "gemma3"})  # safetensors store a norm's weight minus 1
 

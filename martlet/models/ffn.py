@@ -1,9 +1,9 @@
-"""The part of a layer that works on each position alone (read `load.py` next, for where the weights come from)."""
+"""The part of a layer that works on each position alone (read `weights.py` next, for where the weights come from)."""
 
 from __future__ import annotations
 
-from martlet.models.load import LayerWeights
 from martlet.models.stream import Stream
+from martlet.models.weights import LayerWeights
 from martlet.ops.interface import Array
 from martlet.spec import Layer
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from martlet.models.load import LayerWeights
 from martlet.models.stream import Stream
+from martlet.models.weights import LayerWeights
 from martlet.ops.interface import Array
 from martlet.spec import Layer
 

@@ -1,4 +1,4 @@
-"""Hugging Face's tensor names as GGUF's, the canonical ones (read `load.py` next).
+"""Hugging Face's tensor names as GGUF's, the canonical ones (read `weights.py` next).
 
 A table for each part of a name; what is not in it is not part of a model that this engine runs.
 """

@@ -1,4 +1,4 @@
-"""Who runs a plan: one of the four plug-in points (read `runner.py` next).
+"""Who runs a plan: one of the four plug-in points (read `rank.py` next).
 
 A plan is integers only, a few hundred bytes, so that it can be sent to another process as it is. `LocalExecutor` runs
 it in this one.
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.models.adapters import Adapter
+from martlet.models.lora import Adapter
 from martlet.types import PageId, StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from martlet.runtime.runner import Runner
+    from martlet.runtime.rank import Rank
 
 __all__ = ["Executor", "LocalExecutor"]
 
@@ -43,7 +43,7 @@ class Executor(Protocol):
 class LocalExecutor:
     """Runs every plan in the calling thread."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Rank) -> None:
         self._runner = runner
 
     def run(self, plan: StepPlan) -> StepResult:

@@ -1,4 +1,4 @@
-"""From spans to arrays: the rows of a step, written into buffers that are allocated once (read `runner.py` next).
+"""From spans to arrays: the rows of a step, written into buffers that are allocated once (read `rank.py` next).
 
 spans      seq 7: start 40, count 1          seq 9: start 0, count 3
 ids        | id of position 40 |             | ids of 0, 1, 2 |              [T]
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from martlet.drafts import Branch
 from martlet.ops.interface import StepInputs, StepLimits
-from martlet.runtime.recent import RecentGroups
+from martlet.runtime.f16_window import F16Window
 from martlet.types import PageId, SeqId, Span
 
 __all__ = ["SequenceRows", "StepBuffers"]
@@ -41,7 +41,7 @@ class SequenceRows:
         self.ids = list(ids)
         self.pages: list[int] = []
         self.version = 0
-        self.recent: dict[int, int] = {}  # what it holds of the float16 pages beside q4 ones (`recent.py`)
+        self.recent: dict[int, int] = {}  # what it holds of the float16 pages beside q4 ones (`f16_window.py`)
 
     def take_pages(self, first: int, pages: tuple[PageId, ...]) -> None:
         """Note the pages that a span brings: they take the places from `first` on, and the table ends after them."""
@@ -61,7 +61,7 @@ class StepBuffers:
     With `recent`, for q4 caches, it also says where the newest positions go.
     """
 
-    def __init__(self, limits: StepLimits, page_size: int, recent: RecentGroups | None = None) -> None:
+    def __init__(self, limits: StepLimits, page_size: int, recent: F16Window | None = None) -> None:
         self._page_size = page_size
         self._recent = recent
         self._ids = np.zeros(limits.max_tokens, dtype=np.int32)
@@ -172,9 +172,7 @@ class StepBuffers:
             row = span.before(row)
         return mirrors
 
-    def _place_recent(
-        self, recent: RecentGroups, sequence: SequenceRows, span: Span, n_seqs: int, stop_row: int
-    ) -> None:
+    def _place_recent(self, recent: F16Window, sequence: SequenceRows, span: Span, n_seqs: int, stop_row: int) -> None:
         """Say where a span's newest positions go, which end at row `stop_row`."""
         table, size = self._recent_table[n_seqs], self._page_size
         recent.place(sequence.recent, span.start, span.count, table, span.first_layer > 0)

@@ -1,4 +1,4 @@
-"""The memory of the KV pages: one array a layer, indexed by `cache/pages.py`'s numbers (read `runner.py` next)."""
+"""The memory of the KV pages: one array a layer, indexed by `cache/pages.py`'s numbers (read `rank.py` next)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from martlet.config import PAGE_SIZE
 from martlet.errors import RequestError
 from martlet.kv_types import KV_TYPES, KvType, KvTypes, parse_kv_types
 from martlet.ops.interface import Array, Backend, RecentPages, StepLimits
-from martlet.runtime.recent import recent_pages
+from martlet.runtime.f16_window import recent_pages
 from martlet.spec import Attention, ModelSpec
 
 __all__ = ["KvMemory", "allocate_caches", "kv_bytes_per_token", "layer_types", "recent_bytes"]

@@ -1,4 +1,4 @@
-"""What a plan does with whole pages: to the second tier, from it, and from page to page (read `runner.py` next).
+"""What a plan does with whole pages: to the second tier, from it, and from page to page (read `rank.py` next).
 
 The order is the plan's: saves, then loads, then copies, all before the spans. Nothing here fails: what the tier could
 not do is in the result, and the scheduler has it computed again.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.ops.interface import Array, Backend
-from martlet.runtime.tier_file import TierFile
+from martlet.runtime.disk_file import DiskFile
 from martlet.types import Copy, Load, PageId, Save, SlotId, StepPlan
 
 __all__ = ["Moved", "PageMoves", "page_bytes"]
@@ -41,7 +41,7 @@ def page_bytes(ops: Backend, caches: Sequence[Array]) -> int:
 class PageMoves:
     """Moves pages of all layers; without a tier every save and load fails."""
 
-    def __init__(self, ops: Backend, caches: Sequence[Array], tier: TierFile | None = None) -> None:
+    def __init__(self, ops: Backend, caches: Sequence[Array], tier: DiskFile | None = None) -> None:
         self._ops = ops
         self._tier = tier
         self._staged: NDArray[np.uint8] = np.empty(0 if tier is None else page_bytes(ops, caches), np.uint8)

@@ -1,4 +1,4 @@
-"""A model's captured steps (read `runner.py` next, which runs them)."""
+"""A model's captured steps (read `rank.py` next, which runs them)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from martlet.models.decoder import Features, forward
-from martlet.models.load import Model
+from martlet.models.weights import Model
 from martlet.ops.interface import Array, Backend, Program, StepLimits
 
 __all__ = ["Programs", "layered_limits"]

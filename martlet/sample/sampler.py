@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import NOTHING_LEFT, RequestError, SampleError
-from martlet.grammar.types import Constraint, n_mask_words
+from martlet.grammar.states import Constraint, n_mask_words
 from martlet.sample import logits as steps
+from martlet.sample.bad_words import bad_word_ids, breaker_mask
 from martlet.sample.logits import Candidates
 from martlet.sample.logprobs import candidate_logprobs, token_logprobs
 from martlet.sample.random import LANE_XTC, SeedSource, uniform
-from martlet.sample.words import bad_word_ids, breaker_mask
 from martlet.sampling_params import SamplingParams, validate_for_vocab
 from martlet.structured import Structured
 from martlet.tokenizer.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ the policy's order (`policy.py`), none overtaking another.
 A sequence takes a page when it needs one. When none can be made free, the running one that the policy puts last gives
 all its pages back and waits; the cache keeps what is in them while there is room, so that little is computed again.
 Three rules keep this from becoming all that is done. Nobody is admitted unless a share of what running sequences are expected
-to grow by is free, a share that rises with every preemption (`growth.py`). After a preemption nobody is admitted until
+to grow by is free, a share that rises with every preemption (`page_reserve.py`). After a preemption nobody is admitted until
 a sequence has ended. And who was preempted MAX_PREEMPTED times is not again: it is admitted only when all that it can
 ever need fits beside others of its kind.
 """
@@ -24,8 +24,8 @@ from martlet.sched.admission import PageKeeper, common_ids
 from martlet.sched.branches import add_branches, settle
 from martlet.sched.budget import StepBudget, stall_limit
 from martlet.sched.cost import CostModel, Work
-from martlet.sched.growth import MAX_PREEMPTED, Growth
 from martlet.sched.limits import SchedulerLimits
+from martlet.sched.page_reserve import MAX_PREEMPTED, PageReserve
 from martlet.sched.policy import Facts, Policy
 from martlet.sched.queue import WaitingQueue, rank
 from martlet.types import Copy, Load, SeqId, Sequence, Span, StepPlan, StepResult
@@ -66,7 +66,7 @@ class Planner:
         self._cost = cost
         self._facts = facts
         self._live = live
-        self._growth = Growth(keeper.pool)
+        self._growth = PageReserve(keeper.pool)
         self._page_size = keeper.pool.page_size
         self._loading: dict[SeqId, tuple[Load, ...]] = {}  # of the plan that runs
         self._until: dict[SeqId, tuple[SeqId, int]] = {}  # held: waits until the other has computed so many ids

@@ -1,4 +1,4 @@
-"""How many pages a step may write to the second tier besides its own work (read `cache/tiers.py` next).
+"""How many pages a step may write to the second tier besides its own work (read `cache/disk_slots.py` next).
 
 Every second of steps earns SHARE seconds of writing, at the measured time of a page; what is not used is kept, up to
 MOST_S. So a fast disk takes pages as they are computed, and a slow one costs no more than the share. What is left

@@ -1,4 +1,4 @@
-"""The server's routes (read `service.py` next, which they share, or `chat.py`, the one that matters).
+"""The server's routes (read `service.py` next, which they share, or `chat_api.py`, the one that matters).
 
     gate.py → a route here → registry.py (which model) → body.py, protocol.py → service.py → bridge.py → engine … → stream.py or replies.py
 
@@ -20,19 +20,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from martlet.errors import MartletError
-from martlet.server.adapters import load_lora_adapter, unload_lora_adapter
-from martlet.server.chat import chat_completions
-from martlet.server.completions import completions
-from martlet.server.embeddings import embeddings
-from martlet.server.errors import ApiError, api_error, error_response
+from martlet.server.chat_api import chat_completions
+from martlet.server.completions_api import completions
+from martlet.server.embeddings_api import embeddings
+from martlet.server.error_replies import ApiError, api_error, error_response
 from martlet.server.gate import Gate
-from martlet.server.messages import count_tokens, messages
+from martlet.server.health import abort, health, metrics, model, models, ready, version
+from martlet.server.lora import load_lora_adapter, unload_lora_adapter
+from martlet.server.messages_api import count_tokens, messages
 from martlet.server.mini import MINI_ROUTES
 from martlet.server.registry import Registry, for_model
-from martlet.server.responses import responses
-from martlet.server.state import abort, health, metrics, model, models, ready, version
+from martlet.server.responses_api import responses
+from martlet.server.tokenize_api import detokenize, explain, tokenize
 from martlet.server.web import WEB_ROUTES
-from martlet.server.words import detokenize, explain, tokenize
 
 __all__ = ["create_app"]
 

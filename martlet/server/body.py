@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from martlet.errors import RequestError, nearest
 from martlet.sampling_params import SamplingParams
-from martlet.server.errors import ApiError
+from martlet.server.error_replies import ApiError
 
 __all__ = ["SAMPLING_FIELDS", "Body", "Parsed", "parse_body", "parse_json", "read_body"]
 

@@ -1,4 +1,4 @@
-"""Where asyncio meets the engine's thread: with `outlet.py` the only file that knows both (read `stream.py` next, which sends what comes).
+"""Where asyncio meets the engine's thread: with `outlet.py` the only file that knows both (read `sse.py` next, which sends what comes).
 
     event loop ── jobs: add, abort, embed ──▸ inbox ──▸ engine thread: run jobs, one step, collect the pieces
          ▴                                                    │
@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from martlet.engine.driver import Asked, Driver
+from martlet.engine.driver import Driver, Prepared
 from martlet.engine.engine import Engine
 from martlet.engine.outputs import OutputBuilder, RequestOutput
 from martlet.errors import MartletError, RequestError
-from martlet.server.errors import ApiError
+from martlet.server.error_replies import ApiError
+from martlet.server.http_protocol import BoundedProtocol
 from martlet.server.outlet import Numbered, Outlet
-from martlet.server.wire import BoundedProtocol
 from martlet.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["MAX_PIECES", "Bridge", "Ticket"]
@@ -40,7 +40,7 @@ logger = logging.getLogger("martlet.server")
 class Ticket:
     """What one HTTP request waits for: the answers to its prompts, each a request in the engine."""
 
-    def __init__(self, bridge: Bridge, ticket_id: str, asked: Sequence[Asked], streams: bool) -> None:
+    def __init__(self, bridge: Bridge, ticket_id: str, asked: Sequence[Prepared], streams: bool) -> None:
         self.ticket_id = ticket_id
         self.cause: ApiError | None = None  # why the server cancelled it
         self.asked = asked
@@ -161,7 +161,7 @@ class Bridge:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    async def submit(self, ticket_id: str, asked: Sequence[Asked], *, streams: bool = False) -> Ticket:
+    async def submit(self, ticket_id: str, asked: Sequence[Prepared], *, streams: bool = False) -> Ticket:
         """Hand requests to the engine, all or none, and wait until they are accepted.
 
         RequestError if one can never run, CapacityError if the queue is full.

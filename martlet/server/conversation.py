@@ -14,8 +14,8 @@ from martlet.engine.prompts import ChatOptions, PromptTokens
 from martlet.errors import RequestError
 from martlet.server.body import Parsed, parse_body
 from martlet.server.bridge import Ticket
-from martlet.server.held import asked_structure, asked_tools, check_tools, joined, reasoned
 from martlet.server.protocol import ChatRequest, refuse_unsupported
+from martlet.server.response_format import asked_structure, asked_tools, check_tools, joined, reasoned
 from martlet.server.service import Service, service_of
 from martlet.server.tools.reply import ReplyParser
 

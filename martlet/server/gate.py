@@ -21,7 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from martlet.server.errors import ApiError, error_response
+from martlet.server.error_replies import ApiError, error_response
 from martlet.server.rates import RATE_HEADERS, Account, Rates
 from martlet.server.settings import ServerSettings
 

@@ -1,4 +1,4 @@
-"""The output items of a response, built from an answer's parts, and the events by which they grow (read `responses.py` first).
+"""The output items of a response, built from an answer's parts, and the events by which they grow (read `responses_api.py` first).
 
 Format: https://platform.openai.com/docs/api-reference/responses-streaming
 """

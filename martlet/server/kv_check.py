@@ -3,7 +3,7 @@
 An answer's logits are the same bits whenever they are computed, so nothing has to be kept of them: prompt and answer go through
 the model once more with the served KV types and once with f16, in a memory of their own, four rows at a time. A request that
 comes meanwhile waits for those four rows. One check is waiting or under way at most; who is not taken is counted, with why.
-Read `engine/kv_quality.py` next: what is measured.
+Read `observe/kv_quality.py` next: what is measured.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from martlet.config import Origin
 from martlet.engine.build import Built
-from martlet.engine.kv_quality import join, parts_of
 from martlet.engine.outputs import RequestOutput
 from martlet.errors import RequestError
 from martlet.kv_types import parse_kv_types
-from martlet.server.measures import Histogram
+from martlet.observe.kv_quality import join, parts_of
+from martlet.server.prometheus import Histogram
 from martlet.types import Request
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a server will listen with, looked at before a model is loaded for it (read `run.py` next).
+"""What a server will listen with, looked at before a model is loaded for it (read `lifecycle.py` next).
 
 A port that is taken, a socket's path that cannot be, or a certificate without its key is said in a line and at once, not in
 a traceback after the loading.

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from martlet.server.errors import ApiError
+from martlet.server.error_replies import ApiError
 from martlet.server.service import service_of
 
 __all__ = ["MINI_ROUTES"]

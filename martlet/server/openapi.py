@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from martlet.sampling_params import SamplingParams
 from martlet.server.body import SAMPLING_FIELDS, Body
-from martlet.server.messages import MessagesRequest
+from martlet.server.messages_api import MessagesRequest
 from martlet.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -29,7 +29,7 @@ from martlet.server.protocol import (
     UnloadAdapterRequest,
 )
 from martlet.server.replies import json_reply
-from martlet.server.responses import ResponsesRequest
+from martlet.server.responses_api import ResponsesRequest
 
 __all__ = ["description", "openapi"]
 

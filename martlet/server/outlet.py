@@ -1,4 +1,4 @@
-"""Where a stream's pieces leave without a task's turn: nearly all of them do (read `stream.py` first, which has the task).
+"""Where a stream's pieces leave without a task's turn: nearly all of them do (read `sse.py` first, which has the task).
 
     engine's thread ── send ──▸ a second handle of the socket      a few streams, whose task waits and has nothing to write
           │                          ▴ one of the two at a time
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from martlet.engine.outputs import Piece
-from martlet.server.wire import BoundedProtocol, chunk
+from martlet.server.http_protocol import BoundedProtocol, chunk
 
 __all__ = ["Numbered", "Outlet"]
 

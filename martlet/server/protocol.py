@@ -70,7 +70,7 @@ class GenerationRequest(Body):
     timeout: float | None = None  # that it may take in all
     return_timings: bool = True
     return_progress: bool = False  # a stream tells how much of the prompt has been read, while nothing comes yet
-    # What the answer is held to; `held.py` has the others.
+    # What the answer is held to; `response_format.py` has the others.
     structured_outputs: dict[str, Any] | None = None
     structural_tag: str | dict[str, Any] | None = None
     guided_json: str | bool | dict[str, Any] | None = None

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from martlet.server.errors import ApiError
+from martlet.server.error_replies import ApiError
 from martlet.server.settings import ServerSettings
 
 __all__ = ["RATE_HEADERS", "Account", "Bucket", "Rates"]

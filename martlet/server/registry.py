@@ -25,8 +25,8 @@ from martlet.engine.engine import Engine
 from martlet.engine.lora import open_adapter
 from martlet.errors import CapacityError, FormatError, MartletError, RequestError
 from martlet.server.body import parse_json, read_body
-from martlet.server.errors import ApiError
-from martlet.server.measures import Measures
+from martlet.server.error_replies import ApiError
+from martlet.server.prometheus import Measures
 from martlet.server.service import Service
 from martlet.server.tracing import PARENT
 

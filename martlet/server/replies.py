@@ -1,4 +1,4 @@
-"""Parts that several replies share: usage, log-probabilities, the JSON itself (read `chat.py` for their use)."""
+"""Parts that several replies share: usage, log-probabilities, the JSON itself (read `chat_api.py` for their use)."""
 
 from __future__ import annotations
 

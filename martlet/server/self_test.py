@@ -1,4 +1,4 @@
-"""Does the model that was loaded speak? A known one counts on before the port opens (read `state.py` for later checks).
+"""Does the model that was loaded speak? A known one counts on before the port opens (read `health.py` for later checks).
 
 A damaged file, a wrong kernel or rotation of positions gives fluent rubbish, or none, without any error. What a language model
 writes after "1, 2, 3, …" is known without running it, so there is nothing to be recorded and nothing to be out of date. Which models
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from martlet.engine.asking import Asker
 from martlet.engine.build import Built
 from martlet.engine.driver import Driver
 from martlet.engine.prompts import PromptTokens
+from martlet.engine.requests import RequestMaker
 from martlet.errors import MartletError
 
 __all__ = ["COUNTING", "EXPECTED", "check_model"]
@@ -28,7 +28,7 @@ def check_model(built: Built) -> bool:
     if (path.name, path.stat().st_size) not in COUNTS or "q4" in config.kv_dtype or config.backend == "null":
         return False
     prompt = PromptTokens(built.tokenizer.encode(COUNTING), COUNTING)
-    asked = Asker(built).asked("self-test", prompt, {"max_tokens": TOKENS, "temperature": 0.0})
+    asked = RequestMaker(built).asked("self-test", prompt, {"max_tokens": TOKENS, "temperature": 0.0})
     driver = Driver(built.engine, built.tokenizer)
     try:
         [output] = driver.run([asked])

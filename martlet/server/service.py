@@ -1,4 +1,4 @@
-"""The model as the routes see it: what is parsed, asked, awaited and counted for every endpoint (read `chat.py` next)."""
+"""The model as the routes see it: what is parsed, asked, awaited and counted for every endpoint (read `chat_api.py` next)."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
-from martlet.engine.asking import Asker
 from martlet.engine.build import Built
-from martlet.engine.driver import Asked
+from martlet.engine.driver import Prepared
 from martlet.engine.outputs import RequestOutput
 from martlet.engine.prompts import PromptTokens
+from martlet.engine.requests import RequestMaker
 from martlet.errors import ADAPTER_GONE, NOTHING_LEFT, RequestError
 from martlet.sched.queue import QUEUE_TIMEOUT
 from martlet.server import tracing
 from martlet.server.body import Body, Parsed, parse_body, parse_json, read_body
 from martlet.server.bridge import Bridge, Ticket
-from martlet.server.errors import ApiError
+from martlet.server.error_replies import ApiError
 from martlet.server.kv_check import KvCheck, KvChecked
-from martlet.server.measures import Measures
+from martlet.server.live_view import EngineView
+from martlet.server.prometheus import Measures
 from martlet.server.rates import Account
 from martlet.server.settings import ServerSettings
-from martlet.server.tools.formats import reasoning_format, tool_format
+from martlet.server.tools.call_formats import reasoning_format, tool_format
 from martlet.server.tools.reply import ReplyParser
-from martlet.server.view import EngineView
 from martlet.structured import Structured
 from martlet.types import Scheduling
 
@@ -54,7 +54,7 @@ class Service:
         """`measures` are those of the model's time before, if it was loaded already."""
         self.built = built
         self.settings = settings
-        self.asker = Asker(built)
+        self.asker = RequestMaker(built)
         self.model = settings.model_name or Path(built.config.model).name.removesuffix(".gguf")
         self.tools = tool_format(settings.tool_parser, built.template.source)
         self.reasoning = reasoning_format(settings.reasoning_parser, built.template.source)
@@ -131,7 +131,7 @@ class Service:
                 code="model_not_found",
             )
 
-    def ask(self, request_id: str, prompt: PromptTokens, params: dict[str, Any], wishes: Scheduling) -> Asked:
+    def ask(self, request_id: str, prompt: PromptTokens, params: dict[str, Any], wishes: Scheduling) -> Prepared:
         """A request for the engine; where no length is asked for, to the end of the context."""
         if self.tracing is not None:
             self.tracing.asked(request_id)
@@ -176,7 +176,7 @@ class Service:
 
     # -- answers ---------------------------------------------------------------------------------------------------
     async def submit(
-        self, request: Request, ticket_id: str, asked: Sequence[Asked], *, streams: bool, timeout_s: float | None
+        self, request: Request, ticket_id: str, asked: Sequence[Prepared], *, streams: bool, timeout_s: float | None
     ) -> Ticket:
         """Hand requests to the engine, on their caller's account; `timeout_s` seconds later they are cancelled."""
         if self.draining:
@@ -198,14 +198,14 @@ class Service:
             asyncio.get_running_loop().call_later(min(limits), ticket.cancel, late)
         return ticket
 
-    def _most_tokens(self, asked: Asked) -> int:
+    def _most_tokens(self, asked: Prepared) -> int:
         """The prompt, and the most that may come of it within the context; RequestError where nothing ever can."""
         n_prompt, params = len(asked.request.prompt_ids), asked.request.params
         return n_prompt + max(params.n, params.best_of or 1) * (
             self.built.engine.scheduler.limit_of(asked.request) - n_prompt
         )
 
-    async def _accepted(self, ticket_id: str, asked: Sequence[Asked], streams: bool) -> Ticket:
+    async def _accepted(self, ticket_id: str, asked: Sequence[Prepared], streams: bool) -> Ticket:
         try:
             return await self.bridge.submit(ticket_id, asked, streams=streams)
         except RequestError as error:
@@ -213,7 +213,7 @@ class Service:
                 raise
             return await self.bridge.submit(ticket_id, self._with_new_adapter(asked), streams=streams)
 
-    def _with_new_adapter(self, asked: Sequence[Asked]) -> list[Asked]:
+    def _with_new_adapter(self, asked: Sequence[Prepared]) -> list[Prepared]:
         """Requests whose adapter was replaced while they were read, with the one that has its name now."""
         found = self.built.adapters.get(self.model)
         if found is None:

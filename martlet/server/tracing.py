@@ -1,4 +1,4 @@
-"""Requests as OpenTelemetry spans, for those who ask for them (`--otlp-endpoint`, the `otel` extra); read `measures.py` first.
+"""Requests as OpenTelemetry spans, for those who ask for them (`--otlp-endpoint`, the `otel` extra); read `prometheus.py` first.
 
 One span a request, with its queue, prefill and decode as spans inside it, made when it has ended from the times that are kept
 anyway: tracing costs a step nothing. A client's `traceparent` header makes it part of the client's trace. Names of attributes:

@@ -1,4 +1,4 @@
-"""The pages: a chat at /, the view of the engine at /engine, and the stream that feeds it (read `static/chat.js` next, `view.py`).
+"""The pages: a chat at /, the view of the engine at /engine, and the stream that feeds it (read `static/chat.js` next, `live_view.py`).
 
 The pages are static files without secrets, so they need no API key; what they then ask for does, and they ask their user
 for one. They load nothing from any other host, and their policy (CSP) lets no script run but those files', also where a
@@ -18,10 +18,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from martlet.server.errors import ApiError
+from martlet.server.error_replies import ApiError
 from martlet.server.registry import registry_of
 from martlet.server.service import Service, left, service_of
-from martlet.server.stream import KEEP_ALIVE
+from martlet.server.sse import KEEP_ALIVE
 
 __all__ = ["WEB_ROUTES", "engine_events"]
 

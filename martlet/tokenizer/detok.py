@@ -1,4 +1,4 @@
-"""From token ids back to text, piece by piece (read `chat.py` next for the way from messages to ids).
+"""From token ids back to text, piece by piece (read `chat_template.py` next for the way from messages to ids).
 
     ids → bytes → whole characters → text that can no longer be part of a stop string → the caller
 

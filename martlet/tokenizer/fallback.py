@@ -1,4 +1,4 @@
-"""Chat templates for models whose file has none (read `chat.py` next).
+"""Chat templates for models whose file has none (read `chat_template.py` next).
 
 The control tokens of the vocabulary tell which form a model was trained on; a model without any gets plain text. A
 fallback is a guess, so whoever uses one is told.

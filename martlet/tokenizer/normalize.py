@@ -1,4 +1,4 @@
-"""The normalisers that a tokenizer.json may ask for (read `hf.py` next).
+"""The normalisers that a tokenizer.json may ask for (read `from_json.py` next).
 
 Each object of the file's `normalizer` becomes a function from text to text, with the meaning that the `tokenizers`
 library documents for it.

@@ -1,4 +1,4 @@
-"""The pre-tokenizers that a tokenizer.json may ask for, as steps of a pipeline (read `hf.py` next; `split.py` has the
+"""The pre-tokenizers that a tokenizer.json may ask for, as steps of a pipeline (read `from_json.py` next; `split.py` has the
 ones that GGUF names).
 
 A step cuts a piece at the matches of a pattern. What becomes of a match is the `behavior`: dropped, a piece of its own,

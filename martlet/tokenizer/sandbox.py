@@ -1,4 +1,4 @@
-"""Jinja2 for chat templates, which come with model files and are not to be trusted (read `budget.py` for the limits).
+"""Jinja2 for chat templates, which come with model files and are not to be trusted (read `render_budget.py` for the limits).
 
 On top of Jinja2's immutable sandbox: every loop body, macro, call, filter, operator and literal of the compiled
 template asks the `Budget` first. The additions that published templates use are those of `apply_chat_template` in
@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from martlet.tokenizer.budget import Budget, TemplateLimitError, check_format
+from martlet.tokenizer.render_budget import Budget, TemplateLimitError, check_format
 
 __all__ = ["SecurityError", "TemplateRaisedError", "compile_template", "names_read", "run_template"]
 

@@ -3,7 +3,7 @@
 A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`); `PRE_TOKENIZERS` holds the rules of each name as published
 in the model's own tokenizer.json (patterns are facts of the model; the names and their grouping are llama.cpp's,
 src/llama-vocab.cpp). A rule list is a pipeline: each pattern cuts every piece left by the one before into its matches
-and the gaps between them, and loses nothing. `hf.py` builds the same pipeline from a tokenizer.json.
+and the gaps between them, and loses nothing. `from_json.py` builds the same pipeline from a tokenizer.json.
 """
 
 from __future__ import annotations

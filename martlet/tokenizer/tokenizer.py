@@ -13,8 +13,8 @@ from typing import Any
 
 from martlet.errors import RequestError
 from martlet.tokenizer.bpe import text_bytes, token_text_bytes
-from martlet.tokenizer.hf import parts_from_hf
-from martlet.tokenizer.metadata import Parts, parts_from_metadata
+from martlet.tokenizer.from_gguf import Parts, parts_from_metadata
+from martlet.tokenizer.from_json import parts_from_hf
 from martlet.tokenizer.special import AddedTokenFinder, LiteralSpans
 from martlet.tokenizer.spm import SPACE
 from martlet.tokenizer.vocab import TokenType

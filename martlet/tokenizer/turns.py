@@ -1,4 +1,4 @@
-"""A chat's own tokens, kept: the next turn's prompt repeats them instead of cutting the text anew (read `chat.py` first).
+"""A chat's own tokens, kept: the next turn's prompt repeats them instead of cutting the text anew (read `chat_template.py` first).
 
 A model may spell a text in other tokens than the tokenizer would. If the next prompt is tokenized from text, it leaves
 the cached path there, and everything after is computed again. So the ids of each answer are kept with the text that
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from martlet.tokenizer.chat import ChatTemplate, RenderedChat
+from martlet.tokenizer.chat_template import ChatTemplate, RenderedChat
 from martlet.tokenizer.detok import Detokenizer
 from martlet.tokenizer.tokenizer import Tokenizer
 

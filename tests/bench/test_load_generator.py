@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from martlet.bench.http_stream import Answer, Target, ask
-from martlet.bench.load import Load, LoadRun, bodies, read_dataset, run_load
+from martlet.bench.load_generator import Load, LoadRun, bodies, read_dataset, run_load
 from martlet.bench.load_report import load_chart, load_compare, load_summary, load_table, read_slo
 from martlet.cli import main
 from martlet.errors import RequestError

@@ -141,7 +141,7 @@ def test_an_adapter_that_is_removed_lasts_to_the_end_of_its_requests(
 def test_the_last_slot(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than there are slots is refused; a slot that is free again is used again."""
     from martlet.errors import CapacityError
-    from martlet.runtime import adapters
+    from martlet.runtime import lora as adapters
 
     monkeypatch.setattr(adapters, "MAX_ADAPTERS", 1)
     with opened(paths, loads=False) as llm:

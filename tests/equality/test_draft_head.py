@@ -18,10 +18,10 @@ from tiny_model import C, V, write_tiny_model
 from martlet import LLM, SamplingParams
 from martlet.errors import FormatError, MartletError, RequestError, UnsupportedError
 from martlet.formats.checkpoint import open_checkpoint
-from martlet.models.adapters import Adapter
 from martlet.models.decoder import Features, forward, hidden_states
-from martlet.models.heads import CODES, OUTPUT_CODES, open_head
-from martlet.models.load import load_model
+from martlet.models.eagle_head import CODES, OUTPUT_CODES, open_head
+from martlet.models.lora import Adapter
+from martlet.models.weights import load_model
 from martlet.ops.interface import StepInputs, StepLimits
 from martlet.ops.reference import ReferenceBackend
 from martlet.quant.encode import encode

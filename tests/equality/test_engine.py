@@ -16,7 +16,7 @@ from martlet.errors import CapacityError, FormatError, OracleError, RequestError
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.llm import LLM, RequestOutput
 from martlet.models.decoder import forward
-from martlet.models.load import load_model
+from martlet.models.weights import load_model
 from martlet.ops.interface import StepInputs, StepLimits
 from martlet.ops.oracle import OracleBackend
 from martlet.ops.reference import ReferenceBackend

@@ -9,13 +9,13 @@ import pytest
 from tiny_model import write_tiny_model
 
 from martlet.formats.checkpoint import open_checkpoint
-from martlet.models.load import load_model
+from martlet.models.weights import load_model
 from martlet.ops.cpu.backend import CpuBackend
 from martlet.ops.cpu.isa import ISAS
 from martlet.ops.null import NullBackend
 from martlet.ops.oracle import OracleBackend
 from martlet.ops.reference import ReferenceBackend
-from martlet.runtime.identity import kv_fingerprint
+from martlet.runtime.fingerprint import kv_fingerprint
 
 
 @pytest.fixture(scope="module")

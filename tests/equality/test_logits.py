@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.decoder import forward
-from martlet.models.load import load_model
+from martlet.models.weights import load_model
 from martlet.ops.cpu.backend import CpuBackend
 from martlet.ops.interface import StepInputs, StepLimits
 

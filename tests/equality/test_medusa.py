@@ -15,7 +15,7 @@ from tiny_model import C, V, write_tiny_model
 
 from martlet import LLM, SamplingParams
 from martlet.errors import FormatError, MartletError, UnsupportedError
-from martlet.models.heads import CODES, OUTPUT_CODES
+from martlet.models.eagle_head import CODES, OUTPUT_CODES
 from martlet.quant.encode import encode
 from martlet.quant.ggml import decode
 from martlet.quant.table import BlockType, RawTensor

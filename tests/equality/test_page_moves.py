@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from martlet.ops.reference import ReferenceBackend
+from martlet.runtime.disk_file import DiskFile, open_tier
+from martlet.runtime.disk_format import Owner
 from martlet.runtime.page_moves import Moved, PageMoves, page_bytes
-from martlet.runtime.tier_file import TierFile, open_tier
-from martlet.runtime.tier_format import Owner
 from martlet.types import Copy, Load, PageId, Save, SlotId, StepPlan
 
 PAGE, N_PAGES = 4, 6
@@ -22,7 +22,7 @@ EMPTY = StepPlan(1, ())
 class Pages:
     """Two layers of different shapes; `fill` makes a page's content its number's, in each layer another."""
 
-    def __init__(self, tier: TierFile | None = None) -> None:
+    def __init__(self, tier: DiskFile | None = None) -> None:
         self.ops = ReferenceBackend()
         self.caches = [
             self.ops.kv_cache(N_PAGES, PAGE, 2, 8, "f16"),
@@ -50,7 +50,7 @@ class Pages:
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[TierFile]:
+def tier(tmp_path: Path) -> Iterator[DiskFile]:
     size = page_bytes(ReferenceBackend(), Pages().caches)
     assert size == 2 * PAGE * 16 * 2 + 2 * PAGE * 16 * 4
     made = open_tier(tmp_path, 1 << 19, Owner("m", "f", "f16", PAGE, size))
@@ -71,7 +71,7 @@ def copy(source: int, target: int) -> Copy:
     return Copy(PageId(source), PageId(target))
 
 
-def test_saves_come_before_loads_and_loads_before_copies(tier: TierFile) -> None:
+def test_saves_come_before_loads_and_loads_before_copies(tier: DiskFile) -> None:
     pages = Pages(tier)
     moved = pages.moves.run(
         replace(EMPTY, saves=(save(1, 0), save(2, 5)), loads=(load(5, 1), load(0, 3)), copies=(copy(1, 0), copy(3, 4)))
@@ -81,7 +81,7 @@ def test_saves_come_before_loads_and_loads_before_copies(tier: TierFile) -> None
     assert moved.load_s > 0.0
 
 
-def test_what_fails_is_told_and_touches_no_page(tier: TierFile) -> None:
+def test_what_fails_is_told_and_touches_no_page(tier: DiskFile) -> None:
     pages = Pages(tier)
     moved = pages.moves.run(replace(EMPTY, saves=(save(1, 0), save(1, 200)), loads=(load(3, 2), load(0, 4))))
     assert (moved.failed_saves, moved.failed_loads) == ((SlotId(200),), (SlotId(3),))
@@ -97,7 +97,7 @@ def test_without_a_tier_copies_are_done_and_the_rest_fails() -> None:
     assert pages.moves.probe(PageId(0)) is None
 
 
-def test_the_probe_leaves_nothing_behind(tier: TierFile) -> None:
+def test_the_probe_leaves_nothing_behind(tier: DiskFile) -> None:
     pages = Pages(tier)
     seconds = pages.moves.probe(PageId(3))
     assert seconds is not None

@@ -13,7 +13,7 @@ from tiny_model import END, write_tiny_model
 
 from martlet import LLM, SamplingParams
 from martlet.errors import RequestError
-from martlet.sample.draft import Proposal, Wish
+from martlet.speculate.ngram import DraftRequest, Proposal
 from martlet.structured import Structured
 
 HALF = (65, 66)
@@ -31,12 +31,12 @@ class Oracle:
     def read(self, seq: Any, ids: Sequence[int], most: int) -> int:
         return 0
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
         return [self._guess(wish) for wish in wishes]
 
     def forget(self, seqs: Any) -> None: ...
 
-    def _guess(self, wish: Wish) -> Proposal | None:
+    def _guess(self, wish: DraftRequest) -> Proposal | None:
         for prompt, answer in self.answers.items():
             if tuple(wish.ids[: len(prompt)]) == prompt:
                 done = len(wish.ids) - len(prompt)

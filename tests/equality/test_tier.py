@@ -10,7 +10,7 @@ import pytest
 from tiny_model import write_tiny_model
 
 from martlet import LLM, SamplingParams
-from martlet.runtime.tier_file import TierFile
+from martlet.runtime.disk_file import DiskFile
 from martlet.sched.cost import CostModel
 from martlet.sched.scheduler import Scheduler
 from martlet.sched.write_behind import WriteBehind
@@ -114,24 +114,24 @@ def test_a_disk_that_fails_at_random_changes_nothing(
     tiny_path: Path, plain: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = random.Random(seed)
-    whole = {"save": TierFile.save, "load": TierFile.load}
+    whole = {"save": DiskFile.save, "load": DiskFile.load}
     failed = {"save": 0, "load": 0}
 
-    def save(self: TierFile, save: Save, page: memoryview) -> bool:
+    def save(self: DiskFile, save: Save, page: memoryview) -> bool:
         if rng.random() < 0.05:
             failed["save"] += 1
             return False
         return whole["save"](self, save, page)
 
-    def load(self: TierFile, load: Load, out: memoryview) -> bool:
+    def load(self: DiskFile, load: Load, out: memoryview) -> bool:
         if rng.random() < 0.2:
             failed["load"] += 1
             out[:] = bytes([rng.randrange(256)]) * len(out)
             return False
         return whole["load"](self, load, out)
 
-    monkeypatch.setattr(TierFile, "save", save)
-    monkeypatch.setattr(TierFile, "load", load)
+    monkeypatch.setattr(DiskFile, "save", save)
+    monkeypatch.setattr(DiskFile, "load", load)
     options: Any = {"kv_memory": 10 * PAGE_BYTES, "max_context": CONTEXT, "threads": 1, "kv_disk": str(tmp_path)}
     with LLM(str(tiny_path), **options) as llm:
         answers, loaded = run(llm, 0, N_REQUESTS, 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from martlet.grammar.json_schema import SchemaOptions, schema_start
-from martlet.grammar.types import State
+from martlet.grammar.states import State
 from martlet.grammar.vocabulary import Vocabulary
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "json_schema"

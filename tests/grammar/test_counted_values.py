@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from martlet.grammar.json.counting import few_strings, n_strings
-from martlet.grammar.json.nodes import SchemaError
+from martlet.grammar.json.schema_nodes import SchemaError
 from martlet.grammar.json.sets import Texts
 from martlet.grammar.json_schema import SchemaOptions, compile_schema, schema_start
 from martlet.grammar.language import Language

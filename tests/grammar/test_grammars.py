@@ -17,7 +17,7 @@ from martlet.grammar.matcher import Grammar
 from martlet.grammar.pushdown import grammar_state
 from martlet.grammar.regex_parse import Chars, Choice, Repeat, Row
 from martlet.grammar.rules import Ref, Rule
-from martlet.grammar.types import State
+from martlet.grammar.states import State
 from martlet.grammar.vocabulary import Vocabulary
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "gbnf"

@@ -10,8 +10,8 @@ from decimal import Decimal
 import pytest
 
 from martlet.errors import RequestError
-from martlet.grammar.formats import FORMATS, format_language
 from martlet.grammar.numbers import Bound, Digits, number_language
+from martlet.grammar.string_formats import FORMATS, format_language
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from martlet.errors import RequestError
-from martlet.grammar.json.nodes import SchemaError
+from martlet.grammar.json.schema_nodes import SchemaError
 from martlet.grammar.json_schema import SchemaOptions, compile_schema, coverage, schema_start
-from martlet.grammar.types import Limits
+from martlet.grammar.states import Limits
 from tests.grammar.schema_texts import EOS, accepts, meets, vocabulary
 
 NODE = {

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from martlet.grammar.json.nodes import SchemaError
+from martlet.grammar.json.schema_nodes import SchemaError
 from martlet.grammar.json_schema import SchemaOptions, schema_start
 from martlet.grammar.numbers import Digits
-from martlet.grammar.types import State
+from martlet.grammar.states import State
 from tests.grammar.schema_texts import ANY_ORDER, accepts, text_of
 
 jsonschema = pytest.importorskip("jsonschema")

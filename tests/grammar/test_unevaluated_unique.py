@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from martlet.errors import RequestError
-from martlet.grammar.json.nodes import SchemaError
+from martlet.grammar.json.schema_nodes import SchemaError
 from martlet.grammar.json_schema import coverage, schema_start
 from tests.grammar.schema_texts import ANY_ORDER, accepts, meets, text_of
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from martlet.models.adapters import _layer_shapes
+from martlet.models.lora import _layer_shapes
 from martlet.spec import ModelSpec
 
 __all__ = ["HF_NAMES", "random_updates", "write_gguf_adapter", "write_peft"]

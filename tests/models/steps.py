@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.decoder import forward, hidden_states
-from martlet.models.load import load_model
+from martlet.models.weights import load_model
 from martlet.ops.interface import Backend, StepInputs, StepLimits
 from martlet.ops.reference import ReferenceBackend
 

@@ -17,10 +17,10 @@ from tiny import IDS, golden, interleave, write_gguf, write_hf
 
 from martlet.errors import FormatError, MartletError, UnsupportedError
 from martlet.formats.checkpoint import open_checkpoint
-from martlet.models.adapters import read_adapter, with_adapters
 from martlet.models.decoder import forward
 from martlet.models.families import spec_of
-from martlet.models.load import load_model
+from martlet.models.lora import read_adapter, with_adapters
+from martlet.models.weights import load_model
 from martlet.ops.interface import StepInputs, StepLimits
 from martlet.ops.reference import ReferenceBackend
 from martlet.spec import ModelSpec

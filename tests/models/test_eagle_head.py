@@ -34,7 +34,7 @@ from train_eagle import new_head
 from martlet import LLM
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models import decoder
-from martlet.models.load import load_model
+from martlet.models.weights import load_model
 from martlet.ops.interface import StepInputs, StepLimits
 from martlet.ops.reference import ReferenceBackend
 

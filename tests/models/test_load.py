@@ -17,7 +17,7 @@ from martlet.engine.build import plan_for
 from martlet.errors import FormatError, UnsupportedError
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.families import FAMILIES, spec_of
-from martlet.models.load import load_model, steep_layers
+from martlet.models.weights import load_model, steep_layers
 from martlet.ops.null import NullBackend
 
 Change = Callable[[dict[str, Any], dict[str, np.ndarray]], None]

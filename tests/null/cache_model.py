@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from martlet.cache.disk_slots import DiskSlots
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import Match, RadixCache
-from martlet.cache.tiers import TierSlots
 from martlet.types import CacheUse, Copy, Load, PageId, Save, SlotId
 
 SIZE = 4
@@ -62,7 +62,7 @@ class Model:
 
     def _begin(self) -> None:
         self.pool = PagePool(self.n_pages, SIZE)
-        self.tier = None if self.n_slots is None else TierSlots(self.n_slots)
+        self.tier = None if self.n_slots is None else DiskSlots(self.n_slots)
         self.cache = RadixCache(self.pool, share_tokens=self.share_tokens, tier=self.tier, fair=self.fair)
         self.cells: dict[PageId, list[Cell]] = {}
         self.live: list[Seq] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.models.adapters import Adapter
+from martlet.models.lora import Adapter
 from martlet.types import Load, PageId, Sampled, SeqId, SlotId, Span, StepPlan, StepResult, TokenLogprobs
 from martlet.types import Sequence as EngineSequence
 

@@ -9,13 +9,13 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
+from martlet.cache.disk_slots import DiskSlots
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
-from martlet.cache.tiers import TierSlots
 from martlet.drafts import Draft
 from martlet.errors import CapacityError, RequestError
 from martlet.sampling_params import SamplingParams
-from martlet.sched.growth import MAX_PREEMPTED
+from martlet.sched.page_reserve import MAX_PREEMPTED
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.types import Event, FinishReason, Load, Request, Scheduling, SeqId, Sequence, StepPlan
@@ -80,7 +80,7 @@ class Soak:
         self.options = options
         self.pool = PagePool(options.n_pages, options.page_size)
         share = options.share_pages * options.page_size or 1
-        tier = TierSlots(options.n_slots) if options.n_slots else None
+        tier = DiskSlots(options.n_slots) if options.n_slots else None
         self.cache = (
             RadixCache(self.pool, share_tokens=share, tier=tier, fair=options.policy == "fair")
             if options.cache

@@ -13,12 +13,12 @@ import pytest
 
 from martlet.cache.pages import PagePool
 from martlet.drafts import Branch
-from martlet.engine import capsule as capsule_module
-from martlet.engine.capsule import CapsuleWriter, params_row, read_capsule
 from martlet.engine.engine import Engine
-from martlet.engine.replay import differences, replay, replay_options, verdict
-from martlet.engine.schedule import Schedule, ScheduleLimits
 from martlet.errors import FormatError, MartletError, RequestError
+from martlet.observe import capsule as capsule_module
+from martlet.observe.capsule import CapsuleWriter, params_row, read_capsule
+from martlet.observe.capsule_plans import Schedule, ScheduleLimits
+from martlet.observe.capsule_replay import differences, replay, replay_options, verdict
 from martlet.ops.interface import StepLimits
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits

@@ -14,10 +14,10 @@ import pytest
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.engine.engine import Engine
-from martlet.sample.draft import Proposal, Wish
-from martlet.sample.tree import GuessTree
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.speculate.ngram import DraftRequest, Proposal
+from martlet.speculate.tree import GuessTree
 from martlet.types import Request, SeqId
 from martlet.types import Sequence as Running
 from tests.null.scripted import ScriptedExecutor
@@ -43,12 +43,12 @@ class Guesser:
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
         return 0
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
         return [self._guess(wish) for wish in wishes]
 
     def forget(self, seqs: Any) -> None: ...
 
-    def _guess(self, wish: Wish) -> Proposal | None:
+    def _guess(self, wish: DraftRequest) -> Proposal | None:
         seq = self.seqs[wish.seq]
         if self.trees:
             return self._tree(seq, wish)
@@ -57,7 +57,7 @@ class Guesser:
             ids.append(token(seq, number) if self.rng.random() < self.right else 77)
         return Proposal(tuple(ids), (0,) * len(ids)) if ids else None
 
-    def _tree(self, seq: Running, wish: Wish) -> Proposal | None:
+    def _tree(self, seq: Running, wish: DraftRequest) -> Proposal | None:
         """The right guess, if it is one of them, after a random one of all guesses so far, and wrong ones anywhere."""
         rng, tree, right = self.rng, GuessTree(replace(wish, share=lambda kind: self.rng.random())), [-1]
         places = [-1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from martlet.engine.explain import CacheReport, explain_cache
 from martlet.metrics import RequestMetrics
+from martlet.observe.cache_report import CacheReport, explain_cache
 from martlet.types import CacheUse, MissReason
 from tests.system.scripted_llm import byte_tokenizer
 

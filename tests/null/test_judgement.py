@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from martlet.drafts import Draft
-from martlet.engine.speculation import MOST_JUDGED, Speculator
 from martlet.metrics import SpeculationTotals
-from martlet.sample.draft import Proposal, Wish
-from martlet.sample.tree import GuessTree
 from martlet.sampling_params import SamplingParams
 from martlet.sched.cost import CostModel, RowTimes, Work
+from martlet.speculate.judge import MOST_JUDGED, Speculator
+from martlet.speculate.ngram import DraftRequest, Proposal
+from martlet.speculate.tree import GuessTree
 from martlet.types import Request, SeqId
 from martlet.types import Sequence as Running
 
@@ -43,7 +43,7 @@ class Judged:
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
         return 0
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
         return [Proposal((7,) * wish.most, (0,) * wish.most) for wish in wishes]
 
     def forget(self, seqs: Any) -> None: ...
@@ -129,7 +129,7 @@ class Costly:
 
     def forget(self, seqs: Any) -> None: ...
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
         self.n_asked += 1
         [wish] = wishes
         tree, place = GuessTree(wish), -1
@@ -192,7 +192,7 @@ class Unsure:
 
     def forget(self, seqs: Any) -> None: ...
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
         [wish] = wishes
         self.n_trees, self.n_chains = self.n_trees + (wish.width > 1), self.n_chains + (wish.width == 1)
         self.seconds += self.tree_s if wish.width > 1 else 0.0
@@ -275,7 +275,7 @@ class Vain(Judged):
         super().__init__(0.3, n)
         self.speculator = Speculator(self, self.cost, lambda: self.asking_s)
 
-    def propose(self, wishes: Sequence[Wish]) -> list[Proposal | None]:
+    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
         self.n_asked += 1
         self.asking_s += 0.01 * machine(self.n)
         return super().propose(wishes)

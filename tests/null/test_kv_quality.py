@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from martlet.commands.kvcheck import warnings_of
-from martlet.engine.kv_quality import choose_types, compare
 from martlet.kv_types import KvTypes, parse_kv_types
+from martlet.observe.kv_quality import choose_types, compare
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm
 
 F16, Q8, Q4 = (parse_kv_types(name) for name in ("f16", "q8", "q4"))

@@ -12,7 +12,7 @@ from martlet.errors import RequestError
 from martlet.kv_types import KV_TYPES, RECENT_TOKENS, parse_kv_types, share_tokens
 from martlet.machine import MachineLimits
 from martlet.ops.interface import StepLimits
-from martlet.runtime.recent import RecentGroups, recent_pages
+from martlet.runtime.f16_window import F16Window, recent_pages
 
 PAGE = 32
 
@@ -120,7 +120,7 @@ def test_where_the_newest_positions_go() -> None:
     """Pages of 32 in groups of 64, two sequences: 2 * 2 * 3 = 12 pages are kept, and 300 tokens pass through 10."""
     pages = recent_pages(StepLimits(300, 2, 1, 16), PAGE)
     assert (pages.kept, pages.passing) == (12, 10)
-    groups, held, table = RecentGroups(pages, PAGE), {}, np.full(16, -1, np.int32)
+    groups, held, table = F16Window(pages, PAGE), {}, np.full(16, -1, np.int32)
     groups.begin_step()
     groups.place(held, 0, 270, table)  # groups 0 and 4 are kept, 1 to 3 pass
     assert table[:10].tolist() == [0, 1, 12, 13, 14, 15, 16, 17, 2, 3]
@@ -135,7 +135,7 @@ def test_where_the_newest_positions_go() -> None:
 
 
 def test_a_refused_draft_goes_back_into_the_group_before() -> None:
-    groups, held = RecentGroups(recent_pages(StepLimits(64, 1, 1, 8), PAGE), PAGE), {}
+    groups, held = F16Window(recent_pages(StepLimits(64, 1, 1, 8), PAGE), PAGE), {}
     table = np.zeros(8, np.int32)
     groups.place(held, 0, 62, table)
     groups.begin_step()
@@ -148,7 +148,7 @@ def test_a_refused_draft_goes_back_into_the_group_before() -> None:
 
 
 def test_a_sequence_that_starts_inside_a_group_it_does_not_hold_is_our_mistake() -> None:
-    groups = RecentGroups(recent_pages(StepLimits(64, 1, 1, 8), PAGE), PAGE)
+    groups = F16Window(recent_pages(StepLimits(64, 1, 1, 8), PAGE), PAGE)
     with pytest.raises(AssertionError, match="inside a group"):
         groups.place({}, 32, 4, np.zeros(8, np.int32))
 
@@ -156,7 +156,7 @@ def test_a_sequence_that_starts_inside_a_group_it_does_not_hold_is_our_mistake()
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 150), st.booleans()), max_size=60))
 def test_groups_are_never_short_and_never_shared(steps: list[tuple[int, int, bool]]) -> None:
     """Four sequences that advance, start over and end at random: what they hold is disjoint and survives their next span."""
-    groups = RecentGroups(recent_pages(StepLimits(150, 4, 1, 400), PAGE), PAGE)
+    groups = F16Window(recent_pages(StepLimits(150, 4, 1, 400), PAGE), PAGE)
     held: list[dict[int, int]] = [{} for _ in range(4)]
     lengths = [0] * 4
     for who, count, restart in steps:

@@ -12,13 +12,14 @@ RANKS = {
     name: rank
     for rank, names in enumerate(
         (
-            "types drafts errors config spec kv_types sampling_params structured metrics machine notes offline",
+            "types drafts errors config spec kv_types sampling_params structured metrics machine offline saved_measurements",
             "quant tokenizer",
             "formats",
             "ops",
             "grammar",
             "models cache sample",
             "sched runtime",
+            "speculate observe",
             "engine",
             "disagg",
             "server llm cli commands hub wheels bench __init__ __main__",
@@ -26,6 +27,7 @@ RANKS = {
     )
     for name in names.split()
 }
+TOP = RANKS["llm"]
 MODULES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -55,7 +57,7 @@ def test_imports_point_downwards(path: Path) -> None:
     own = part_of(path)
     for name in imported(TREES[path]) - {"LLM", "SamplingParams", "__version__"}:
         assert name in RANKS, f"{name} has no rank: give it one here and in docs/architecture.md"
-        same_folder = name == own or RANKS[own] == RANKS[name] in (0, 9)
+        same_folder = name == own or RANKS[own] == RANKS[name] in (0, TOP)
         assert RANKS[name] < RANKS[own] or same_folder, f"{own} (rank {RANKS[own]}) imports {name} ({RANKS[name]})"
 
 
@@ -133,10 +135,10 @@ def test_scheduler_and_cache_know_integers_only(folder: str) -> None:
 def test_asyncio_meets_threads_in_two_files() -> None:
     """Only server/ knows asyncio, and only bridge.py and its outlet.py know both it and the engine's thread."""
     users = {path.relative_to(ROOT) for path, tree in TREES.items() if "asyncio" in modules(tree)}
-    client = {Path("bench/http_stream.py"), Path("bench/load.py")}  # which asks servers, and knows no engine
+    client = {Path("bench/http_stream.py"), Path("bench/load_generator.py")}  # which asks servers, and knows no engine
     assert {path.parts[0] for path in users - client} == {"server"}
     both = [path for path in users if "threading" in modules(TREES[ROOT / path])]
-    found = sorted(str(path) for path in both if path.name != "run.py")  # run.py asks which thread it is
+    found = sorted(str(path) for path in both if path.name != "lifecycle.py")  # which asks what thread it is
     assert found == ["server/bridge.py", "server/outlet.py"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from martlet.config import EngineConfig, resolve_config
-from martlet.engine.plan import OVERHEAD_BYTES, Footprint, context_table, plan_memory, step_limits
+from martlet.engine.memory import OVERHEAD_BYTES, Footprint, context_table, plan_memory, step_limits
 from martlet.errors import CapacityError, RequestError
 from martlet.machine import MachineLimits
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm

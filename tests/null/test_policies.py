@@ -13,7 +13,7 @@ from martlet.config import SCHEDULING_POLICIES
 from martlet.errors import CapacityError
 from martlet.sampling_params import SamplingParams
 from martlet.sched.cost import Work
-from martlet.sched.growth import MAX_PREEMPTED
+from martlet.sched.page_reserve import MAX_PREEMPTED
 from martlet.sched.planner import NO_DRAFTS, Drafts
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits

@@ -6,7 +6,7 @@ import pytest
 from cache_model import SIZE, Model
 
 from martlet.cache import nodes
-from martlet.cache.explain import Evicted
+from martlet.cache.miss_reason import Evicted
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.types import MissReason, PageId

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from martlet.cache.disk_slots import DiskSlots
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
-from martlet.cache.tiers import TierSlots
 from martlet.engine.engine import Engine
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
@@ -32,7 +32,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.pool = PagePool(self.n_pages, PAGE)
-        tier = TierSlots(self.n_slots) if self.n_slots else None
+        tier = DiskSlots(self.n_slots) if self.n_slots else None
         self.cache = RadixCache(self.pool, tier=tier) if self.cached else None
         self.scheduler = Scheduler(self.pool, SchedulerLimits(64, self.tokens, self.seqs, 8), cache=self.cache)
         self.executor = ScriptedExecutor(self.script, PAGE, self._fails)

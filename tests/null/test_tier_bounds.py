@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from martlet.runtime.tier_file import open_tier, remove_file, stored_files
-from martlet.runtime.tier_format import MAX_SLOTS
+from martlet.runtime.disk_file import open_tier, remove_file, stored_files
+from martlet.runtime.disk_format import MAX_SLOTS
 from tests.null.test_tier_file import (
     MIB,
     NEW,

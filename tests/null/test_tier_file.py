@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from martlet.runtime import tier_file
-from martlet.runtime.tier_file import TierFile, open_tier, stored_files
-from martlet.runtime.tier_format import Layout, Owner, read_owner, read_table
+from martlet.runtime import disk_file as tier_file
+from martlet.runtime.disk_file import DiskFile, open_tier, stored_files
+from martlet.runtime.disk_format import Layout, Owner, read_owner, read_table
 from martlet.types import Load, PageId, Save, SlotId
 
 OWNER = Owner("A model", "f" * 16, "f16", 32, 10_000)
@@ -41,19 +41,19 @@ def page_of(number: int, size: int = 10_000) -> memoryview:
     return memoryview(random.Random(number).randbytes(size))
 
 
-def loaded(tier: TierFile, slot: int, number: int) -> bytes | None:
+def loaded(tier: DiskFile, slot: int, number: int) -> bytes | None:
     out = bytearray(OWNER.page_bytes)
     return bytes(out) if tier.load(Load(SlotId(slot), PageId(0), key(number)), memoryview(out)) else None
 
 
-def opened(folder: Path, most_bytes: int = MIB, owner: Owner = OWNER) -> TierFile:
+def opened(folder: Path, most_bytes: int = MIB, owner: Owner = OWNER) -> DiskFile:
     tier = open_tier(folder, most_bytes, owner)
     assert tier is not None
     return tier
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[TierFile]:
+def tier(tmp_path: Path) -> Iterator[DiskFile]:
     """An empty file of up to 1 MiB."""
     made = opened(tmp_path / "kv")
     yield made
@@ -81,7 +81,7 @@ def test_a_page_comes_back_in_the_next_process(tmp_path: Path) -> None:
         second.close()
 
 
-def test_a_slot_written_again_holds_the_new_page_only(tier: TierFile) -> None:
+def test_a_slot_written_again_holds_the_new_page_only(tier: DiskFile) -> None:
     assert tier.save(save_of(0, 1), page_of(1))
     assert tier.save(save_of(0, 7), page_of(7))
     assert loaded(tier, 0, 1) is None
@@ -92,13 +92,13 @@ def test_a_slot_written_again_holds_the_new_page_only(tier: TierFile) -> None:
     assert not tier.records()
 
 
-def test_a_slot_is_only_loaded_under_its_own_key(tier: TierFile) -> None:
+def test_a_slot_is_only_loaded_under_its_own_key(tier: DiskFile) -> None:
     tier.save(save_of(0, 1), page_of(1))
     assert loaded(tier, 0, 2) is None
     assert loaded(tier, 1, 1) is None  # a slot that was never used
 
 
-def test_the_layout_in_bytes(tier: TierFile) -> None:
+def test_the_layout_in_bytes(tier: DiskFile) -> None:
     """As docs/formats.md has it: the numbers are worked out by hand."""
     tier.save(save_of(2, 5), page_of(5))
     data = tier.path.read_bytes()
@@ -186,7 +186,7 @@ def test_a_cut_file_gives_what_is_whole(tmp_path: Path, size: int) -> None:
     again.close()
 
 
-def test_a_file_cut_while_it_is_open_is_no_signal(tier: TierFile) -> None:
+def test_a_file_cut_while_it_is_open_is_no_signal(tier: DiskFile) -> None:
     """With a mapping this would be SIGBUS, the end of the process."""
     tier.save(save_of(0, 0), page_of(0))
     os.truncate(tier.path, 4096)
@@ -218,7 +218,7 @@ def test_junk_is_no_header() -> None:
     assert read_owner(good[:12] + struct.pack("<II", 1 << 31, 0) + b"{}") is None
 
 
-def test_a_header_that_claims_too_many_ids_is_no_record(tier: TierFile) -> None:
+def test_a_header_that_claims_too_many_ids_is_no_record(tier: DiskFile) -> None:
     tier.save(save_of(0, 0), page_of(0))
     with open(tier.path, "r+b") as file:
         file.seek(4096)
@@ -252,7 +252,7 @@ def test_a_full_disk_keeps_what_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["pwrite", "preadv", "ftruncate", "scandir"])
-def test_a_failing_disk_is_left_alone_after_a_while(tier: TierFile, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_failing_disk_is_left_alone_after_a_while(tier: DiskFile, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     tier.save(save_of(0, 0), page_of(0))
     calls = []
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from martlet.cache.disk_slots import DiskSlots
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
-from martlet.cache.tiers import TierSlots
 from martlet.types import SlotId
 
 SIZE = 4
@@ -13,7 +13,7 @@ SIZE = 4
 def test_a_full_disk_still_takes_new_pages_for_old_ones() -> None:
     """Of 8 slots the disk has room for 3: later pages take the place of older ones there, and the others stay unused."""
     pool = PagePool(40, SIZE)
-    cache = RadixCache(pool, tier=TierSlots(8))
+    cache = RadixCache(pool, tier=DiskSlots(8))
     disk: dict[SlotId, tuple[int, ...]] = {}
     n_failed = 0
     for number in range(20):
@@ -41,7 +41,7 @@ def test_a_full_disk_still_takes_new_pages_for_old_ones() -> None:
 
 def test_a_disk_that_takes_nothing_leaves_no_slot() -> None:
     pool = PagePool(40, SIZE)
-    cache = RadixCache(pool, tier=TierSlots(3))
+    cache = RadixCache(pool, tier=DiskSlots(3))
     n_saves = 0
     for number in range(9):
         pages = pool.alloc(2)

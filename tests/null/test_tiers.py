@@ -9,10 +9,10 @@ import pytest
 from cache_model import SIZE, Model
 
 from martlet.cache import nodes
+from martlet.cache.disk_slots import DiskSlots
 from martlet.cache.nodes import page_key, root_key
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
-from martlet.cache.tiers import TierSlots
 from martlet.types import MissReason, PageId, Save, SlotId
 
 A, B, C = (1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)
@@ -25,7 +25,7 @@ class Cache:
 
     def __init__(self, n_pages: int = 16, n_slots: int = 16, share_tokens: int = 1) -> None:
         self.pool = PagePool(n_pages, SIZE)
-        self.slots = TierSlots(n_slots)
+        self.slots = DiskSlots(n_slots)
         self.tree = RadixCache(self.pool, share_tokens=share_tokens, tier=self.slots)
 
     def put(self, ids: Sequence[int], salt: str = "") -> tuple[PageId, ...]:

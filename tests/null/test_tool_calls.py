@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.errors import RequestError
-from martlet.server.tools.formats import REASONING, TOOLS, reasoning_format, tool_format
+from martlet.server.tools.call_formats import REASONING, TOOLS, reasoning_format, tool_format
 from martlet.server.tools.reply import Parts, ReplyParser, delta_of
 
 # format, text, content, [(name, arguments)]

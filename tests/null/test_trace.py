@@ -10,9 +10,9 @@ import pytest
 
 from martlet.cache.pages import PagePool
 from martlet.engine.engine import Engine
-from martlet.engine.trace import TraceWriter, read_trace
 from martlet.errors import FormatError
 from martlet.metrics import RequestMetrics
+from martlet.observe.trace import TraceWriter, read_trace
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from tests.null.test_metrics import PAGE, Clock, SlowExecutor, drain, request
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.ops.cpu.isa import isa_named
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     ARGS,
     ARRIVED,
     COUNTER,
@@ -32,6 +31,7 @@ from martlet.ops.cpu.record import (
     STEP_TOKENS,
     state_floats,
 )
+from martlet.ops.cpu.isa import isa_named
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import aligned
 

@@ -10,15 +10,15 @@ from kernel_calls import bits
 from numpy.typing import NDArray
 
 from martlet.kv_types import KV_BLOCK, RECENT_TOKENS
-from martlet.ops.cpu import record
+from martlet.ops.cpu import fields as record
 from martlet.ops.cpu.backend import CpuBackend
 from martlet.ops.cpu.isa import ISAS, best_isa, host_features
 from martlet.ops.interface import Backend, Rows, StepLimits
 from martlet.ops.kv_codes import q4_codes, q8_codes
 from martlet.ops.reference import ReferenceBackend
 from martlet.quant.table import BlockType, RawTensor
+from martlet.runtime.f16_window import F16Window, recent_pages
 from martlet.runtime.flatten import SequenceRows, StepBuffers
-from martlet.runtime.recent import RecentGroups, recent_pages
 from martlet.spec import Attention
 from martlet.types import PageId, SeqId, Span
 
@@ -58,7 +58,7 @@ class Layer:
     def __init__(self, ops: Backend, dtype: str, spec: Attention, table: F32 | None = None) -> None:
         self.ops, limits = ops, StepLimits(512, 4, 1, 16)
         recent = recent_pages(limits, PAGE) if dtype == "q4" else None
-        self.buffers = StepBuffers(limits, PAGE, RecentGroups(recent, PAGE) if recent else None)
+        self.buffers = StepBuffers(limits, PAGE, F16Window(recent, PAGE) if recent else None)
         self.cache = ops.kv_cache(N_PAGES, PAGE, spec.n_kv_heads, spec.head_dim, dtype, recent)
         q_end, k_end = spec.n_heads * spec.head_dim, (spec.n_heads + spec.n_kv_heads) * spec.head_dim
         width = k_end + spec.n_kv_heads * spec.head_dim

@@ -12,8 +12,8 @@ from blocks import random_tensor
 
 from martlet.errors import UnsupportedError
 from martlet.ops.cpu.backend import CpuBackend
+from martlet.ops.cpu.fields import BARRIER, BYTES
 from martlet.ops.cpu.program import Recorder
-from martlet.ops.cpu.record import BARRIER, BYTES
 from martlet.ops.cpu.threads import Team
 from martlet.ops.interface import Rows, StepInputs, StepLimits
 from martlet.quant.table import BlockType

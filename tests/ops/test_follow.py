@@ -13,7 +13,7 @@ from blocks import random_tensor
 from kernel_calls import F32, Kernels, Step, bits, columns
 
 from martlet.ops.cpu.backend import CpuBackend
-from martlet.ops.cpu.record import STEP_LOGITS
+from martlet.ops.cpu.fields import STEP_LOGITS
 from martlet.ops.interface import Rows, StepInputs, StepLimits
 from martlet.ops.reference import ReferenceBackend
 from martlet.quant.table import BlockType

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from martlet.sample.draft import KEPT, MOST_READ, NgramDrafter, Wish
-from martlet.sample.suffixes import SuffixAutomaton
+from martlet.speculate.ngram import KEPT, MOST_READ, DraftRequest, NgramDrafter
+from martlet.speculate.suffixes import SuffixAutomaton
 from martlet.types import SeqId
 
 A = SeqId(1)
@@ -47,7 +47,7 @@ def test_memory_grows_with_the_text_only() -> None:
 def guess(ids: list[int], most: int = 4) -> tuple[int, ...] | None:
     drafter = NgramDrafter()
     drafter.read(A, ids, len(ids))
-    [proposal] = drafter.propose([Wish(A, ids, most)])
+    [proposal] = drafter.propose([DraftRequest(A, ids, most)])
     return None if proposal is None else proposal.ids
 
 
@@ -60,9 +60,9 @@ def test_what_followed_is_guessed() -> None:
 def test_nothing_is_guessed_from_a_text_that_was_not_read_to_its_end() -> None:
     drafter = NgramDrafter()
     assert drafter.read(A, [1, 2, 1, 2], 3) == 3
-    assert drafter.propose([Wish(A, [1, 2, 1, 2], 3)]) == [None]
+    assert drafter.propose([DraftRequest(A, [1, 2, 1, 2], 3)]) == [None]
     assert drafter.read(A, [1, 2, 1, 2], 3) == 1
-    assert drafter.propose([Wish(A, [1, 2, 1, 2], 3)]) != [None]
+    assert drafter.propose([DraftRequest(A, [1, 2, 1, 2], 3)]) != [None]
 
 
 def test_a_copy_goes_on_after_a_changed_place() -> None:
@@ -71,10 +71,10 @@ def test_a_copy_goes_on_after_a_changed_place() -> None:
     drafter, ids = NgramDrafter(), [*source, 1, 2, 3, 4]
     for came in (60, 61, 5):
         drafter.read(A, ids, 100)
-        drafter.propose([Wish(A, ids, 3)])
+        drafter.propose([DraftRequest(A, ids, 3)])
         ids.append(came)
     drafter.read(A, ids, 100)
-    [proposal] = drafter.propose([Wish(A, ids, 3)])
+    [proposal] = drafter.propose([DraftRequest(A, ids, 3)])
     assert proposal is not None
     assert proposal.ids == (6, 7, 8)
 
@@ -84,10 +84,10 @@ def test_a_very_long_text_is_forgotten_but_for_its_end() -> None:
     ids = [*range(MOST_READ), 5, 6, 7, 8]
     drafter.read(A, ids[:MOST_READ], MOST_READ)
     drafter.read(A, ids, MOST_READ)
-    assert drafter.propose([Wish(A, ids, 2)]) == [None], "the beginning is not remembered"
+    assert drafter.propose([DraftRequest(A, ids, 2)]) == [None], "the beginning is not remembered"
     ids += list(range(MOST_READ - KEPT // 2, MOST_READ - KEPT // 2 + 6))
     drafter.read(A, ids, MOST_READ)
-    [proposal] = drafter.propose([Wish(A, ids, 2)])
+    [proposal] = drafter.propose([DraftRequest(A, ids, 2)])
     assert proposal is not None
     assert proposal.ids == (MOST_READ - KEPT // 2 + 6, MOST_READ - KEPT // 2 + 7)
 
@@ -96,4 +96,4 @@ def test_what_has_ended_is_forgotten() -> None:
     drafter = NgramDrafter()
     drafter.read(A, [1, 1, 1], 3)
     drafter.forget([A, SeqId(7)])
-    assert drafter.propose([Wish(A, [1, 1, 1], 2)]) == [None]
+    assert drafter.propose([DraftRequest(A, [1, 1, 1], 2)]) == [None]

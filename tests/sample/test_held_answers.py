@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from martlet.errors import RequestError
-from martlet.grammar.compile import Grammars
+from martlet.grammar.grammars import Grammars
 from martlet.sample.sampler import Sampler, SequenceSampler
 from martlet.sampling_params import SamplingParams
 from martlet.structured import Structured

@@ -11,7 +11,7 @@ import pytest
 
 from martlet.config import resolve_config
 from martlet.errors import RequestError
-from martlet.grammar.compile import Grammars
+from martlet.grammar.grammars import Grammars
 from martlet.grammar.matcher import Matcher
 from martlet.sample.sampler import Sampler
 from martlet.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from martlet.errors import RequestError, SampleError
-from martlet.sample.words import bad_word_ids
+from martlet.sample.bad_words import bad_word_ids
 from martlet.sampling_params import DEFAULT_ORDER, SamplingParams
 from tests.sample.toy import logits, sampler, sequence
 from tests.system.scripted_llm import byte_tokenizer

@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.drafts import Draft, first_path
-from martlet.sample.draft import Proposal, Wish
-from martlet.sample.tree import PRIORS, GuessTree, likeliest
+from martlet.speculate.ngram import DraftRequest, Proposal
+from martlet.speculate.tree import PRIORS, GuessTree, likeliest
 from martlet.types import SeqId
 
 SHARES = (0.5, 0.3, 0.1, 0.05)
 
 
-def wish(most: int, width: int = 3) -> Wish:
-    return Wish(SeqId(0), [1], most, width, share=lambda kind: SHARES[kind])
+def wish(most: int, width: int = 3) -> DraftRequest:
+    return DraftRequest(SeqId(0), [1], most, width, share=lambda kind: SHARES[kind])
 
 
 def test_the_drawing_of_the_docstring() -> None:
     """the 0.5 → cat 0.3 → sat 0.2, dog 0.1; a 0.2 → cat 0.08: of the four best, three are on one path."""
     shares = dict(enumerate((0.5, 0.2, 0.6, 0.2, 0.4, 2 / 3)))
-    tree = GuessTree(Wish(SeqId(0), [1], 4, 2, share=shares.__getitem__))
+    tree = GuessTree(DraftRequest(SeqId(0), [1], 4, 2, share=shares.__getitem__))
     the, a, cat, dog, sat = 10, 11, 12, 13, 14
     tree.add(-1, [(the, 0), (a, 1)])
     assert tree.next(2) == [0, 1]

@@ -12,11 +12,11 @@ from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig
 from martlet.engine.build import Built
 from martlet.engine.engine import Engine
-from martlet.engine.plan import Footprint, plan_memory
+from martlet.engine.memory import Footprint, plan_memory
 from martlet.llm import LLM
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm
-from martlet.tokenizer.chat import ChatTemplate
+from martlet.tokenizer.chat_template import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
 from tests.null.scripted import Script, ScriptedExecutor
 

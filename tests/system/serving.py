@@ -16,7 +16,7 @@ import uvloop
 
 from martlet.config import resolve_config
 from martlet.engine.build import Built
-from martlet.server.run import Server
+from martlet.server.lifecycle import Server
 from martlet.server.service import Service
 from martlet.server.settings import ServerSettings
 from martlet.types import StepPlan, StepResult

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from martlet.cli import main
-from martlet.engine.plan import USABLE_SHARE
+from martlet.engine.memory import USABLE_SHARE
 from martlet.machine import MachineLimits, read_machine
 from martlet.ops.cpu.backend import CpuBackend
 from martlet.spec import Activation

@@ -13,14 +13,14 @@ import pytest
 
 from martlet.cli import main
 from martlet.commands.options import read_size
-from martlet.runtime.tier_file import TierFile, open_tier
-from martlet.runtime.tier_format import Owner
+from martlet.runtime.disk_file import DiskFile, open_tier
+from martlet.runtime.disk_format import Owner
 from martlet.types import PageId, Save, SlotId
 
 OWNER = Owner("SmolLM2", "a1b2" * 8, "f16", 32, 10_000)
 
 
-def kept(folder: Path, owner: Owner = OWNER, pages: int = 3) -> TierFile:
+def kept(folder: Path, owner: Owner = OWNER, pages: int = 3) -> DiskFile:
     """A file with some pages in it."""
     tier = open_tier(folder, 1 << 20, owner)
     assert tier is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from martlet.cli import main
-from martlet.engine.trace import read_trace
+from martlet.observe.trace import read_trace
 from tests.equality.tiny_model import write_tiny_model
 
 COMMON = ["--max-tokens", "4", "--ignore-eos", "--temperature", "0", "-c", "200"]

@@ -6,10 +6,10 @@ from array import array
 
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
-from martlet.engine.look import MAX_NODES, Look, SequenceLook, _nodes
 from martlet.metrics import EngineTotals, SpanRecord, StepRecord
+from martlet.observe.snapshot import MAX_NODES, Look, SequenceLook, _nodes
 from martlet.sampling_params import SamplingParams
-from martlet.server.frames import MAX_CELLS, Names, counts_of, frame
+from martlet.server.live_frames import MAX_CELLS, Names, counts_of, frame
 from martlet.types import PageId, Request, Sampled, SeqId, Span, StepPlan, StepResult
 
 SIZE = 4

@@ -15,10 +15,10 @@ import uvloop
 from martlet import LLM, SamplingParams
 from martlet.config import resolve_config
 from martlet.engine.build import build
-from martlet.engine.kv_quality import compare
 from martlet.errors import RequestError
 from martlet.kv_types import parse_kv_types
-from martlet.server.run import Server
+from martlet.observe.kv_quality import compare
+from martlet.server.lifecycle import Server
 from martlet.server.service import Service
 from martlet.server.settings import ServerSettings
 from tests.equality.tiny_model import write_tiny_model

@@ -17,8 +17,8 @@ import pytest
 
 from martlet.errors import CapacityError
 from martlet.llm import LLM
-from martlet.runtime.tier_file import stored_files
-from martlet.runtime.tier_format import Layout
+from martlet.runtime.disk_file import stored_files
+from martlet.runtime.disk_format import Layout
 from martlet.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.model

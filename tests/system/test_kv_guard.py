@@ -12,10 +12,10 @@ from martlet import LLM
 from martlet.cli import main
 from martlet.config import Origin, Setting
 from martlet.engine import kv_guard
-from martlet.engine.capsule import read_capsule
 from martlet.errors import RequestError
 from martlet.kv_types import parse_kv_types
-from martlet.notes import _path, load_notes, save_note
+from martlet.observe.capsule import read_capsule
+from martlet.saved_measurements import _path, load_notes, save_note
 from tests.equality.tiny_model import write_tiny_model
 
 
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet.notes.cache_dir", lambda: tmp_path / "home")
+    monkeypatch.setattr("martlet.saved_measurements.cache_dir", lambda: tmp_path / "home")
 
 
 def start(model: str, **options: Any) -> tuple[dict[str, Setting], list[str]]:

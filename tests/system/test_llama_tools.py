@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from martlet.errors import RequestError
-from martlet.grammar.compile import compile_state
+from martlet.grammar.grammars import compile_state
 from martlet.grammar.matcher import Grammar
-from martlet.server.held import asked_tools, joined
 from martlet.server.protocol import ChatRequest
+from martlet.server.response_format import asked_tools, joined
+from martlet.server.tools.call_formats import TOOLS
 from martlet.server.tools.calls import Arguments, Call, CallParser
-from martlet.server.tools.formats import TOOLS
 from martlet.structured import Structured
 from tests.grammar.schema_texts import EOS, accepts, runs, vocabulary
 

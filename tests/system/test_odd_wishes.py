@@ -16,7 +16,7 @@ from martlet.cli import main
 from martlet.engine.beams import BeamSearchParams
 from martlet.errors import CapacityError, RequestError
 from martlet.llm import LLM
-from martlet.runtime import tier_file
+from martlet.runtime import disk_file as tier_file
 from martlet.sampling_params import SamplingParams
 from martlet.types import Scheduling
 from tests.equality.tiny_model import CONTEXT, write_tiny_model

@@ -17,9 +17,9 @@ import uvloop
 
 from martlet.engine.outputs import Piece
 from martlet.server.bridge import ENGINES_STREAMS, Ticket
+from martlet.server.http_protocol import BoundedProtocol, chunk
 from martlet.server.outlet import Numbered, Outlet
-from martlet.server.stream import Mould, event
-from martlet.server.wire import BoundedProtocol, chunk
+from martlet.server.sse import Mould, event
 from tests.system.scripted_llm import spell
 from tests.system.serving import events, serving
 

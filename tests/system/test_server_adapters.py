@@ -11,7 +11,7 @@ import pytest
 
 from martlet.config import resolve_config
 from martlet.engine.build import Built
-from martlet.models.adapters import read_adapter
+from martlet.models.lora import read_adapter
 from tests.models.adapter_files import random_updates, write_peft
 from tests.null.scripted import Script
 from tests.system.scripted_llm import EOS, scripted_built

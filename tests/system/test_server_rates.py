@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from martlet.server.errors import ApiError
+from martlet.server.error_replies import ApiError
 from martlet.server.rates import Bucket, Rates
 from martlet.server.settings import ServerSettings
 from tests.system.scripted_llm import spell

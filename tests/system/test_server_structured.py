@@ -16,7 +16,7 @@ import pytest
 
 from martlet.config import resolve_config
 from martlet.engine.build import build
-from martlet.server.run import Server
+from martlet.server.lifecycle import Server
 from martlet.server.service import Service
 from martlet.server.settings import ServerSettings
 

@@ -65,7 +65,7 @@ def test_another_salts_cache_is_not_told() -> None:
 
 def test_reasoning_that_is_left_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask 14. A vocabulary of bytes has no mark of reasoning, so a letter has to do."""
-    monkeypatch.setattr("martlet.engine.explain._REASONING", ("w",))
+    monkeypatch.setattr("martlet.observe.cache_report._REASONING", ("w",))
     with serving(spell("abc"), prefix_cache=True) as served:
         assert "warnings" not in served.chat("hello world").json()
         n_prompt = len("u:hello there;a:")
@@ -89,7 +89,7 @@ def test_a_preemption_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_stream_tells_how_far_its_prompt_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """ask 24, idea 7: sixteen tokens a step of 205; while four others have the engine it says that it waits."""
-    monkeypatch.setattr("martlet.server.stream.PROGRESS_S", 0.05)
+    monkeypatch.setattr("martlet.server.sse.PROGRESS_S", 0.05)
     with serving(spell("a" * 24), step_s=0.04) as served, ThreadPoolExecutor(4) as pool:
         others = [pool.submit(served.chat, "x", max_tokens=12) for _ in range(4)]
         wait_until(lambda: served.service.built.engine.scheduler.n_running == 4)

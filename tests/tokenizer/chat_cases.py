@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from martlet.tokenizer.chat import ChatTemplate
+from martlet.tokenizer.chat_template import ChatTemplate
 
 FOLDER = Path(__file__).parent.parent / "data" / "chat-templates"
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))

@@ -20,7 +20,7 @@ from chat_cases import (
 from vocabs import GEMMA3, SMOLLM2, model
 
 from martlet.errors import RequestError
-from martlet.tokenizer.chat import ChatTemplate, RenderedChat
+from martlet.tokenizer.chat_template import ChatTemplate, RenderedChat
 
 EXPECTED = json.loads((FOLDER / "expected.json").read_text(encoding="utf-8"))
 

@@ -6,7 +6,7 @@ import pytest
 from chat_cases import ANSWER, ASK, BOS, CASES, EOS, TEMPLATES, CharTokenizer, source
 from vocabs import SMOLLM2, model
 
-from martlet.tokenizer.chat import ChatTemplate
+from martlet.tokenizer.chat_template import ChatTemplate
 from martlet.tokenizer.turns import TurnMemory
 
 TEMPLATE = (

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from martlet.errors import UnsupportedError
 from martlet.formats.checkpoint import open_checkpoint
-from martlet.models.load import LayerWeights, Model, load_model
+from martlet.models.weights import LayerWeights, Model, load_model
 from martlet.ops.reference import ReferenceBackend
 from martlet.spec import Activation, Attention, Layer, ModelSpec
 

@@ -1,1 +1,1 @@
-"""JSON Schema as a language: schemas to nodes, nodes to types, types to states (read `nodes.py` first)."""
+"""JSON Schema as a language: schemas to nodes, nodes to types, types to states (read `schema_nodes.py` first)."""

@@ -1,7 +1,7 @@
-"""What a goal comes to: the scalars, arrays and objects that meet it, none of them impossible (read `plans.py` next).
+"""What a goal comes to: the scalars, arrays and objects that meet it, none of them impossible (read `writers.py` next).
 
 Boolean schemas are pushed inwards until only keywords are left, met or not met: strings and numbers are sets with an exact
-algebra (`sets.py`), arrays and objects are lists of forms (`forms.py`). Children stay goals, and are worked out when they
+algebra (`sets.py`), arrays and objects are lists of forms (`shapes.py`). Children stay goals, and are worked out when they
 are needed, so that recursion costs nothing.
 
 A goal is *inhabited* if some finite value meets it: the least fixed point. While it is worked out, schemas that are being
@@ -18,7 +18,10 @@ from functools import partial
 from typing import Any
 
 from martlet.errors import RequestError
-from martlet.grammar.json.forms import (
+from martlet.grammar.json.loader import Loader
+from martlet.grammar.json.schema_nodes import Node, Problem, SchemaError
+from martlet.grammar.json.sets import ANY_TEXT, NO_TEXT, Texts, number_leaf, string_leaf
+from martlet.grammar.json.shapes import (
     ANYTHING,
     ArrayForm,
     Exists,
@@ -27,12 +30,9 @@ from martlet.grammar.json.forms import (
     array_leaf,
     object_leaf,
 )
-from martlet.grammar.json.loader import Loader
-from martlet.grammar.json.nodes import Node, Problem, SchemaError
-from martlet.grammar.json.sets import ANY_TEXT, NO_TEXT, Texts, number_leaf, string_leaf
 from martlet.grammar.json.values import WORDS, as_schema, kind_of, word_leaf
 from martlet.grammar.numbers import Digits, number_language
-from martlet.grammar.types import Limits
+from martlet.grammar.states import Limits
 
 __all__ = ["Algebra", "Goal", "Kind", "RecursiveError", "Type"]
 

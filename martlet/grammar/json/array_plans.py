@@ -1,4 +1,4 @@
-"""How an array that meets a form is written, item by item (read `plans.py` first)."""
+"""How an array that meets a form is written, item by item (read `writers.py` first)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from martlet.errors import RequestError
 from martlet.grammar.json.algebra import Algebra, Goal
 from martlet.grammar.json.counting import n_numbers, n_strings
-from martlet.grammar.json.forms import ArrayForm, Contains, Literals
-from martlet.grammar.json.nodes import Node, Problem, SchemaError
+from martlet.grammar.json.schema_nodes import Node, Problem, SchemaError
+from martlet.grammar.json.shapes import ArrayForm, Contains, Literals
 
 __all__ = ["ArrayPlan"]
 

@@ -1,4 +1,4 @@
-"""Arrays and objects as states: levels of points, one for each alternative that is still possible (see `machine.py`).
+"""Arrays and objects as states: levels of points, one for each alternative that is still possible (see `json_machine.py`).
 
     [  items  ]      ArrayOpen → Value → ArrayAfter → , → Value → … → ]
     { "name": value }  ObjectOpen → Key → : → Value → ObjectAfter → , → Key → … → }
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from martlet.grammar.json.algebra import Goal
-from martlet.grammar.json.forms import ArrayForm, ObjectForm
+from martlet.grammar.json.json_machine import Machine
 from martlet.grammar.json.lexemes import JsonLexeme, free_key, key_lexeme, names_tree
-from martlet.grammar.json.machine import Machine
-from martlet.grammar.json.plans import ArrayPlan, KeyClass, ObjectPlan
 from martlet.grammar.json.scalars import ByteState, End, Survivors
-from martlet.grammar.types import Lexeme, State, Tree
+from martlet.grammar.json.shapes import ArrayForm, ObjectForm
+from martlet.grammar.json.writers import ArrayPlan, KeyClass, ObjectPlan
+from martlet.grammar.states import Lexeme, State, Tree
 
 __all__ = ["JsonMachine"]
 

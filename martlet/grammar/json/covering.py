@@ -1,4 +1,4 @@
-"""Whether the properties that an object may still have can meet all that is asked of some of them (see `plans.py`)."""
+"""Whether the properties that an object may still have can meet all that is asked of some of them (see `writers.py`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from martlet.grammar.json.algebra import Goal
-from martlet.grammar.json.forms import Exists
+from martlet.grammar.json.shapes import Exists
 
 if TYPE_CHECKING:
-    from martlet.grammar.json.plans import KeyClass, ObjectPlan
+    from martlet.grammar.json.writers import KeyClass, ObjectPlan
 
 __all__ = ["Covering"]
 

@@ -1,4 +1,4 @@
-"""`unevaluatedProperties` and `unevaluatedItems` as ordinary schemas (see `nodes.py`; read `algebra.py` next).
+"""`unevaluatedProperties` and `unevaluatedItems` as ordinary schemas (see `schema_nodes.py`; read `algebra.py` next).
 
 What counts as evaluated depends on which parts of a schema a value meets: of `anyOf`, `oneOf`, `if`, `dependentSchemas`.
 So there are *ways*: parts that are met, with what these evaluate all together. The more is evaluated the less is asked of
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from martlet.grammar.json.nodes import Node, Problem, SchemaError
+from martlet.grammar.json.schema_nodes import Node, Problem, SchemaError
 from martlet.grammar.language import Language
 
 __all__ = ["settle_unevaluated"]

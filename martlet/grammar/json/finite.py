@@ -1,4 +1,4 @@
-"""All values of a goal that has few, one by one: what arrays of different arrays or objects are compared by (see `plans.py`).
+"""All values of a goal that has few, one by one: what arrays of different arrays or objects are compared by (see `writers.py`).
 
 A plan is walked along all its choices. It is given up where there are too many values, or may be without end.
 """
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.grammar.json.algebra import Goal
 from martlet.grammar.json.counting import MOST_VALUES, few_numbers, few_strings
-from martlet.grammar.json.forms import ArrayForm, ObjectForm
 from martlet.grammar.json.sets import Texts
+from martlet.grammar.json.shapes import ArrayForm, ObjectForm
 
 if TYPE_CHECKING:
-    from martlet.grammar.json.plans import Plans
+    from martlet.grammar.json.writers import Plans
 
 __all__ = ["value_key", "values_of"]
 

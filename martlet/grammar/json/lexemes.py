@@ -1,4 +1,4 @@
-"""The automata of JSON's own tokens: strings, names and numbers as lexemes (read `machine.py` next).
+"""The automata of JSON's own tokens: strings, names and numbers as lexemes (read `json_machine.py` next).
 
 A string's lexeme begins behind its opening quotation mark and includes the closing one. A free string may use every
 escape of RFC 8259; where a schema says something about the text, and in names, a text is written in one way only, so that
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from martlet.grammar.language import Language, common_alphabet
-from martlet.grammar.types import Dfa, Lexeme, Tree
+from martlet.grammar.states import Dfa, Lexeme, Tree
 from martlet.grammar.utf8 import Escapes, to_bytes, to_json
 
 __all__ = [

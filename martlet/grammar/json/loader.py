@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from martlet.grammar.json.evaluated import settle_unevaluated
-from martlet.grammar.json.nodes import Node, Problem, SchemaError
 from martlet.grammar.json.reader import Reader, escaped, shortened
-from martlet.grammar.types import Limits
+from martlet.grammar.json.schema_nodes import Node, Problem, SchemaError
+from martlet.grammar.states import Limits
 
 __all__ = ["Loader"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 
 from martlet.errors import RequestError
-from martlet.grammar.formats import format_language
 from martlet.grammar.json.algebra import Goal, RecursiveError
+from martlet.grammar.json.json_machine import Machine
 from martlet.grammar.json.lexemes import free_key, free_string, key_lexeme, number_lexeme, string_lexeme
-from martlet.grammar.json.machine import Machine
-from martlet.grammar.json.nodes import Problem, SchemaError
-from martlet.grammar.types import Limits
+from martlet.grammar.json.schema_nodes import Problem, SchemaError
+from martlet.grammar.states import Limits
+from martlet.grammar.string_formats import format_language
 from martlet.grammar.vocabulary import Vocabulary
 
 __all__ = ["prepare", "warm"]

@@ -1,4 +1,4 @@
-"""One schema object into one node, a group of keywords at a time; spellings of all drafts become one (see `nodes.py`)."""
+"""One schema object into one node, a group of keywords at a time; spellings of all drafts become one (see `schema_nodes.py`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from martlet.errors import RequestError
-from martlet.grammar.formats import format_language
-from martlet.grammar.json.nodes import KINDS, Node, Problem
+from martlet.grammar.json.schema_nodes import KINDS, Node, Problem
 from martlet.grammar.language import Language
 from martlet.grammar.numbers import Bound
 from martlet.grammar.regex import regex_language
+from martlet.grammar.string_formats import format_language
 
 if TYPE_CHECKING:
     from martlet.grammar.json.loader import Loader

@@ -1,4 +1,4 @@
-"""States inside strings, numbers and words (read `machine.py` next).
+"""States inside strings, numbers and words (read `json_machine.py` next).
 
 A scalar that is one of some texts is followed in the sorted list of them; any other by the automaton of its lexeme.
 """
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from martlet.grammar.json.lexemes import JsonLexeme, free_string
-from martlet.grammar.types import MANY, Lexeme, Plain, State
+from martlet.grammar.states import MANY, Lexeme, Plain, State
 
 if TYPE_CHECKING:
-    from martlet.grammar.json.machine import Machine
+    from martlet.grammar.json.json_machine import Machine
 
 __all__ = ["ByteState", "End", "Lex", "LexemeUse", "Literals", "Survivors"]
 

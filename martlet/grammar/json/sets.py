@@ -1,4 +1,4 @@
-"""Sets of scalars: strings and numbers that a schema allows, with their exact algebra (read `forms.py` next).
+"""Sets of scalars: strings and numbers that a schema allows, with their exact algebra (read `shapes.py` next).
 
 A set is a list of texts, or a language with bounds on the number of characters. Lists stay lists and bounds stay numbers
 as long as they can: an automaton is made only where the algebra needs one. For numbers the texts are what stands in the
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from martlet.errors import RequestError
-from martlet.grammar.json.nodes import Node
+from martlet.grammar.json.schema_nodes import Node
 from martlet.grammar.language import Language, literals
 from martlet.grammar.numbers import Digits, number_language
 from martlet.grammar.regex import regex_language

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from martlet.grammar.json.nodes import Node
+from martlet.grammar.json.schema_nodes import Node
 
 __all__ = ["WORDS", "as_schema", "kind_of", "word_leaf"]
 

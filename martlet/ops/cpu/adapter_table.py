@@ -1,4 +1,4 @@
-"""Where the low-rank updates of one product lie, and how they are changed between two steps (read `adapt.py` next)."""
+"""Where the low-rank updates of one product lie, and how they are changed between two steps (read `lora.py` next)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from martlet.ops.cpu.threads import aligned
 __all__ = ["CpuAdapters"]
 
 F32 = NDArray[np.float32]
-SLOT_WORDS = 3  # addresses of a and bᵀ, ranks: `adapt.py`
+SLOT_WORDS = 3  # addresses of a and bᵀ, ranks: `lora.py`
 
 
 @dataclass(slots=True, eq=False)

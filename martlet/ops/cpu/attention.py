@@ -24,14 +24,7 @@ from typing import Any, NamedTuple
 
 from numba import njit
 
-from martlet.ops.cpu.kv_float import float_scores, float_sums
-from martlet.ops.cpu.kv_q4 import q4_scores, q4_sums, recent_place
-from martlet.ops.cpu.kv_q8 import q8_scores, q8_sums
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.mathlib import hyperbolic_tangent
-from martlet.ops.cpu.online_softmax import softmax, state_functions
-from martlet.ops.cpu.quantize import quantizer
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     ALPHAS,
     ARGS,
     ARRIVED,
@@ -56,6 +49,13 @@ from martlet.ops.cpu.record import (
     TOTALS,
     state_floats,
 )
+from martlet.ops.cpu.kv_float import float_scores, float_sums
+from martlet.ops.cpu.kv_q4 import q4_scores, q4_sums, recent_place
+from martlet.ops.cpu.kv_q8 import q8_scores, q8_sums
+from martlet.ops.cpu.linear import OPTIONS
+from martlet.ops.cpu.mathlib import hyperbolic_tangent
+from martlet.ops.cpu.online_softmax import softmax, state_functions
+from martlet.ops.cpu.quantize import quantizer
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["attention_kernel"]

@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 from martlet.errors import UnsupportedError
 from martlet.ops import kv_pages
 from martlet.ops.cpu.adapter_table import CpuAdapters
-from martlet.ops.cpu.isa import Isa, best_isa, isa_named
-from martlet.ops.cpu.layout import BLOCK, GROUP, QuantLayout, group_bytes
-from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     AHEAD,
     AHEAD_STRIDE,
     MAX_RANK,
@@ -26,6 +23,9 @@ from martlet.ops.cpu.record import (
     STEP_FIELDS,
     float_bits,
 )
+from martlet.ops.cpu.isa import Isa, best_isa, isa_named
+from martlet.ops.cpu.layout import BLOCK, GROUP, QuantLayout, group_bytes
+from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
 from martlet.ops.cpu.store import KernelStore, environment_digest
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, PackJob, Part, pack_weight

@@ -11,9 +11,9 @@ from typing import Any
 
 from numba import njit
 
+from martlet.ops.cpu.fields import ARGS, COUNTER, ROWS, STEP_IDS
 from martlet.ops.cpu.layout import BLOCK, GROUP, LINE, PANEL_BLOCKS, FloatLayout, QuantLayout
 from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.record import ARGS, COUNTER, ROWS, STEP_IDS
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["embed_float", "embed_quant"]

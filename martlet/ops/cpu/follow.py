@@ -1,4 +1,4 @@
-"""Several steps in one program: the likeliest token of each row, and going on from it (read `runtime/head.py` for their use).
+"""Several steps in one program: the likeliest token of each row, and going on from it (read `speculate/eagle.py` for their use).
 
 `follow` turns the step's header, and the arrays that it points to, into those of the next step: a row a sequence. It is
 one thread's work of less than a microsecond, with a meeting of all before and after it. Where nothing is worth going on
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from martlet.ops.cpu.mathlib import exponential
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     ARGS,
     COUNTER,
     PAGE,
@@ -28,6 +27,7 @@ from martlet.ops.cpu.record import (
     STEP_SPAN_STARTS,
     STEP_TOKENS,
 )
+from martlet.ops.cpu.mathlib import exponential
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["follow_kernel", "likeliest_kernel"]

@@ -10,20 +10,20 @@ from functools import partial
 
 from martlet.errors import UnsupportedError
 from martlet.kv_types import KV_TYPES
-from martlet.ops.cpu.adapt import adapt_kernel
 from martlet.ops.cpu.attention import attention_kernel
 from martlet.ops.cpu.embed import embed_float, embed_quant
+from martlet.ops.cpu.fields import ROWS_PER_TILE
 from martlet.ops.cpu.follow import follow_kernel, likeliest_kernel
 from martlet.ops.cpu.kv_float import kv_write_kernel
 from martlet.ops.cpu.kv_q4 import kv_write_q4_kernel, pack_q4_kernel
 from martlet.ops.cpu.kv_q8 import kv_write_q8_kernel
 from martlet.ops.cpu.layout import LAYOUTS, QuantLayout
 from martlet.ops.cpu.linear import linear_float, linear_quant
+from martlet.ops.cpu.lora import adapt_kernel
 from martlet.ops.cpu.pack import pack_float, pack_quant
 from martlet.ops.cpu.quantize import quantize_kernel
 from martlet.ops.cpu.reading import read_kernel
-from martlet.ops.cpu.record import ROWS_PER_TILE
-from martlet.ops.cpu.rope import rope_kernel, rope_table_kernel
+from martlet.ops.cpu.rotate import rope_kernel, rope_table_kernel
 from martlet.ops.cpu.rowwise import (
     act_mul_kernel,
     add_kernel,

@@ -19,8 +19,7 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     ALPHAS,
     ARGS,
     COUNTER,
@@ -35,6 +34,7 @@ from martlet.ops.cpu.record import (
     STEP_SLOTS,
     SUMS,
 )
+from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["float_scores", "float_sums", "kv_write_kernel", "write_claimer"]

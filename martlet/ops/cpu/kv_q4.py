@@ -7,7 +7,7 @@ A byte holds item i of its 32 in its low half and item i + 16 in its high half: 
 of a value's block. With x = s c + m a score is Σ (q s) c + Σ q m, and a sum Σ (p s) c + Σ p m: the scales go into q
 and p once a page, so that the inner loops multiply codes.
 
-A row first goes to a float16 page (`runtime/recent.py`), laid out as in `kv_float.py` but [page][KV head]; these lie in two places, those
+A row first goes to a float16 page (`runtime/f16_window.py`), laid out as in `kv_float.py` but [page][KV head]; these lie in two places, those
 kept in the layer's own, those that pass in one that layers share.
 """
 
@@ -18,9 +18,7 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.kv_float import two_at_once, write_claimer
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     ALPHAS,
     ARGS,
     CONSTANTS,
@@ -42,6 +40,8 @@ from martlet.ops.cpu.record import (
     STEP_SPAN_STARTS,
     SUMS,
 )
+from martlet.ops.cpu.kv_float import two_at_once, write_claimer
+from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["kv_write_q4_kernel", "pack_q4_kernel", "q4_scores", "q4_sums", "recent_place"]

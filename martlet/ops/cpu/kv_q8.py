@@ -15,9 +15,7 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.kv_float import two_at_once, write_claimer
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     ALPHAS,
     ARGS,
     KV_BLOCK,
@@ -33,6 +31,8 @@ from martlet.ops.cpu.record import (
     STEP_SLOTS,
     SUMS,
 )
+from martlet.ops.cpu.kv_float import two_at_once, write_claimer
+from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["kv_write_q8_kernel", "q8_scores", "q8_sums"]

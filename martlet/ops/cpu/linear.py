@@ -19,8 +19,8 @@ from typing import Any
 
 from numba import njit
 
+from martlet.ops.cpu.fields import ARGS, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
 from martlet.ops.cpu.layout import BLOCK, GROUP, PANEL_BLOCKS, FloatLayout, QuantLayout
-from martlet.ops.cpu.record import ARGS, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["OPTIONS", "linear_float", "linear_quant", "sharer"]

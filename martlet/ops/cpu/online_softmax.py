@@ -1,7 +1,7 @@
 """The online softmax of a tile of rows, and the states that it keeps (read `attention.py` next, which drives it).
 
 A state holds of each row the largest score so far, the sum of p = e^(score - largest), and the sums of p times values;
-`record.py` says where. A page that a row does not see leaves its state as it is, exactly: α = 1 and p = 0.
+`fields.py` says where. A page that a row does not see leaves its state as it is, exactly: α = 1 and p = 0.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.mathlib import exponential
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     ALPHAS,
     LARGEST,
     NEW_LARGEST,
@@ -25,6 +23,8 @@ from martlet.ops.cpu.record import (
     SUMS,
     TOTALS,
 )
+from martlet.ops.cpu.linear import OPTIONS
+from martlet.ops.cpu.mathlib import exponential
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["softmax", "state_functions"]

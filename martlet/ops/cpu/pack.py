@@ -13,9 +13,9 @@ from typing import Any
 
 from numba import njit
 
+from martlet.ops.cpu.fields import ARGS, COUNTER
 from martlet.ops.cpu.layout import BLOCK, GROUP, LINE, PANEL_BLOCKS, FloatLayout, QuantLayout
 from martlet.ops.cpu.linear import OPTIONS, sharer
-from martlet.ops.cpu.record import ARGS, COUNTER
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["pack_float", "pack_quant"]

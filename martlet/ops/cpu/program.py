@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.ops.cpu.layout import BLOCK
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     ARGS,
     BARRIER,
     BYTES,
@@ -48,6 +47,7 @@ from martlet.ops.cpu.record import (
     float_bits,
     state_floats,
 )
+from martlet.ops.cpu.layout import BLOCK
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.interface import Rows, StepInputs, StepLimits

@@ -19,9 +19,9 @@ from typing import Any
 
 from numba import njit
 
+from martlet.ops.cpu.fields import ARGS, BYTES, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
 from martlet.ops.cpu.layout import BLOCK
 from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.record import ARGS, BYTES, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["COLUMNS_A_UNIT", "quantize_kernel", "quantizer", "tile_claimer", "tile_quantizer"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from martlet.ops.cpu.record import ARGS, COUNTER
+from martlet.ops.cpu.fields import ARGS, COUNTER
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["BUFFER", "N_CHUNKS", "RESULT", "read_kernel"]

@@ -11,10 +11,10 @@ from typing import Any
 
 from numba import njit
 
+from martlet.ops.cpu.fields import ARGS, BYTES, COUNTER, ROWS, STEP_LOGIT_ROWS
 from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.mathlib import activation, hyperbolic_tangent
 from martlet.ops.cpu.quantize import COLUMNS_A_UNIT, tile_claimer, tile_quantizer
-from martlet.ops.cpu.record import ARGS, BYTES, COUNTER, ROWS, STEP_LOGIT_ROWS
 from martlet.ops.cpu.simd import Verbs
 from martlet.spec import Activation
 

@@ -98,7 +98,7 @@ class KernelStore:
     def _compile(self, name: str, done: int, total: int) -> bytes:
         if self._progress is not None:
             self._progress(name, done, total)
-        from martlet.ops.cpu.compile import compile_kernel
+        from martlet.ops.cpu.compiler import compile_kernel
         from martlet.ops.cpu.kernels import builder
 
         start = time.perf_counter()

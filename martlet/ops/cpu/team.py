@@ -18,8 +18,7 @@ from numba import njit
 from numba.core import cgutils
 
 from martlet.ops.cpu.emit import I8, I32, I64, verb
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     AHEAD,
     AHEAD_STRIDE,
     ARRIVALS,
@@ -41,6 +40,7 @@ from martlet.ops.cpu.record import (
     STOPPING,
     TO_WAKE,
 )
+from martlet.ops.cpu.linear import OPTIONS
 from martlet.ops.cpu.simd import Verbs
 
 __all__ = ["launch_kernel", "serve_kernel"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import CapacityError
-from martlet.ops.cpu.record import (
+from martlet.ops.cpu.fields import (
     CONTROL,
     LAUNCHED,
     LINE_WORDS,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from martlet.ops.cpu.record import ARGS
+from martlet.ops.cpu.fields import ARGS
 
 if TYPE_CHECKING:  # simd.py needs Numba, and who only names these fields does not
     from martlet.ops.cpu.simd import Verbs

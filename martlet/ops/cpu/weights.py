@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
 from martlet.kv_types import KV_TYPES
+from martlet.ops.cpu.fields import MAX_HEAD_DIM, PAGE
 from martlet.ops.cpu.layout import BLOCK, GROUP, LAYOUTS, FloatLayout, Layout, group_bytes
 from martlet.ops.cpu.program import Region
-from martlet.ops.cpu.record import MAX_HEAD_DIM, PAGE
 from martlet.ops.kv_pages import by_page
 from martlet.quant.table import BlockType, RawTensor
 

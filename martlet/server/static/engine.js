@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * The view of the engine: what the server sends four times a second (`martlet/server/frames.py`), drawn
+ * The view of the engine: what the server sends four times a second (`martlet/server/live_frames.py`), drawn
  * (read draw.js and charts.js).
  */
 

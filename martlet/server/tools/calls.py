@@ -1,4 +1,4 @@
-"""Tool calls taken out of a text as it comes (read `formats.py` first, for what they look like).
+"""Tool calls taken out of a text as it comes (read `call_formats.py` first, for what they look like).
 
 The result does not depend on how the text is cut: a piece is given out only when no continuation could change what it
 is, and what is between and inside calls is read character by character.
@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from martlet.server.tools.formats import ToolFormat
+from martlet.server.tools.call_formats import ToolFormat
 from martlet.server.tools.json_scan import CallScanner, ValueScanner
 
 __all__ = ["Arguments", "Call", "CallParser", "Content", "held_back"]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from martlet.server.tools.call_formats import ReasoningFormat, ToolFormat
 from martlet.server.tools.calls import Arguments, Call, CallParser, Content, held_back
-from martlet.server.tools.formats import ReasoningFormat, ToolFormat
 
 __all__ = ["Part", "Parts", "Reasoning", "ReplyParser", "delta_of"]
 

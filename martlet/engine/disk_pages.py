@@ -1,0 +1,64 @@
+"""KV pages that outlive the process: opening the second tier, and taking over what it holds (read `build.py` first)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from martlet.cache.disk_slots import DiskSlots
+from martlet.cache.pages import PagePool
+from martlet.cache.radix import RadixCache
+from martlet.config import EngineConfig
+from martlet.errors import CapacityError
+from martlet.formats.checkpoint import Checkpoint
+from martlet.kv_types import share_tokens
+from martlet.ops.interface import Backend
+from martlet.runtime.disk_file import DiskFile, open_tier
+from martlet.runtime.disk_format import MAX_NAME, Layout, Owner
+from martlet.runtime.fingerprint import kv_fingerprint
+from martlet.runtime.kv import KvMemory
+from martlet.runtime.page_moves import page_bytes
+from martlet.spec import ModelSpec
+
+__all__ = ["make_cache", "open_kept_pages"]
+
+
+def open_kept_pages(
+    config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec, ops: Backend, kv: KvMemory, resources: ExitStack
+) -> DiskFile | None:
+    """The tier's file, if the settings want one and there can be one (a warning says why not); `resources` closes it.
+
+    Raises CapacityError for a size that holds no page.
+    """
+    if config.kv_disk is None or not config.prefix_cache:
+        return None
+    size = page_bytes(ops, kv.all)
+    layout = Layout(config.page_size, size)
+    if layout.slots_within(config.kv_disk_size) == 0:
+        raise CapacityError(
+            f"kv_disk_size is {config.kv_disk_size:,} bytes, and one page takes {size:,}, the smallest file"
+            f" {layout.least_bytes:,}: raise it, or leave kv_disk out."
+        )
+    owner = Owner(
+        model=(spec.name or Path(config.model).stem)[:MAX_NAME],
+        fingerprint=kv_fingerprint(checkpoint, spec, ops, config.kv_dtype, config.page_size, kv.head_fingerprint),
+        kv_dtype=config.kv_dtype,
+        page_size=config.page_size,
+        page_bytes=size,
+    )
+    tier = open_tier(Path(config.kv_disk), config.kv_disk_size, owner)
+    if tier is not None:
+        resources.callback(tier.close)
+    return tier
+
+
+def make_cache(config: EngineConfig, pages: PagePool, tier: DiskFile | None) -> RadixCache | None:
+    """The prefix cache, with what the tier's file holds already in it; None if the settings want none."""
+    if not config.prefix_cache:
+        return None
+    share, fair = share_tokens(config.kv_dtype), config.policy == "fair"
+    if tier is None or tier.n_slots == 0:  # 0: the disk was found full at the first try
+        return RadixCache(pages, share_tokens=share, fair=fair)
+    cache = RadixCache(pages, share_tokens=share, tier=DiskSlots(tier.n_slots), fair=fair)
+    cache.adopt((record.slot, record.key, record.parent, record.ids) for record in tier.records())
+    return cache

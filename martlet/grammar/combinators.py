@@ -1,0 +1,329 @@
+"""States of texts and their joining: a language of text, free text up to a mark, one thing after another, one or the other.
+
+All are `State`s as `states.py` has them. Equal ones are one object: their makers keep what they have made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from martlet.errors import RequestError
+from martlet.grammar.language import Language, literals
+from martlet.grammar.states import Dfa, Lexeme, Plain, State, Tree
+from martlet.grammar.utf8 import to_bytes
+
+__all__ = ["END", "Again", "either", "first_bytes", "free_text", "language_state", "one_of", "then"]
+
+
+class _End(Plain):
+    """The state after everything."""
+
+    accepts = True
+
+    def step(self, byte: int) -> State | None:
+        return None
+
+    def next_bytes(self) -> bytes | None:
+        return b""
+
+
+END: State = _End()
+
+
+class _Automaton:
+    """A lexeme with what comes after each of its labels; its states, made when they are needed.
+
+    `ends` says whether the text may end at a state inside the lexeme.
+    """
+
+    def __init__(
+        self, dfa: Dfa, after: Callable[[int], State], labels: Sequence[int], ends: Callable[[int], bool]
+    ) -> None:
+        self.dfa = dfa
+        self.after = after
+        self.ends = ends
+        follow = frozenset(byte for label in labels for byte in first_bytes(after(label)))
+        self.lexeme = Lexeme(dfa, follow)
+        self.rows = [np.flatnonzero(row).astype(np.uint8).tobytes() for row in dfa.table]
+        self._states: dict[int, _Inside] = {}
+
+    def at(self, q: int) -> _Inside:
+        found = self._states.get(q)
+        if found is None:
+            found = self._states[q] = _Inside(self, q)
+        return found
+
+
+class _Inside(Plain):
+    """A place inside an automaton. Where it goes on, it does; only elsewhere does what follows begin."""
+
+    __slots__ = ("_accepts", "_lexeme", "_machine", "_q")
+
+    def __init__(self, machine: _Automaton, q: int) -> None:
+        self._machine, self._q = machine, q
+        self._lexeme = machine.lexeme, q
+        label = int(machine.dfa.accept[q])
+        self._accepts = machine.ends(q) or bool(label and machine.after(label).accepts)
+
+    @property
+    def accepts(self) -> bool:
+        return self._accepts
+
+    @property
+    def lexeme(self) -> tuple[Lexeme, int] | None:
+        return self._lexeme
+
+    def step(self, byte: int) -> State | None:
+        machine = self._machine
+        q = int(machine.dfa.table[self._q, byte])
+        if q:
+            return machine.at(q)
+        label = int(machine.dfa.accept[self._q])
+        return machine.after(label).step(byte) if label else None
+
+    def exit(self, label: int) -> State | None:
+        return self._machine.after(label)
+
+    def next_bytes(self) -> bytes | None:
+        machine = self._machine
+        label = int(machine.dfa.accept[self._q])
+        if not label:
+            return machine.rows[self._q]
+        return bytes(sorted({*machine.rows[self._q], *first_bytes(machine.after(label))}))
+
+
+def first_bytes(state: State) -> bytes:
+    """The bytes with which a state goes on."""
+    known = state.next_bytes()
+    return known if known is not None else bytes(byte for byte in range(256) if state.step(byte) is not None)
+
+
+def language_state(language: Language, after: State = END) -> State | None:
+    """The texts of a language, and then what `after` has; None if there are none.
+
+    A text that could be longer is: what follows begins only where no longer text of the language goes on.
+    """
+    if language.is_empty:
+        return None
+    dfa = to_bytes(language)
+    return _Automaton(dfa, lambda label: after, (1,), lambda q: False).at(dfa.start)
+
+
+def free_text(marks: Sequence[str], after: Callable[[int], State], may_end: bool, *, at_start: bool = False) -> State:
+    """Any text up to the first of the marks, and then what follows mark number `after(i)`; all of it if none comes.
+
+    `at_start`: a mark is one only where the text begins with it.
+    """
+    anything = Language.everything()
+    inside = literals(marks)
+    without = anything - ((inside if at_start else anything + inside) + anything)
+    dfa, whole = _up_to(without, marks, at_start)
+    states = [after(i) for i in range(len(marks))]
+    labels = range(1, len(marks) + 1)
+    return _Automaton(dfa, lambda label: states[label - 1], labels, lambda q: may_end and whole[q]).at(dfa.start)
+
+
+def _up_to(without: Language, marks: Sequence[str], at_start: bool) -> tuple[Dfa, list[bool]]:
+    """The automaton of texts that end with their first mark, labelled by its number from 1 on; and where a text without
+    any mark is whole, which is not so inside a character.
+
+    It is the automaton of texts without a mark, to which the steps that complete one are added: whether a byte does is
+    known from the last bytes before it. So its states are pairs: (state without a mark, last bytes that count); where
+    marks count at the start only these are all bytes, and None once they are not the beginning of one.
+    """
+    plain = to_bytes(without)
+    encoded = [mark.encode() for mark in marks]
+    whole_marks = {text: i for i, text in reversed(list(enumerate(encoded)))}
+    prefixes = {text[:n] for text in encoded for n in range(len(text) + 1)}
+    first: tuple[int, bytes | None] = (plain.start, b"")
+    numbers, queue = {first: 1}, [first]
+    rows: list[list[int]] = [[0] * 256]
+    ends: list[tuple[int, int, int]] = []
+    for q, seen in queue:
+        row = [0] * 256
+        for byte in range(256):
+            text = None if seen is None else seen + bytes((byte,))
+            done = None if text is None else whole_marks.get(text)
+            if done is None and text is not None and not at_start:
+                done = next((i for i, mark in enumerate(encoded) if text.endswith(mark)), None)
+            if done is not None:
+                ends.append((len(rows), byte, done))
+                continue
+            after = int(plain.table[q, byte])
+            if after == 0:
+                continue
+            while text is not None and text not in prefixes:
+                text = None if at_start else text[1:]
+            key = after, text
+            if key not in numbers:
+                numbers[key] = len(numbers) + 1
+                queue.append(key)
+            row[byte] = numbers[key]
+        rows.append(row)
+    n = len(rows)
+    table = np.zeros((n + len(marks), 256), np.int32)
+    table[:n] = rows
+    accept = np.zeros(n + len(marks), np.int32)
+    for state, byte, done in ends:
+        table[state, byte] = n + done
+        accept[n + done] = done + 1
+    whole = [False, *(bool(plain.accept[q]) for q, _ in queue), *([False] * len(marks))]
+    return Dfa(table, accept, 1), whole
+
+
+def one_of(texts: Sequence[str], after: Callable[[int], State], *, may_end: bool = False) -> State:
+    """One of the texts, and then what text number `after(i)` has. `may_end`: or nothing at all.
+
+    No text may begin with another one.
+    """
+    rows: list[dict[int, int]] = [{}, {}]
+    labels = [0, 0]
+    for number, text in enumerate(texts):
+        at = 1
+        for byte in text.encode():
+            if byte not in rows[at]:
+                rows[at][byte] = len(rows)
+                rows.append({})
+                labels.append(0)
+            at = rows[at][byte]
+        labels[at] = labels[at] or number + 1
+    if any(row and label for row, label in zip(rows, labels, strict=True)):
+        raise RequestError("tags: one tag's begin is the beginning of another's.", param="structured")
+    table = np.zeros((len(rows), 256), np.int32)
+    for state, row in enumerate(rows):
+        for byte, to in row.items():
+            table[state, byte] = to
+    dfa = Dfa(table, np.array(labels, np.int32), 1)
+    used = sorted({label for label in labels if label})
+    return _Automaton(dfa, lambda label: after(label - 1), used, lambda q: may_end and q == 1).at(1)
+
+
+class Again(Plain):
+    """A state that is known later: free text, which leads to what leads back to it."""
+
+    accepts = True
+    target: State
+
+    @property
+    def lexeme(self) -> tuple[Lexeme, int] | None:
+        return self.target.lexeme
+
+    def step(self, byte: int) -> State | None:
+        return self.target.step(byte)
+
+    def exit(self, label: int) -> State | None:
+        return self.target.exit(label)
+
+    def next_bytes(self) -> bytes | None:
+        return _CHARACTERS
+
+
+_CHARACTERS = bytes((*range(0x80), *range(0xC2, 0xF5)))  # with which a character begins
+
+
+class _Then:
+    """One state's text, and then another's: what follows begins where the first cannot go on."""
+
+    __slots__ = ("_first", "_made", "_second", "accepts", "budget", "is_json", "lexeme")
+
+    def __init__(self, first: State, second: State, made: dict[State, State]) -> None:
+        self._first, self._second, self._made = first, second, made
+        self.accepts = first.accepts and second.accepts
+        self.lexeme = first.lexeme
+        self.budget = first.budget
+        self.is_json = first.is_json
+
+    def step(self, byte: int) -> State | None:
+        state = self._first.step(byte)
+        if state is not None:
+            return _then(state, self._second, self._made)
+        return self._second.step(byte) if self._first.accepts else None
+
+    def exit(self, label: int) -> State | None:
+        state = self._first.exit(label)
+        return None if state is None else _then(state, self._second, self._made)
+
+    def detours(self) -> Tree | None:
+        return self._first.detours()
+
+    def detour(self, name: Any) -> State | None:
+        state = self._first.detour(name)
+        return None if state is None else _then(state, self._second, self._made)
+
+    def split(self) -> tuple[bytes, State] | None:
+        return None
+
+    def parts(self) -> tuple[State, ...] | None:
+        found = self._first.parts()
+        return None if found is None else tuple(_then(part, self._second, self._made) for part in found)
+
+    def twin(self) -> tuple[State, Callable[[Any], State]] | None:
+        found = self._first.twin()
+        if found is None:
+            return None
+        state, resume = found
+        return state, lambda reached: _then(resume(reached), self._second, self._made)
+
+    @property
+    def reached(self) -> Any:
+        return None
+
+    def next_bytes(self) -> bytes | None:
+        known = self._first.next_bytes()
+        if known is None or not self._first.accepts:
+            return known
+        return bytes(sorted({*known, *first_bytes(self._second)}))
+
+
+def _then(first: State, second: State, made: dict[State, State]) -> State:
+    if first.accepts and first.lexeme is None and first.next_bytes() == b"":
+        return second
+    found = made.get(first)
+    if found is None:
+        found = made[first] = _Then(first, second, made)
+    return found
+
+
+def then(first: State, second: State) -> State:
+    """The texts of one state, each followed by one of another.
+
+    The first's last byte must not be inside a lexeme (JSON's objects and lists end so): else `second` is not expected there.
+    """
+    return second if first is END else _then(first, second, {})
+
+
+class _Either(Plain):
+    """The texts of both states, told apart by and by."""
+
+    __slots__ = ("_a", "_b")
+
+    def __init__(self, a: State, b: State) -> None:
+        self._a, self._b = a, b
+
+    @property
+    def accepts(self) -> bool:
+        return self._a.accepts or self._b.accepts
+
+    @property
+    def is_json(self) -> bool:
+        return self._a.is_json or self._b.is_json
+
+    def step(self, byte: int) -> State | None:
+        a, b = self._a.step(byte), self._b.step(byte)
+        if a is None or b is None:
+            return b if a is None else a
+        return _Either(a, b)
+
+    def parts(self) -> tuple[State, ...] | None:
+        return self._a, self._b
+
+    def next_bytes(self) -> bytes | None:
+        return bytes(sorted({*first_bytes(self._a), *first_bytes(self._b)}))
+
+
+def either(a: State, b: State) -> State:
+    """The texts of two states."""
+    return _Either(a, b)

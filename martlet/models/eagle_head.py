@@ -1,0 +1,388 @@
+"""Heads that guess the next tokens from what a model has computed anyway: EAGLE (read `speculate/eagle.py` next).
+
+EAGLE-3 (arXiv:2503.01840):
+
+    features   the residual stream of position p as it enters three of the model's layers    [3C]
+    x        = fuse(features)                                                                [C]
+    both     = [norm(embedding of token p + 1), norm(x)]                                     [2C]
+    x       += attention(both), over the head's own keys and values; x += ffn(norm(x))
+    logits   = output(norm(x)): of token p + 2, over a smaller vocabulary
+
+x then stands for the features that p + 1 will have, without fusing, and so on. Files are laid out as published: config.json
+and model.safetensors with fc, midlayer.*, norm, lm_head, d2t (the model's id less the head's, for each of the head's) and
+t2d (whether the head knows an id of the model's). Without lm_head the head shares the model's own output rows. Untrusted.
+
+EAGLE-1 and -2 (arXiv:2401.15077, arXiv:2406.16858): the feature is what the model's final norm gives, [C], and so is x:
+
+    x        = fuse([embedding of token p + 1, feature]) (+ bias);   x += attention(x);   x += ffn(norm(x));   logits = output(x)
+
+Their tensors are fc, layers.0.* without input_layernorm, and embed_tokens, a copy; the output rows are the model's. The third
+kind is a model's own layer for multi-token prediction (`mtp_layers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.errors import FormatError, UnsupportedError
+from martlet.formats.checkpoint import Checkpoint, open_checkpoint
+from martlet.models.families import spec_of
+from martlet.models.ffn import feed_forward
+from martlet.models.mixers import attend
+from martlet.models.stream import Stream
+from martlet.models.weights import AttentionWeights, FfnWeights, LayerWeights, Model
+from martlet.ops.interface import Array, Backend, Rows, Weight
+from martlet.quant.encode import encode
+from martlet.quant.ggml import decode
+from martlet.quant.table import BLOCKS, BlockType, RawTensor
+from martlet.spec import Activation, Layer, ModelSpec
+
+__all__ = [
+    "CODES",
+    "OUTPUT_CODES",
+    "SHOWN",
+    "Head",
+    "HeadFile",
+    "coded",
+    "finite",
+    "guess",
+    "guess_on",
+    "load_head",
+    "open_head",
+    "open_head_folder",
+]
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+CODES = BlockType.Q8_0  # of the head's matrices, where their rows are whole blocks
+OUTPUT_CODES = BlockType.Q4_1  # of the largest, which makes its logits: a guess waits for reading it
+LEAST_LAYERS = 4
+SHOWN = 1.2784645427610738  # x / (1 + e⁻ˣ) is 1 there
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFile:
+    """A head's files, checked but for their values; `ids` are the model's ids of the head's own."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec  # of the head: one layer, and the head's own vocabulary
+    features: tuple[
+        int, ...
+    ]  # layers of the model whose inputs the head reads; the one after the last: the final norm's
+    ids: I64
+    tensors: Mapping[str, RawTensor]
+
+    @property
+    def is_third(self) -> bool:
+        """Whether it is EAGLE-3."""
+        return len(self.features) > 1
+
+    @property
+    def weight_bytes(self) -> int:
+        """About what its matrices occupy as packed, the model's output rows included."""
+        n_values = sum(tensor.shape[0] * tensor.shape[-1] for tensor in self.tensors.values() if len(tensor.shape) == 2)
+        if "lm_head.weight" not in self.tensors and "d2t" in self.tensors:
+            n_values += self.spec.vocab * self.spec.hidden
+        return n_values * BLOCKS[CODES].nbytes // BLOCKS[CODES].size
+
+    @property
+    def width(self) -> int:
+        """Floats a row of its activations."""
+        layer = self.spec.layers[0]
+        mixer = layer.mixer
+        heads = 2 * mixer.n_heads + 2 * mixer.n_kv_heads
+        return (2 * len(self.features) + 6) * self.spec.hidden + heads * mixer.head_dim + 3 * layer.ffn.ffn_hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head with its packed weights. EAGLE-3's mixer_norm is that of the embedding, and EAGLE-1 has no norms but the ffn's."""
+
+    layer: Layer
+    weights: LayerWeights
+    fuse: Weight  # [C, 3C], of EAGLE-1 [C, 2C]
+    fuse_bias: Array | None
+    hidden_norm: Array | None
+    final_norm: Array | None
+    output: Weight  # [D, C]
+    ids: I64  # [D], the model's
+    n_features: int
+    token_norm: Array | None = None  # of multi-token prediction
+
+    @property
+    def hides_first(self) -> bool:
+        """Whether position 0 has no embedding: then given features are [x, gate, anything], each C wide, `SHOWN` or 0 the gate."""
+        return self.token_norm is not None
+
+
+def open_head_folder(path: Path) -> Checkpoint:
+    """Open a head's folder, or its .safetensors file with the config.json beside it."""
+    folder = path.parent if path.name.endswith(".safetensors") else path
+    if not (folder / "config.json").exists():
+        raise FormatError(path, "is no draft head; expected a folder with config.json and model.safetensors")
+    if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
+        raise FormatError(path, "holds its weights as a pickle, which is a program: convert them to model.safetensors")
+    return open_checkpoint(folder)
+
+
+def open_head(path: str | Path, spec: ModelSpec) -> HeadFile:
+    """Open an EAGLE head for a model; FormatError or UnsupportedError says what does not fit."""
+    path = Path(path)
+    checkpoint = open_head_folder(path)
+    config = dict(checkpoint.metadata)
+    for key, ours, what in (("hidden_size", spec.hidden, "hidden size"), ("vocab_size", spec.vocab, "vocabulary")):
+        if config.get(key) != ours:
+            raise UnsupportedError(
+                f"{path} is a draft head for another model: its {what} is {config.get(key)!r:.40}, this model's {ours:,}"
+            )
+    if config.get("num_hidden_layers", 1) != 1:
+        raise UnsupportedError(f"{path} is a draft head of {config['num_hidden_layers']!r:.40} layers", ["1"])
+    n_ids = config.get("draft_vocab_size") or spec.vocab
+    if not isinstance(n_ids, int) or not 0 < n_ids <= spec.vocab:
+        raise FormatError(path, f"draft_vocab_size is {n_ids!r:.40}, expected 1 to {spec.vocab:,}")
+    plain = {**config, "model_type": "llama", "num_hidden_layers": 1, "vocab_size": n_ids, "tie_word_embeddings": False}
+    own = spec_of(replace(checkpoint, metadata=plain))
+    tensors = {
+        name.removeprefix("model.").replace("layers.0.", "midlayer."): raw for name, raw in checkpoint.tensors.items()
+    }
+    if len(tensors) != len(checkpoint.tensors):
+        raise FormatError(path, "holds a tensor under two names")
+    fc = tensors.get("fc.weight")
+    if fc is not None and fc.shape == (spec.hidden, 2 * spec.hidden):
+        features: tuple[int, ...] = (len(spec.layers),)
+        own = replace(own, layers=(replace(own.layers[0], mixer_norm=None),))
+    else:
+        features = _features(path, config, spec)
+    tensors = _checked(path, tensors, own, spec.vocab)
+    return HeadFile(checkpoint, own, features, _ids(path, tensors, n_ids, spec.vocab), tensors)
+
+
+def _features(path: Path, config: Mapping[str, Any], spec: ModelSpec) -> tuple[int, ...]:
+    """Which layers' inputs it reads: 2, n // 2 and n - 3, unless its config says others.
+
+    At its top level the numbers are those of the layers that are entered; under eagle_config, those of the layers before.
+    """
+    n = len(spec.layers)
+    nested = config.get("eagle_config")
+    found = config.get("eagle_aux_hidden_state_layer_ids")
+    if found is None and isinstance(nested, Mapping) and nested.get("eagle_aux_hidden_state_layer_ids") is not None:
+        found = nested["eagle_aux_hidden_state_layer_ids"]
+        if isinstance(found, list):
+            found = [layer + 1 if isinstance(layer, int) else layer for layer in found]
+    if found is None and n < LEAST_LAYERS + 1:
+        found = [min(1, n - 1), n // 2, n - 1]
+    if found is None:
+        found = [2, n // 2, n - 3]
+    fits = isinstance(found, list) and len(found) == 3
+    if not fits or not all(type(layer) is int and 0 <= layer < n for layer in found):
+        raise UnsupportedError(f"{path} reads the layers {str(found)[:60]}; 3 numbers from 0 to {n - 1} are supported")
+    return tuple(found)
+
+
+def _expected(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The tensors that every head has, with their shapes; without a norm before its attention it is EAGLE-1."""
+    c, mixer, f = spec.hidden, spec.layers[0].mixer, spec.layers[0].ffn.ffn_hidden
+    q, kv = mixer.n_heads * mixer.head_dim, mixer.n_kv_heads * mixer.head_dim
+    third = spec.layers[0].mixer_norm is not None
+    k = 2 * c if third else c
+    layer = {
+        **({"hidden_norm": (c,), "input_layernorm": (c,)} if third else {}),
+        "post_attention_layernorm": (c,),
+        "self_attn.q_proj": (q, k),
+        "self_attn.k_proj": (kv, k),
+        "self_attn.v_proj": (kv, k),
+        "self_attn.o_proj": (c, q),
+        "mlp.gate_proj": (f, c),
+        "mlp.up_proj": (f, c),
+        "mlp.down_proj": (c, f),
+    }
+    return {
+        "fc.weight": (c, 3 * c if third else 2 * c),
+        **({"norm.weight": (c,)} if third else {}),
+        **{f"midlayer.{name}.weight": shape for name, shape in layer.items()},
+    }
+
+
+def _checked(path: Path, tensors: dict[str, RawTensor], spec: ModelSpec, vocab: int) -> dict[str, RawTensor]:
+    """The tensors, if they are all that a head needs, of the right shapes, and no others."""
+    c, expected = spec.hidden, _expected(spec)
+    version = "EAGLE-1" if spec.layers[0].mixer_norm is None else "EAGLE-3"
+    optional = {
+        "lm_head.weight": (spec.vocab, c),
+        "d2t": (spec.vocab,),
+        "t2d": (vocab,),
+        "embed_tokens.weight": (vocab, c),  # a copy of the model's, which is used
+        **({"fc.bias": (c,)} if version == "EAGLE-1" else {}),
+    }
+    for name in expected:
+        if name not in tensors:
+            raise FormatError(path, f"the tensor {name} is missing; an {version} head needs it")
+    for name, raw in tensors.items():
+        shape = expected.get(name) or optional.get(name)
+        if shape is None:
+            raise UnsupportedError(f"{path} holds {name!r:.120}, which an {version} head here has no use for")
+        if raw.shape != shape:
+            found = "x".join(map(str, raw.shape))
+            raise FormatError(path, f"{name} has the shape {found}, expected {'x'.join(map(str, shape))}")
+    tensors.pop("embed_tokens.weight", None)
+    return tensors
+
+
+def _ids(path: Path, tensors: Mapping[str, RawTensor], n_ids: int, vocab: int) -> I64:
+    """The model's id of each of the head's."""
+    ids: I64 = np.arange(n_ids, dtype=np.int64)
+    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
+    if d2t is None and n_ids != vocab:
+        raise FormatError(path, f"the tensor d2t is missing: nothing says which {n_ids:,} of {vocab:,} ids it guesses")
+    if d2t is not None:
+        if d2t.type not in (BlockType.I64, BlockType.I32):
+            raise FormatError(path, f"d2t has the type {d2t.type.name}, expected I64")
+        ids = ids + d2t.data.view(np.int64 if d2t.type is BlockType.I64 else np.int32)
+        if ids.min() < 0 or ids.max() >= vocab or len(set(ids.tolist())) != n_ids:
+            raise FormatError(path, f"d2t names ids outside 0 to {vocab - 1:,}, or one twice")
+    if t2d is not None:
+        known = np.zeros(vocab, bool)
+        known[ids] = True
+        if not np.array_equal(decode(t2d) != 0, known):
+            raise FormatError(path, "d2t and t2d disagree on which ids it guesses")
+    return ids
+
+
+def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[[I64], RawTensor]) -> Head:
+    """Pack a head's weights; `output_rows` gives rows of the model's own output matrix. FormatError for NaN."""
+
+    def output() -> Weight:
+        if "lm_head.weight" in file.tensors:
+            return ops.pack([coded("lm_head.weight", values("lm_head.weight"), OUTPUT_CODES)])
+        if "d2t" not in file.tensors:
+            return model.head
+        return ops.pack([coded("lm_head.weight", decode(output_rows(file.ids)), OUTPUT_CODES)])
+
+    def values(name: str) -> F32:
+        return finite(file.checkpoint.path, file.tensors[name])
+
+    def matrix(*names: str) -> Weight:
+        return ops.pack([coded(name, values(name), CODES) for name in names])
+
+    def layer(*names: str) -> Weight:
+        return matrix(*(f"midlayer.{name}.weight" for name in names))
+
+    def vector(name: str) -> Array | None:
+        return ops.upload(values(name)) if name in file.tensors else None
+
+    biases = [f"midlayer.self_attn.{part}_proj.bias" for part in "qkv"]
+    bias = ops.upload(np.concatenate([values(name) for name in biases])) if biases[0] in file.tensors else None
+    qkv = layer("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    weights = LayerWeights(
+        AttentionWeights(qkv, layer("self_attn.o_proj"), bias),
+        FfnWeights(layer("mlp.gate_proj", "mlp.up_proj"), layer("mlp.down_proj")),
+        vector("midlayer.input_layernorm.weight"),
+        vector("midlayer.post_attention_layernorm.weight"),
+        None,
+        None,
+    )
+    return Head(
+        file.spec.layers[0],
+        weights,
+        matrix("fc.weight"),
+        vector("fc.bias"),
+        vector("midlayer.hidden_norm.weight"),
+        vector("norm.weight"),
+        output(),
+        file.ids,
+        len(file.features),
+        vector("token_norm.weight"),
+    )
+
+
+def finite(path: Path, tensor: RawTensor) -> F32:
+    """A tensor's values; FormatError where one is no finite number."""
+    found = decode(tensor)
+    if not np.isfinite(found).all():
+        raise FormatError(path, f"{tensor.name} has values that are not finite numbers")
+    return found
+
+
+def coded(name: str, values: F32, kind: BlockType) -> RawTensor:
+    """A matrix in codes, if its rows are whole blocks."""
+    kind = kind if values.shape[1] % BLOCKS[kind].size == 0 else BlockType.F32
+    return RawTensor(name, values.shape, kind, encode(values, kind).reshape(-1))
+
+
+def guess_on(ops: Backend, model: Model, head: Head, cache: Array, page_size: int, depth: int) -> tuple[Array, ...]:
+    """As `guess` from features, then the likeliest guesses [L, 3] of `depth` places, each gone on from (`Backend.likeliest`)."""
+    logits, x = first = guess(ops, model, head, cache, fuses=True)
+    ids, guesses = ops.upload(head.ids), [ops.empty(Rows.LOGITS, 3)]
+    ops.likeliest(logits, ids, None, guesses[0])
+    while len(guesses) < depth:
+        before = ops.follow(guesses[-1], x, page_size)
+        logits, x = guess(ops, model, head, cache, before)
+        guesses.append(ops.empty(Rows.LOGITS, 3))
+        ops.likeliest(logits, ids, guesses[-2], guesses[-1])
+    return *first, *guesses
+
+
+def guess(
+    ops: Backend, model: Model, head: Head, cache: Array, before: Array | None = None, *, fuses: bool = False
+) -> tuple[Array, Array]:
+    """Of the logit rows the head's logits [L, D] and x [L, C], from given features [T, 3C], or from x [T, C], given or `before`.
+
+    Call inside a capture. Row t's id is the one after the position whose features it is given, and whose place it takes.
+    """
+    layer, weights, c = head.layer, head.weights, model.spec.hidden
+    stream, norm = Stream(ops, c, 1.0), layer.mixer_norm
+    if before is None:
+        before = ops.empty(Rows.TOKENS, (3 if head.hides_first else head.n_features) * c if fuses else c)
+        ops.given(before)
+    if head.hides_first:
+        return _predict(stream, model, head, cache, before, fuses)
+    both = ops.empty(Rows.TOKENS, 2 * c)
+    if norm is None:
+        ops.embed(model.embedding, 1.0, ops.columns(both, 0, c))
+        ops.scale_cap(before, 1.0, None, ops.columns(both, c, 2 * c))
+        ops.linear(both, head.fuse, stream.x, head.fuse_bias)
+        return _finish(stream, head, attend(stream, layer, weights, cache))
+    if fuses:
+        ops.linear(before, head.fuse, stream.x)
+    else:
+        stream.x = before
+    embedded = ops.empty(Rows.TOKENS, c)
+    ops.embed(model.embedding, 1.0, embedded)
+    ops.rms_norm(embedded, weights.mixer_norm, norm.eps, ops.columns(both, 0, c))
+    ops.rms_norm(stream.x, head.hidden_norm, norm.eps, ops.columns(both, c, 2 * c))
+    return _finish(stream, head, attend(stream, layer, weights, cache, both))
+
+
+def _predict(stream: Stream, model: Model, head: Head, cache: Array, before: Array, fuses: bool) -> tuple[Array, Array]:
+    """`guess` of a layer for multi-token prediction, whose x is what its final norm gives."""
+    ops, c, norm = stream.ops, model.spec.hidden, head.layer.mixer_norm
+    embedded, both, scale = ops.empty(Rows.TOKENS, c), ops.empty(Rows.TOKENS, 2 * c), model.spec.embedding_scale
+    if fuses:
+        ops.embed(model.embedding, scale, ops.columns(before, 2 * c, 3 * c))
+        ops.act_mul(ops.columns(before, c, 3 * c), Activation.SILU, embedded)  # 1 or 0 times the embedding
+        before = ops.columns(before, 0, c)
+    else:
+        ops.embed(model.embedding, scale, embedded)
+    assert norm is not None
+    ops.rms_norm(before, head.hidden_norm, norm.eps, ops.columns(both, 0, c))
+    ops.rms_norm(embedded, head.token_norm, norm.eps, ops.columns(both, c, 2 * c))
+    ops.linear(both, head.fuse, stream.x)
+    logits, _ = _finish(stream, head, attend(stream, head.layer, head.weights, cache))
+    return logits, stream.normed(norm, head.final_norm)
+
+
+def _finish(stream: Stream, head: Head, y: Array) -> tuple[Array, Array]:
+    """The rest of the layer, and the logits, of the logit rows; y [T, H * D] is what attention gave."""
+    ops, layer, weights = stream.ops, head.layer, head.weights
+    y = stream.narrow(y, layer.mixer.n_heads * layer.mixer.head_dim)
+    stream.add(y, weights.mixer.out, None)
+    stream.add(feed_forward(stream, layer, weights), weights.ffn.down, None)
+    logits = ops.empty(Rows.LOGITS, len(head.ids))
+    ops.linear(stream.normed(layer.mixer_norm, head.final_norm), head.output, logits)
+    return logits, stream.x

@@ -1,0 +1,267 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685): read from PEFT's folders and from GGUF files, and attached to a model.
+
+    y = W x + s · B (A x)          A [r, k], B [n, r]; s = alpha / r (or alpha / √r), taken into B when it is read
+
+An adapter names the products that it updates, by GGUF's names; each has a table with a slot for every adapter that is
+loaded (`ops/interface.py`, `adapt`). Formats: PEFT's adapter_config.json and adapter_model.safetensors; llama.cpp's
+convert_lora_to_gguf.py, whose tensors have `.lora_a` and `.lora_b` behind the name. Untrusted like every file. Whatever an
+adapter asks for that is not here (DoRA, embeddings, whole modules) is refused by name: half an adapter is another model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.errors import FormatError, UnsupportedError
+from martlet.formats.files import read_json
+from martlet.formats.gguf import read_gguf
+from martlet.formats.safetensors import read_safetensors
+from martlet.models.families import GGUF_PERMUTED
+from martlet.models.names import canonical
+from martlet.models.weights import Model, half_split_rows
+from martlet.ops.interface import Array, Backend
+from martlet.quant.ggml import decode
+from martlet.quant.table import RawTensor
+from martlet.spec import Layer, ModelSpec
+
+__all__ = ["MAX_RANK", "Adapter", "read_adapter", "with_adapters"]
+
+F32 = NDArray[np.float32]
+MAX_RANK = 512
+MOST_ALPHA = 1e30
+_PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_GGUF_NAME = re.compile(r"(.+)\.weight\.lora_([ab])")
+_REFUSED = {  # settings of PEFT's that change what an adapter computes, and the values that do not
+    "use_dora": (None, False),
+    "modules_to_save": (None, []),
+    "bias": (None, "none"),
+    "fan_in_fan_out": (None, False),
+    "lora_bias": (None, False),
+    "layer_replication": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "alora_invocation_tokens": (None, []),
+    "target_parameters": (None, []),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What an adapter adds to a model's products: tensor name, without its ending → a [r, k] and b [n, r]."""
+
+    path: str
+    digest: str  # of its numbers: two files with the same ones are one adapter, also after a restart
+    rank: int  # the largest
+    nbytes: int  # of memory that it takes while it is loaded
+    updates: Mapping[str, tuple[F32, F32]] = field(repr=False)
+
+    def without_numbers(self) -> Adapter:
+        """What remains to be known of it once a backend has its numbers."""
+        return replace(self, updates={})
+
+
+def read_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
+    """Read a PEFT folder or a GGUF file for this model; FormatError or UnsupportedError names what does not fit."""
+    path = Path(path)
+    pairs = _read_gguf(path, spec) if path.suffix == ".gguf" else _read_peft(path, spec)
+    shapes = _shapes(spec)
+    updates: dict[str, tuple[F32, F32]] = {}
+    for name, (a, b) in sorted(pairs.items()):
+        for part, piece in _parts(path, name, b, spec):
+            updates[part] = (a, piece)
+    if not updates:
+        raise FormatError(path, "holds no low-rank matrices: this is not an adapter")
+    for name, (a, b) in updates.items():
+        n, k = shapes[name]
+        if a.ndim != 2 or b.ndim != 2 or a.shape[1] != k or b.shape != (n, len(a)):
+            found = f"A {list(a.shape)} and B {list(b.shape)}"
+            raise FormatError(path, f"{name} has {found}; this model's product takes A [r, {k}] and B [{n}, r]")
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise FormatError(path, f"{name} has values that are not finite numbers")
+    digest = hashlib.sha256()
+    for name, (a, b) in updates.items():
+        digest.update(f"{name} {a.shape} {b.shape}".encode() + a.tobytes() + b.tobytes())
+    nbytes = sum(4 * _padded_rank(a) * (a.shape[1] + len(b)) for a, b in updates.values())
+    return Adapter(str(path), digest.hexdigest()[:32], max(len(a) for a, _ in updates.values()), nbytes, updates)
+
+
+def _padded_rank(a: F32) -> int:
+    return -(-len(a) // 4) * 4  # as the kernel has it: `ops/cpu/adapter_table.py`
+
+
+def with_adapters(ops: Backend, model: Model, n_slots: int) -> tuple[Model, dict[str, Array]]:
+    """The model with a table for every product, and the tables by tensor name; its weights are the same ones."""
+    tables: dict[str, Array] = {}
+    layers = []
+    for i, weights in enumerate(model.layers):
+        own = {
+            part: ops.adapters(n_slots, k, n)
+            for part, (n, k) in _layer_shapes(model.spec, model.spec.layers[i]).items()
+        }
+        tables.update((f"blk.{i}.{part}", table) for part, table in own.items())
+        layers.append(replace(weights, adapters=own))
+    return replace(model, layers=tuple(layers)), tables
+
+
+def _layer_shapes(spec: ModelSpec, layer: Layer) -> dict[str, tuple[int, int]]:
+    """Rows and columns of each product of a layer."""
+    c, a, f = spec.hidden, layer.mixer, layer.ffn.ffn_hidden
+    q, kv = a.n_heads * a.head_dim, a.n_kv_heads * a.head_dim
+    return {
+        "attn_q": (q, c),
+        "attn_k": (kv, c),
+        "attn_v": (kv, c),
+        "attn_output": (c, q),
+        "ffn_gate": (f, c),
+        "ffn_up": (f, c),
+        "ffn_down": (c, f),
+    }
+
+
+def _shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    return {
+        f"blk.{i}.{part}": shape
+        for i, layer in enumerate(spec.layers)
+        for part, shape in _layer_shapes(spec, layer).items()
+    }
+
+
+def _parts(path: Path, name: str, b: F32, spec: ModelSpec) -> list[tuple[str, F32]]:
+    """A product's name with its B, or those of the products that are one in the file (qkv, gate and up)."""
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", name)
+    if match is None or int(match[1]) >= len(spec.layers):
+        raise UnsupportedError(f"{path} updates {name}, which is no product of a layer of this model")
+    prefix, part, shapes = f"blk.{match[1]}.", match[2], _layer_shapes(spec, spec.layers[int(match[1])])
+    parts = [part]
+    if part == "attn_qkv":
+        parts = ["attn_q", "attn_k", "attn_v"]
+    elif part == "ffn_up" and len(b) == 2 * shapes["ffn_up"][0]:
+        parts = ["ffn_gate", "ffn_up"]
+    if parts[0] not in shapes:
+        raise UnsupportedError(f"{path} updates {name}, which is no product of a layer", sorted(shapes))
+    if len(parts) == 1:
+        return [(name, b)]
+    sizes = [shapes[each][0] for each in parts]
+    if len(b) != sum(sizes):
+        raise FormatError(path, f"{name} has B with {len(b)} rows; expected {sum(sizes)}")
+    pieces = np.split(b, np.cumsum(sizes)[:-1].tolist())
+    return [(prefix + each, np.ascontiguousarray(piece)) for each, piece in zip(parts, pieces, strict=True)]
+
+
+def _read_peft(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
+    folder = path.parent if path.name.endswith(".safetensors") else path
+    config = read_json(folder / "adapter_config.json")
+    file = path if path.name.endswith(".safetensors") else folder / "adapter_model.safetensors"
+    if not config or not file.exists():
+        raise FormatError(
+            path, "is no adapter; expected a folder with adapter_config.json and adapter_model.safetensors"
+        )
+    if str(config.get("peft_type", "LORA")).upper() != "LORA":
+        raise UnsupportedError(f"{path} is a PEFT adapter of type {config['peft_type']!r:.40}", ["LORA"])
+    for setting, harmless in _REFUSED.items():
+        if config.get(setting) not in harmless:
+            raise UnsupportedError(f"{path} has {setting} = {config[setting]!r:.80}, which is not supported here")
+    tensors, mapping = read_safetensors(file)
+    found: dict[str, dict[str, F32]] = {}
+    scales: dict[str, float] = {}
+    for name, tensor in tensors.items():
+        match = _PEFT_NAME.fullmatch(name)
+        target = None if match is None else canonical(f"{match[1]}.weight", spec.family)
+        if match is None or target is None or not target.startswith("blk."):
+            raise UnsupportedError(f"{file} holds {name!r:.120}, which is not a low-rank update of a layer's product")
+        target = target.removesuffix(".weight")
+        found.setdefault(target, {})[match[2].lower()] = _values(file, tensor, match[2].lower())
+        scales[target] = _alpha(path, config, match[1])
+        _check_rank(file, tensor, match[2], _of_module(path, config, match[1], "r", "rank_pattern"))
+    pairs = _pairs(file, found)
+    root = bool(config.get("use_rslora"))
+    del tensors, mapping
+    return {
+        name: (a, (b * np.float32(scales[name] / (math.sqrt(len(a)) if root else max(1, len(a))))))
+        for name, (a, b) in pairs.items()
+    }
+
+
+def _of_module(path: Path, config: Mapping[str, Any], module: str, name: str, pattern: str) -> Any:
+    """A setting's value for a module: the pattern's own if it names it."""
+    value, patterns = config.get(name), config.get(pattern) or {}
+    if not isinstance(patterns, dict):
+        raise FormatError(path, f"{pattern} is {patterns!r:.40}, expected an object")
+    for key, own in patterns.items():
+        if not re.fullmatch(r"[\w.]+", key):
+            raise UnsupportedError(f"{path} has {pattern} {key!r:.60} that is more than a module's name")
+        if module == key or module.endswith(f".{key}"):
+            value = own
+    return value
+
+
+def _alpha(path: Path, config: Mapping[str, Any], module: str) -> float:
+    """What scales a module's update, times its rank: its own value if there is one."""
+    value = _of_module(path, {"lora_alpha": 8, **config}, module, "lora_alpha", "alpha_pattern")  # 8: PEFT's default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_ALPHA:
+        raise FormatError(path, f"lora_alpha is {str(value)[:40]!r}, expected a number below {MOST_ALPHA:.0e}")
+    return float(value)
+
+
+def _check_rank(file: Path, tensor: RawTensor, which: str, rank: Any) -> None:
+    """The scale comes from the rank, so a configuration that names another one is not this file's."""
+    found = tensor.shape[0 if which == "A" else 1]
+    if rank is not None and rank != found:
+        raise FormatError(
+            file, f"{tensor.name} has the rank {found:,}, and adapter_config.json says r = {str(rank)[:40]}"
+        )
+
+
+def _read_gguf(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
+    file = read_gguf(path)
+    kind, low_rank = file.metadata.get("general.type"), file.metadata.get("adapter.type")
+    if kind != "adapter" or low_rank != "lora":
+        raise FormatError(path, f"has general.type {kind!r} and adapter.type {low_rank!r}, expected an adapter's, lora")
+    alpha = file.metadata.get("adapter.lora.alpha", 0.0)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise FormatError(path, f"adapter.lora.alpha is {alpha!r:.40}, expected a number")
+    found: dict[str, dict[str, F32]] = {}
+    for name, tensor in file.tensors.items():
+        match = _GGUF_NAME.fullmatch(name)
+        if match is None or not match[1].startswith("blk."):
+            raise UnsupportedError(f"{path} holds {name!r:.120}, which is not a low-rank update of a layer's product")
+        found.setdefault(match[1], {})[match[2]] = _values(path, tensor, match[2])
+    pairs = _pairs(path, found)
+    scaled = {name: (a, b * np.float32(alpha / max(1, len(a)) if alpha else 1.0)) for name, (a, b) in pairs.items()}
+    if file.metadata.get("general.architecture") not in GGUF_PERMUTED:
+        return scaled
+    return {name: (a, _half_split(name, b, spec)) for name, (a, b) in scaled.items()}
+
+
+def _half_split(name: str, b: F32, spec: ModelSpec) -> F32:
+    """B with the rows of q and k in this engine's order for RoPE, as `weights.py` has those of the weights."""
+    match = re.fullmatch(r"blk\.(\d+)\.attn_([qk])", name)
+    if match is None or int(match[1]) >= len(spec.layers):
+        return b
+    mixer = spec.layers[int(match[1])].mixer
+    heads = mixer.n_heads if match[2] == "q" else mixer.n_kv_heads
+    return b[half_split_rows(heads, mixer.head_dim)] if len(b) == heads * mixer.head_dim else b  # else refused by shape
+
+
+def _values(path: Path, tensor: RawTensor, which: str) -> F32:
+    if len(tensor.shape) != 2:
+        raise FormatError(path, f"{tensor.name} has {len(tensor.shape)} dimensions; expected a matrix")
+    rank = tensor.shape[0 if which == "a" else 1]
+    if not 1 <= rank <= MAX_RANK:  # before it is decoded: a rank has no end otherwise
+        raise UnsupportedError(f"{path}: {tensor.name} has the rank {rank:,}; 1 to {MAX_RANK} is supported")
+    return np.array(decode(tensor), np.float32)
+
+
+def _pairs(path: Path, found: Mapping[str, Mapping[str, F32]]) -> dict[str, tuple[F32, F32]]:
+    for name, both in found.items():
+        if set(both) != {"a", "b"}:
+            raise FormatError(path, f"{name} has only one of its two matrices")
+    return {name: (both["a"], both["b"]) for name, both in found.items()}

@@ -1,0 +1,116 @@
+"""Rotary frequencies with every published scaling rule applied, so that a kernel sees only numbers (see `spec.Rope`).
+
+plain     1 / base^(2i/d)                                           arXiv:2104.09864
+linear    divided by the factor                                     arXiv:2306.15595
+llama3    long wavelengths divided, short ones kept, a blend between      (Llama 3.1's reference code)
+yarn      the same idea with a ramp over dimensions, and a magnitude      arXiv:2309.00071
+longrope  each divided by its own factor, short or long by the context    arXiv:2402.13753
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from martlet.errors import UnsupportedError
+from martlet.models.metadata import Facts
+from martlet.spec import Rope
+
+__all__ = ["rope_of"]
+
+Scaled = tuple[list[float], float]  # frequencies, magnitude
+
+
+def rope_of(facts: Facts, context: int | None = None, *, base: float | None = None, scaled: bool = True) -> Rope:
+    """The model's rotary embedding. `context` is the longest that will be used; `base` replaces the file's.
+
+    Raises UnsupportedError for a scaling rule that is not known.
+    """
+    base = facts.rope_base if base is None else base
+    dims = facts.rope_dims
+    plain = [base ** (-i / dims) for i in range(0, dims, 2)]
+    if not scaled:
+        return Rope(dims, tuple(plain))
+    if facts.rope_divisors is not None:
+        plain = [f / d for f, d in zip(plain, facts.rope_divisors, strict=True)]
+    kind = facts.rope_scaling.get("type", "default")
+    if kind not in RULES:
+        raise UnsupportedError(f"the RoPE scaling {kind!r}", RULES)
+    frequencies, magnitude = RULES[kind](plain, facts, base, context)
+    return Rope(dims, tuple(frequencies), magnitude)
+
+
+def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = scaling.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise UnsupportedError(f"RoPE scaling with {key} = {value!r}; expected a number above 0")
+    return float(value)
+
+
+def _linear(plain: list[float], facts: Facts, base: float, context: int | None) -> Scaled:
+    factor = _number(facts.rope_scaling, "factor")
+    return [f / factor for f in plain], 1.0
+
+
+def _llama3(plain: list[float], facts: Facts, base: float, context: int | None) -> Scaled:
+    s = facts.rope_scaling
+    factor, low, high = _number(s, "factor"), _number(s, "low_freq_factor"), _number(s, "high_freq_factor")
+    original = _number(s, "original_max_position_embeddings")
+
+    def scale(f: float) -> float:
+        wavelength = 2 * math.pi / f
+        if wavelength > original / low:
+            return f / factor
+        if wavelength < original / high:
+            return f
+        smooth = (original / wavelength - low) / (high - low)
+        return (1 - smooth) * f / factor + smooth * f
+
+    return [scale(f) for f in plain], 1.0
+
+
+def _yarn(plain: list[float], facts: Facts, base: float, context: int | None) -> Scaled:
+    s, dims = facts.rope_scaling, facts.rope_dims
+    factor = _number(s, "factor")
+    original = _number(s, "original_max_position_embeddings", facts.context)
+    fast, slow = _number(s, "beta_fast", 32.0), _number(s, "beta_slow", 1.0)
+
+    def dimension(turns: float) -> float:
+        return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(math.floor(dimension(fast)), 0), min(math.ceil(dimension(slow)), dims - 1)
+    span = max(high - low, 0.001)
+
+    def scale(i: int, f: float) -> float:
+        ramp = min(max((i - low) / span, 0.0), 1.0)
+        return f / factor * ramp + f * (1 - ramp)
+
+    magnitude = _number(s, "attention_factor", 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+    return [scale(i, f) for i, f in enumerate(plain)], magnitude
+
+
+def _longrope(plain: list[float], facts: Facts, base: float, context: int | None) -> Scaled:
+    s = facts.rope_scaling
+    original = _number(s, "original_max_position_embeddings", facts.context)
+    which = "long_factor" if (context or facts.context) > original else "short_factor"
+    factors = s.get(which)
+    if not isinstance(factors, list) or len(factors) != len(plain):
+        raise UnsupportedError(f"longrope whose {which} is not a list of {len(plain)} numbers")
+    stretch = facts.context / original
+    usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    return [f / float(d) for f, d in zip(plain, factors, strict=True)], _number(s, "attention_factor", usual)
+
+
+def _plain(plain: list[float], facts: Facts, base: float, context: int | None) -> Scaled:
+    return plain, 1.0
+
+
+RULES: dict[str, Callable[[list[float], Facts, float, int | None], Scaled]] = {
+    "default": _plain,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

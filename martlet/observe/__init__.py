@@ -1,0 +1,1 @@
+"""What the engine did: recorded, drawn, replayed (read `recorder.py` next)."""

@@ -1,0 +1,151 @@
+"""A program's records: one operation each, as 32 int64 fields that a compiled kernel reads (read `program.py` next).
+
+    kernel(record, step, thread, n_threads)
+
+`record` points to the fields named here, `step` to the step's header: sizes and addresses that differ from step to
+step. Fields hold sizes, byte addresses or the bits of a float; an operation's own fields begin at ARGS and are named
+beside its kernel. They are plain integers because compiled code indexes with them.
+"""
+
+from __future__ import annotations
+
+import struct
+
+__all__ = [
+    "AHEAD",
+    "AHEAD_STRIDE",
+    "ALPHAS",
+    "ARGS",
+    "ARRIVALS",
+    "ARRIVED",
+    "BARRIER",
+    "BASE",
+    "BYTES",
+    "CONSTANTS",
+    "CONTROL",
+    "COUNTER",
+    "IDLE_SPINS",
+    "KERNEL",
+    "KV_BLOCK",
+    "LARGEST",
+    "LAST",
+    "LAUNCHED",
+    "LINE_WORDS",
+    "MAX_HEAD_DIM",
+    "MAX_RANK",
+    "NEW_LARGEST",
+    "NEW_TOTALS",
+    "N_RECORDS",
+    "PAGE",
+    "Q_STRIDE_FLOATS",
+    "RECENT_TOKENS",
+    "RECORDS",
+    "RECORD_FIELDS",
+    "ROWS",
+    "ROWS_PER_TILE",
+    "SCALED_P",
+    "SCALED_Q",
+    "SCORES",
+    "SCRATCH_FLOATS",
+    "SEGMENT_PAGES",
+    "SEGMENT_STATE",
+    "SLEEPING",
+    "STATE",
+    "STEP_ADAPTERS",
+    "STEP_ADDRESS",
+    "STEP_ENDED",
+    "STEP_FIELDS",
+    "STEP_IDS",
+    "STEP_LEAST",
+    "STEP_LOGITS",
+    "STEP_LOGIT_ROWS",
+    "STEP_MIRRORS",
+    "STEP_MIRROR_ROWS",
+    "STEP_MIRROR_SLOTS",
+    "STEP_NUMBER",
+    "STEP_PAGE_STRIDE",
+    "STEP_PAGE_TABLE",
+    "STEP_POSITIONS",
+    "STEP_RECENT_SLOTS",
+    "STEP_RECENT_TABLE",
+    "STEP_SEQS",
+    "STEP_SLOTS",
+    "STEP_SPAN_STARTS",
+    "STEP_TOKENS",
+    "STOPPING",
+    "SUMS",
+    "SUMS_PER_BLOCK",
+    "TOTALS",
+    "TO_WAKE",
+    "float_bits",
+    "state_floats",
+]
+
+RECORD_FIELDS = 32
+ROWS_PER_TILE = 8  # activation rows whose bytes lie together, block by block
+SUMS_PER_BLOCK = 3  # of activations: columns 0 … 15, 16 … 31, and all 32
+
+# Fields of every record.
+KERNEL = 0  # address of the compiled kernel
+BARRIER = 1  # 1: all threads meet before this operation starts; 2: and then the program ends if STEP_ENDED is set
+COUNTER = 2  # address of the operation's count of claimed work
+ROWS = 3  # which field of the step holds the number of rows
+ARGS = 4
+BYTES = 24  # where to put the output's byte form as well (`quantize.py`): four addresses, then its blocks; 0: nowhere
+AHEAD, AHEAD_STRIDE = 30, 31  # what a waiting thread fetches already: an address, and bytes from thread to thread
+
+# Fields of a step's header; arrays are int32 (ops/interface.py, StepInputs) and stand as addresses.
+STEP_TOKENS, STEP_LOGITS, STEP_SEQS = 0, 1, 2  # T, L, B
+STEP_IDS, STEP_POSITIONS, STEP_SLOTS, STEP_SPAN_STARTS = 3, 4, 5, 6
+STEP_PAGE_TABLE, STEP_PAGE_STRIDE, STEP_LOGIT_ROWS = 7, 8, 9
+STEP_RECENT_SLOTS, STEP_RECENT_TABLE = 10, 11  # the table's rows are as far apart as the page table's
+STEP_ADAPTERS = 12  # each token row's slot in the tables of low-rank updates (`lora.py`), below 0: none
+STEP_MIRRORS, STEP_MIRROR_ROWS, STEP_MIRROR_SLOTS = 13, 14, 15  # how many rows are written twice, which and where to
+STEP_LEAST, STEP_ENDED = (
+    16,
+    17,
+)  # bits of the chance from which on `follow` goes on; 1: it did not, and nothing more is run
+STEP_FIELDS = 18
+MAX_RANK = 512  # of a low-rank update
+
+# A team's control block (`team.py`), in words of 8 bytes; what several threads write has a line of its own.
+LINE_WORDS = 8
+ARRIVALS, STEP_NUMBER = 0, LINE_WORDS
+BASE, RECORDS, N_RECORDS, STEP_ADDRESS, STOPPING = range(2 * LINE_WORDS, 2 * LINE_WORDS + 5)
+SLEEPING = 3 * LINE_WORDS  # + LINE_WORDS * worker: 1 while it sleeps in Python
+LAUNCHED = 2 * LINE_WORDS + 5  # 1 while a step has begun that the main thread has yet to walk
+TO_WAKE = SLEEPING + 1  # + LINE_WORDS * worker: 1 from `launch`, if Python has to wake it
+
+# Fields of the record of `launch` and `serve`.
+CONTROL, LAST = 4, 5
+IDLE_SPINS = 40_000  # looks for a step before a worker sleeps: about a millisecond
+
+# Attention (`attention.py`): a page's positions, and a thread's scratch in floats: queries, scores and then p, α, a page's
+# largest scores and sums, and two states of a tile's rows: that of a segment and that of all before it. A state holds of each row the largest score and
+# the sum of p, how many segments have arrived (where threads share a row), and the rows' sums of p times values.
+PAGE, MAX_HEAD_DIM = 32, 512
+RECENT_TOKENS, KV_BLOCK = 64, 32  # those of kv_types.py, here because the store only knows this folder's code
+SEGMENT_PAGES = 8
+Q_STRIDE_FLOATS = MAX_HEAD_DIM + 16  # rows a little apart from a power of two, where they would share cache sets
+LARGEST, TOTALS, ARRIVED, SUMS = 0, 16, 32, 48
+SCORES = ROWS_PER_TILE * Q_STRIDE_FLOATS
+ALPHAS = SCORES + ROWS_PER_TILE * PAGE
+NEW_LARGEST, NEW_TOTALS = ALPHAS + 16, ALPHAS + 32
+SEGMENT_STATE = ALPHAS + 48
+
+
+def float_bits(value: float) -> int:
+    """A float32 as a field."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def state_floats(head_dim: int) -> int:
+    """Floats of a state."""
+    return SUMS + ROWS_PER_TILE * ((head_dim + 15) // 16 * 16)
+
+
+STATE = SEGMENT_STATE + state_floats(MAX_HEAD_DIM)
+SCALED_Q = STATE + state_floats(MAX_HEAD_DIM)  # of q4: queries, and p, times scales, and each row's constant
+SCALED_P = SCALED_Q + ROWS_PER_TILE * Q_STRIDE_FLOATS
+CONSTANTS = SCALED_P + ROWS_PER_TILE * PAGE
+SCRATCH_FLOATS = CONSTANTS + 16

@@ -1,0 +1,134 @@
+"""What an operator asks: health, readiness, versions, models, metrics, and ending a request (read `bridge.py` for how it is known)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from martlet.engine.prompts import PromptTokens
+from martlet.errors import MartletError
+from martlet.server.error_replies import ApiError
+from martlet.server.prometheus import exposition
+from martlet.server.protocol import AbortRequest
+from martlet.server.registry import Entry, Registry, registry_of
+from martlet.server.replies import json_reply
+from martlet.server.service import Service, service_of
+from martlet.types import Scheduling
+
+__all__ = ["abort", "health", "metrics", "model", "models", "ready", "version"]
+
+DEEP_S = 10.0  # for the one token of a deep check
+
+
+async def health(request: Request) -> Response:
+    """200 while the process can be of use, 503 when only a restart helps."""
+    errors = [service.bridge.error for service in registry_of(request).services]
+    trouble = next((error for error in errors if error is not None), None)
+    return json_reply(
+        {"status": "ok" if trouble is None else "failed", "trouble": trouble}, 200 if trouble is None else 503
+    )
+
+
+async def ready(request: Request) -> Response:
+    """200 if a request would be answered now; with deep=1, one has been. Busy is not dead: a full queue is ready."""
+    registry = registry_of(request)
+    trouble = "the server shuts down" if registry.draining else None
+    deep, open_ = request.query_params.get("deep") in ("1", "true"), 0
+    for service in registry.services:
+        open_ += len(service.bridge.open_tickets)
+        if trouble is None and deep:
+            trouble = await _deep_trouble(service)
+        if trouble is None:
+            trouble = service.bridge.trouble(service.settings.heartbeat_s)
+    return json_reply({"ready": trouble is None, "trouble": trouble, "open": open_}, 200 if trouble is None else 503)
+
+
+async def _deep_trouble(service: Service) -> str | None:
+    """Decode one token, ahead of everybody; why that failed, if it did."""
+    tokenizer = service.built.tokenizer
+    prompt = PromptTokens(tokenizer.encode("a") or [0])
+    params = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True}
+    asked = service.asker.asked(f"ready-{uuid.uuid4().hex}", prompt, params, Scheduling(priority=-(1 << 30)))
+    try:
+        async with asyncio.timeout(DEEP_S):
+            ticket = await service.bridge.submit(asked.request.request_id, [asked])
+            try:
+                [output] = await ticket.result()
+            finally:
+                ticket.cancel()
+    except TimeoutError:
+        return f"no token came within {DEEP_S:g} s"
+    except MartletError as error:
+        return str(error)
+    return output.error
+
+
+async def version(request: Request) -> Response:
+    """The version."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("martlet")
+    except PackageNotFoundError:
+        found = "unknown"
+    return json_reply({"version": found})
+
+
+async def models(request: Request) -> Response:
+    """The models that may be asked for, the first of them first."""
+    registry = registry_of(request)
+    entries = registry.entries.values()
+    found = [_model(registry, entry) for entry in entries]
+    found += [_adapter(registry, entry, name) for entry in entries for name in entry.adapters]
+    return json_reply({"object": "list", "data": found})
+
+
+async def model(request: Request) -> Response:
+    """One model."""
+    registry = registry_of(request)
+    entry, adapter = registry.find(request.path_params["name"])
+    return json_reply(_adapter(registry, entry, adapter) if adapter else _model(registry, entry))
+
+
+def _adapter(registry: Registry, entry: Entry, name: str) -> dict[str, object]:
+    return {**_model(registry, entry), "id": name, "root": entry.adapters[name], "parent": entry.name}
+
+
+def _model(registry: Registry, entry: Entry) -> dict[str, object]:
+    service = entry.service
+    about = {"id": entry.name, "object": "model", "created": registry.started, "owned_by": "martlet"}
+    if service is None:  # more is known when it has been loaded
+        return {**about, "loaded": False}
+    built = service.built
+    return {
+        **about,
+        "loaded": True,
+        "max_model_len": built.plan.context,
+        "architecture": built.spec.family,
+        "vocab_size": built.spec.vocab,
+        "chat_template": built.template.note or "the model's own",
+        "warnings": list(built.warnings),
+    }
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    registry = registry_of(request)
+    text = exposition(registry.measured, registry.settings.metrics_prefix)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def abort(request: Request) -> Response:
+    """End a request by the id of its reply; of what was generated its reader still gets what was there."""
+    service = service_of(request)
+    parsed = await service.parse(request, AbortRequest, sampling=False)
+    found = (one.bridge.find(parsed.body.request_id) for one in registry_of(request).services)
+    ticket = next((ticket for ticket in found if ticket is not None), None)
+    if ticket is None:
+        raise ApiError(404, "There is no open request of that id.", param="request_id", code="request_not_found")
+    ticket.cancel()
+    return json_reply({"aborted": ticket.ticket_id, "at": int(time.time())})

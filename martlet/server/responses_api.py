@@ -1,0 +1,252 @@
+"""/v1/responses: OpenAI's newer API, without its memory: each request brings the whole conversation (read `items.py` next).
+
+Format: https://platform.openai.com/docs/api-reference/responses
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from martlet.engine.outputs import Piece, RequestOutput
+from martlet.errors import RequestError
+from martlet.server.body import Body, Parsed
+from martlet.server.conversation import OpenChat, as_chat, open_chat
+from martlet.server.error_replies import ApiError
+from martlet.server.items import ItemWriter
+from martlet.server.protocol import ChatRequest
+from martlet.server.replies import json_reply, usage_of
+from martlet.server.service import Service, new_id, service_of
+from martlet.server.sse import EventStream, event
+
+__all__ = ["ResponsesRequest", "responses"]
+
+_STATE = "this server keeps no conversations: send all of it as input"
+_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "background": "requests run while their client waits",
+        "conversation": _STATE,
+        "previous_response_id": _STATE,
+        "prompt": "prompts are not kept here: send the text as input",
+        "max_tool_calls": "tools are the client's to run",
+    }
+)
+
+
+class ResponsesRequest(Body):
+    """The body of /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool = False
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    truncation: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+async def responses(request: Request) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    parsed = await service.parse(request, ResponsesRequest)
+    body = parsed.body
+    try:
+        chat = await open_chat(request, _as_chat(parsed), new_id(request, "resp"), parsed.warnings)
+    except RequestError as error:
+        error.param = "text.format" if error.param == "response_format" else error.param
+        raise
+    writer = _Writer(service, body, chat)
+    if body.stream:
+        return EventStream(request, chat.ticket, writer, service.settings)
+    [output] = await service.whole(request, chat.ticket)
+    return json_reply(writer.whole(output))
+
+
+# -- from this form to chat completions' ---------------------------------------------------------------------------------
+def _as_chat(parsed: Parsed[ResponsesRequest]) -> Parsed[ChatRequest]:
+    body = parsed.body
+    for name, value in (body.model_extra or {}).items():
+        if name in _REFUSED and value:
+            raise RequestError(f"{name} is not supported: {_REFUSED[name]}.", param=name, code="unsupported_parameter")
+    if body.truncation not in (None, "disabled"):
+        raise RequestError("truncation: only 'disabled' is supported; a long input is refused.", param="truncation")
+    form = (body.text or {}).get("format")
+    system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else _messages(body.input)
+    given = {
+        "model": body.model,
+        "stream": body.stream,
+        "messages": [*system, *items],
+        "tools": None if not body.tools else [_tool(tool, number) for number, tool in enumerate(body.tools)],
+        "tool_choice": body.tool_choice,
+        "response_format": form,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "user": body.user or body.prompt_cache_key or body.safety_identifier,
+        "reasoning_effort": (body.reasoning or {}).get("effort"),
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "max_completion_tokens": body.max_output_tokens,
+    }
+    return Parsed(as_chat(given), dict(parsed.params))
+
+
+def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of an input; calls and reasoning go to the assistant's message that they belong to."""
+    found: list[dict[str, Any]] = []
+    for number, item in enumerate(items):
+        where, kind = f"input[{number}]", item.get("type", "message")
+        if kind == "message":
+            found.append({"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")})
+        elif kind == "function_call":
+            function = {"name": str(item.get("name", "")), "arguments": str(item.get("arguments", ""))}
+            call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant"})
+            found[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            output = _content(item.get("output"), f"{where}.output")
+            found.append({"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": output})
+        elif kind != "reasoning":  # an earlier answer's: templates leave it out
+            raise RequestError(
+                f"{where} is an item of type {kind!r:.60}; expected message, function_call or function_call_output.",
+                param=f"{where}.type",
+            )
+    return found
+
+
+def _content(content: Any, where: str) -> Any:
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("input_text", "output_text", "text"):
+            raise RequestError(
+                f"{where}[{number}] is a part of type {kind!r:.60}; this model takes text only.",
+                param=f"{where}[{number}].type",
+            )
+        texts.append({"type": "text", "text": part.get("text")})
+    return texts
+
+
+def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise RequestError(
+            f"tools[{number}] is of type {tool.get('type')!r:.60}; this server has function tools only.",
+            param=f"tools[{number}].type",
+            code="unsupported_parameter",
+        )
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type" and v is not None}}
+
+
+# -- the answer ---------------------------------------------------------------------------------------------------------
+class _Writer:
+    """Writes a response, whole or as the events that it grows by."""
+
+    def __init__(self, service: Service, body: ResponsesRequest, chat: OpenChat) -> None:
+        self._service, self._body, self._chat = service, body, chat
+        self._created = int(time.time())
+        self._items = ItemWriter()
+        self._finish: str | None = None
+        self._number = 0
+
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        """The response."""
+        [completion], [parser] = output.outputs, self._chat.parsers
+        for part in [*parser.feed(completion.text), *parser.finish()]:
+            self._items.add(part)
+        self._items.close()
+        self._finish = completion.finish_reason
+        return self._response(self._status())
+
+    def begin(self) -> bytes:
+        """The response, empty as yet."""
+        response = self._response("in_progress")
+        return self._event({"type": "response.created", "response": response}) + self._event(
+            {"type": "response.in_progress", "response": response}
+        )
+
+    def piece(self, number: int, piece: Piece) -> bytes:
+        """The events of a piece."""
+        [parser] = self._chat.parsers
+        parts = parser.feed(piece.text)
+        if piece.finish_reason is not None:
+            parts += parser.finish()
+            self._finish = piece.finish_reason
+        return b"".join(self._event(data) for part in parts for data in self._items.add(part))
+
+    def end(self) -> bytes:
+        """The last item's end, and the whole response."""
+        closed = b"".join(self._event(data) for data in self._items.close())
+        status = self._status()
+        return closed + self._event({"type": f"response.{status}", "response": self._response(status)})
+
+    def error(self, error: ApiError) -> bytes:
+        """The response, failed."""
+        response = self._response("failed") | {"error": {"code": error.code or "server_error", "message": str(error)}}
+        return self._event({"type": "response.failed", "response": response})
+
+    def _status(self) -> str:
+        return "completed" if self._finish == "stop" else "incomplete"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body, [output] = self._body, self._chat.ticket.outputs
+        params = self._chat.ticket.asked[0].request.params
+        reason = {"length": "max_output_tokens"}.get(self._finish or "", self._finish)
+        response = {
+            "id": self._chat.ticket.ticket_id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": reason} if status == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": self._service.model,
+            "output": self._items.items,
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
+            "store": False,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "usage": None if status in ("in_progress", "failed") else _usage(output),
+            "user": body.user,
+            "metadata": body.metadata or {},
+        }
+        return response | ({"warnings": self._chat.warnings} if self._chat.warnings else {})
+
+    def _event(self, data: dict[str, Any]) -> bytes:
+        self._number += 1
+        return event({**data, "sequence_number": self._number - 1}, data["type"])
+
+
+def _usage(output: RequestOutput) -> dict[str, Any]:
+    usage = usage_of([output])
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }

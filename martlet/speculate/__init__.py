@@ -1,0 +1,1 @@
+"""Speculative decoding: drafters, and the judge of when drafting pays (read `judge.py` next)."""
