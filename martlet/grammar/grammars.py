@@ -67,7 +67,7 @@ class Grammars:
         except RequestError as error:
             error.param = error.param or "structured"
             raise
-        forgetting = [forget for one in made if (forget := releasing(one)) is not None]
+        releases = [release for start in made if (release := releasing(start)) is not None]
         with self._lock:
             vocabulary = self._vocabulary(_marks_of(asked))
             if asked.kind in ("json", "json_object"):
@@ -78,7 +78,7 @@ class Grammars:
                 name=asked.kind,
                 string_limit=self._limits[0] if asked.string_limit is None else asked.string_limit,
                 item_limit=_beyond_bounds(asked, self._limits[1] if asked.item_limit is None else asked.item_limit),
-                forget=lambda: [forget() for forget in forgetting],
+                release=lambda: [release() for release in releases],
             )
             self._compiled[asked] = grammar
             if len(self._compiled) > MOST_GRAMMARS:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from martlet.errors import RequestError
-from martlet.grammar.json.algebra import Algebra
 from martlet.grammar.json.containers import JsonMachine
 from martlet.grammar.json.json_machine import Machine, Root, Spacing
 from martlet.grammar.json.loader import Loader
 from martlet.grammar.json.prepare import prepare, warm
 from martlet.grammar.json.scalars import ByteState
 from martlet.grammar.json.schema_nodes import Problem, SchemaError
+from martlet.grammar.json.writers import Writers
 from martlet.grammar.matcher import Grammar
 from martlet.grammar.numbers import Digits
 from martlet.grammar.states import Limits, State
@@ -117,7 +117,7 @@ def schema_start(
 
 def releasing(state: State) -> Callable[[], None] | None:
     """How to let go of all states of a schema's first state at once; None for a state of another language."""
-    return state.machine.forget if isinstance(state, ByteState) else None
+    return state.machine.release if isinstance(state, ByteState) else None
 
 
 def _loaded(schema: str | bytes | dict[str, Any] | bool, options: SchemaOptions, limits: Limits) -> Loader:
@@ -133,17 +133,17 @@ def _loaded(schema: str | bytes | dict[str, Any] | bool, options: SchemaOptions,
 
 
 def _start(loader: Loader, options: SchemaOptions, limits: Limits) -> tuple[State, Machine]:
-    algebra = Algebra(loader, options.digits, limits)
+    algebra = Writers(loader, options.digits, limits)
     machine: Machine = JsonMachine(algebra, SPACINGS[options.spacing], options.ordered)
     try:
         goal = algebra.goal([(loader.root, True)])
         with refusing_depth():
-            prepare(machine, goal, limits)
+            prepare(machine, goal)
             if not algebra.inhabited(goal):
                 raise SchemaError([Problem("#", _why_none(loader, options, limits))])
         return machine.value((goal,), Root(machine)), machine
     except BaseException:
-        machine.forget()
+        machine.release()
         raise
 
 
@@ -151,7 +151,7 @@ def _why_none(loader: Loader, options: SchemaOptions, limits: Limits) -> str:
     """Whether no value meets a schema at all, or none whose numbers are as short as answers have them."""
     if options.digits != Digits():
         try:
-            _start(loader, replace(options, digits=Digits()), limits)[1].forget()
+            _start(loader, replace(options, digits=Digits()), limits)[1].release()
         except RequestError:
             pass
         else:
@@ -169,4 +169,4 @@ def compile_schema(
     """The grammar of the JSON texts that meet a schema."""
     start, machine = _start(_loaded(schema, options, limits), options, limits)
     warm(vocabulary)
-    return Grammar(start, vocabulary, name="json_schema", forget=machine.forget)
+    return Grammar(start, vocabulary, name="json_schema", release=machine.release)

@@ -36,12 +36,12 @@ class Masks:
         name: str = "grammar",
         string_limit: int = 0,
         item_limit: int = 0,
-        forget: Callable[[], object] | None = None,
+        release: Callable[[], object] | None = None,
     ) -> None:
         self.start, self.vocabulary, self.name = start, vocabulary, name
         self.string_limit = string_limit  # bytes; 0: none
         self.item_limit = item_limit  # items of an array, properties of an object; 0: none
-        self._forget = forget
+        self._release = release
         self._masks: OrderedDict[State, Fill] = OrderedDict()
         self._twins: dict[tuple[State, int], tuple[list[int], list[tuple[Any, Tree]]]] = {}
         self._exits: dict[tuple[Exits, State], NDArray[np.int32]] = {}
@@ -49,10 +49,10 @@ class Masks:
         self._endings: dict[tuple[int, int], tuple[Tree, Endings]] = {}
 
     def __del__(self) -> None:
-        # States point at each other in circles. Cut here, they do not wait for the garbage collector, which would stop
-        # everything for as long as a text's thousands of states take.
-        if self._forget is not None:
-            self._forget()
+        # States lead to each other in circles. Cut here, they do not wait for the garbage collector,
+        # which would stop every answer while it looks through thousands of them.
+        if self._release is not None:
+            self._release()
 
     @cached_property
     def without_commas(self) -> U32:

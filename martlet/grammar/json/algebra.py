@@ -1,18 +1,21 @@
-"""What a goal comes to: the scalars, arrays and objects that meet it, none of them impossible (read `writers.py` next).
+"""What a goal comes to: the values that meet it, by domain, with every impossible form left out.
 
-Boolean schemas are pushed inwards until only keywords are left, met or not met: strings and numbers are sets with an exact
-algebra (`sets.py`), arrays and objects are lists of forms (`shapes.py`). Children stay goals, and are worked out when they
-are needed, so that recursion costs nothing.
+Boolean schemas are pushed inwards until only keywords are left, each met or not met. Strings and
+numbers are sets with an exact algebra (`sets.py`); arrays and objects are lists of forms
+(`shapes.py`). Children stay goals and are worked out when they are needed, so a recursive schema
+costs no more than its nodes.
 
-A goal is *inhabited* if some finite value meets it: the least fixed point. While it is worked out, schemas that are being
-worked out count as impossible; where only pruning is at stake, as possible.
+A goal is *inhabited* if some finite value meets it: the least fixed point. While it is worked out,
+goals in progress count as impossible; where only pruning is at stake, they count as possible.
+Read `writers.py` next, which completes the class `Algebra`.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +23,7 @@ from typing import Any
 from martlet.errors import RequestError
 from martlet.grammar.json.loader import Loader
 from martlet.grammar.json.schema_nodes import Node, Problem, SchemaError
-from martlet.grammar.json.sets import ANY_TEXT, NO_TEXT, Texts, number_leaf, string_leaf
+from martlet.grammar.json.sets import ANY_TEXT, NO_TEXT, WORDS, Texts, number_leaf, string_leaf, word_leaf
 from martlet.grammar.json.shapes import (
     ANYTHING,
     ArrayForm,
@@ -30,27 +33,26 @@ from martlet.grammar.json.shapes import (
     array_leaf,
     object_leaf,
 )
-from martlet.grammar.json.values import WORDS, as_schema, kind_of, word_leaf
 from martlet.grammar.numbers import Digits, number_language
 from martlet.grammar.states import Limits
 
-__all__ = ["Algebra", "Goal", "Kind", "RecursiveError", "Type"]
+__all__ = ["Algebra", "Domain", "Goal", "RecursiveError", "ValueSet"]
 
 MOST_FORMS = 256
 
 
 @dataclass(slots=True, eq=False)
 class Goal:
-    """A set of schemas that one value must meet or not meet; one object a set."""
+    """A set of schemas that one value must meet or not meet; equal sets share one object."""
 
     literals: Literals
     inhabited: bool | None = None  # None: not known yet
-    type: Type | None = None
+    values: ValueSet | None = None  # filled by `Algebra.value_set`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Type:
-    """The values that meet a goal: of `null`, `true` and `false` those in `words`; each form can be met."""
+class ValueSet:
+    """The values that meet a goal; `words` are `null`, `true`, `false`. Every form can be met."""
 
     words: frozenset[str]
     strings: Texts
@@ -60,15 +62,15 @@ class Type:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
-    """The algebra of one kind of value."""
+class Domain:
+    """The Boolean algebra of one JSON type: sets of words, of texts, or tuples of forms."""
 
     name: str
-    every: Any
-    none: Any
-    leaf: Callable[[Node, bool], Any]
-    both: Callable[[Any, Any], Any]
-    either: Callable[[Any, Any], Any]
+    everything: Any
+    nothing: Any
+    leaf: Callable[[Algebra, Node, bool], Any]  # what a node's own keywords allow, or exclude
+    intersect: Callable[[Algebra, Any, Any], Any]
+    unite: Callable[[Any, Any], Any]
     is_empty: Callable[[Any], bool]
 
 
@@ -81,55 +83,68 @@ class RecursiveError(Exception):
 
 
 class Algebra:
-    """Works out goals over the nodes of one loader."""
+    """Works out goals over the nodes of one loader.
+
+    Whether a form can be met depends on how it is written; `writers.py` answers that in a subclass.
+    """
 
     def __init__(self, loader: Loader, digits: Digits, limits: Limits) -> None:
         self._loader, self._limits = loader, limits
         self.digits = digits
-        self.deadline: float | None = None  # while a schema is compiled
+        self._deadline: float | None = None  # while a schema is compiled
         self._goals: dict[Literals, Goal] = {}
         self._known: dict[tuple[Node, bool, str], Any] = {}
         self._working: set[tuple[Node, bool, str]] = set()
         self._open: set[Goal] = set()
         self._assumed = False
         self._constants: dict[str, Node] = {}
-        self._values: dict[int, list[tuple[str, Node]]] = {}
-        self.array_possible: Callable[[ArrayForm, bool], bool] = lambda form, prune: True  # set by plans.py
-        self.object_possible: Callable[[ObjectForm, bool], bool] = lambda form, prune: True
-        self.values_of: Callable[[Goal], dict[bytes, Any] | None] = lambda goal: None
+        self._containers: dict[Node, list[tuple[type, Node]]] = {}  # of an enum: arrays and objects
         every_number = Texts(None, number_language(integer=False, digits=digits))
-        self._words = Kind("word", WORDS, frozenset(), word_leaf, frozenset.__and__, frozenset.__or__, _no_words)
-        self._strings = Kind("string", ANY_TEXT, NO_TEXT, string_leaf, _text_and, _text_or, _no_text)
-        leaf = partial(number_leaf, digits=digits)
-        self._numbers = Kind("number", every_number, NO_TEXT, leaf, _text_and, _text_or, _no_text)
-        self._arrays = Kind("array", (ArrayForm(),), (), self._array_leaf, self._array_both, _joined, _no_forms)
-        self._objects = Kind("object", (ObjectForm(),), (), self._object_leaf, self._object_both, _joined, _no_forms)
+        self._numbers = Domain(
+            "number", every_number, NO_TEXT, _number_leaf, _intersect_sets, Texts.__or__, _is_empty_text
+        )
 
-    # -- goals -----------------------------------------------------------------------------------------------------
+    def array_possible(self, form: ArrayForm, prune: bool) -> bool:
+        """Whether some array meets a form; with `prune`, False only if that is certain already."""
+        raise NotImplementedError
+
+    def object_possible(self, form: ObjectForm, prune: bool) -> bool:
+        """Whether some object meets a form; with `prune`, False only if that is certain already."""
+        raise NotImplementedError
+
+    def list_values(self, goal: Goal) -> dict[bytes, Any] | None:
+        """All values of a goal by key; None if there are many, or that is unknown."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Cut the cycles of recursive schemas; no goal may be worked out afterwards."""
+        self._loader.release()
+
+    # -- goals -------------------------------------------------------------------------------------
     def goal(self, literals: Iterable[tuple[Node, bool]]) -> Goal:
-        """The goal of a set of schemas."""
+        """The goal of a set of schemas. SchemaError if the schema has too many of them."""
         literals = frozenset((node, sign) for node, sign in literals if not (sign and node.is_any))
-        found = self._goals.get(literals)
-        if found is None:
+        goal = self._goals.get(literals)
+        if goal is None:
             if len(self._goals) > self._limits.nodes:
                 raise self.too_much(f"more than {self._limits.nodes:,} combinations of schemas")
-            found = self._goals[literals] = Goal(literals)
-        return found
+            goal = self._goals[literals] = Goal(literals)
+        return goal
 
-    def type_of(self, goal: Goal) -> Type:
-        """All values that meet a goal, forms that can't be met left out."""
-        if goal.type is None:
-            goal.type = Type(
-                self._all(goal, self._words),
-                self._all(goal, self._strings),
+    def value_set(self, goal: Goal) -> ValueSet:
+        """All values that meet a goal, without forms that cannot be met."""
+        if goal.values is None:
+            goal.values = ValueSet(
+                self._all(goal, WORD_DOMAIN),
+                self._all(goal, STRING_DOMAIN),
                 self._all(goal, self._numbers),
-                tuple(form for form in self._all(goal, self._arrays) if self.array_possible(form, False)),
-                tuple(form for form in self._all(goal, self._objects) if self.object_possible(form, False)),
+                tuple(form for form in self._all(goal, ARRAY_DOMAIN) if self.array_possible(form, False)),
+                tuple(form for form in self._all(goal, OBJECT_DOMAIN) if self.object_possible(form, False)),
             )
-        return goal.type
+        return goal.values
 
     def constant(self, value: Any) -> Node:
-        """The schema of one value."""
+        """The schema of exactly one value."""
         text = json.dumps(value)
         if text not in self._constants:
             self._constants[text] = self._loader.made_up({"const": value}, "#")
@@ -137,8 +152,8 @@ class Algebra:
 
     def strings_of(self, goal: Goal) -> Texts:
         """The strings that meet a goal."""
-        found: Texts = self._all(goal, self._strings)
-        return found
+        texts: Texts = self._all(goal, STRING_DOMAIN)
+        return texts
 
     def inhabited(self, goal: Goal, prune: bool = False) -> bool:
         """Whether some value meets a goal; with `prune`, False only if that is certain already."""
@@ -147,211 +162,167 @@ class Algebra:
         if goal in self._open:
             self._assumed = True
             return prune
-        self._check_time()
+        self.check_time()
         self._open.add(goal)
         before, self._assumed = self._assumed, False
         try:
-            found = self._some(goal, prune)
+            answer = self._some(goal, prune)
         except RecursiveError:
             if not prune:
                 raise
-            found, self._assumed = True, True
+            answer, self._assumed = True, True
         finally:
             self._open.discard(goal)
-        if not self._assumed or (found and not prune) or (not prune and not self._open):
-            goal.inhabited = found
+        if not self._assumed or (answer and not prune) or (not prune and not self._open):
+            goal.inhabited = answer
         self._assumed = before or self._assumed
-        return found
+        return answer
 
     def _some(self, goal: Goal, prune: bool) -> bool:
-        for kind in (self._words, self._strings, self._numbers):
-            if not kind.is_empty(self._all(goal, kind)):
+        for domain in (WORD_DOMAIN, STRING_DOMAIN, self._numbers):
+            if not domain.is_empty(self._all(goal, domain)):
                 return True
-        return any(self.array_possible(form, prune) for form in self._all(goal, self._arrays)) or any(
-            self.object_possible(form, prune) for form in self._all(goal, self._objects)
+        return any(self.array_possible(form, prune) for form in self._all(goal, ARRAY_DOMAIN)) or any(
+            self.object_possible(form, prune) for form in self._all(goal, OBJECT_DOMAIN)
         )
 
-    def _all(self, goal: Goal, kind: Kind) -> Any:
-        return self._every(sorted(goal.literals, key=lambda literal: (literal[0].number, literal[1])), kind)
+    def _all(self, goal: Goal, domain: Domain) -> Any:
+        return self._every(sorted(goal.literals, key=lambda literal: (literal[0].number, literal[1])), domain)
 
-    # -- schemas ---------------------------------------------------------------------------------------------------
-    def evaluate(self, node: Node, positive: bool, kind: Kind) -> Any:
-        """The values of a kind that meet a schema, or those that do not."""
-        key = (node, positive, kind.name)
+    # -- schemas -----------------------------------------------------------------------------------
+    def evaluate(self, node: Node, positive: bool, domain: Domain) -> Any:
+        """The values of a domain that meet a schema, or those that do not."""
+        key = (node, positive, domain.name)
         if key in self._known:
             return self._known[key]
         if key in self._working:
             raise RecursiveError(node)
-        self._check_time()
+        self.check_time()
         self._working.add(key)
         try:
-            found = self._positive(node, kind) if positive else self._negative(node, kind)
+            values = self._positive(node, domain) if positive else self._negative(node, domain)
         except SchemaError:
             raise
         except RequestError as error:
             raise SchemaError([Problem(node.pointer, str(error))]) from None
         finally:
             self._working.discard(key)
-        if kind.name in ("array", "object") and len(found) > MOST_FORMS:
+        if domain in (ARRAY_DOMAIN, OBJECT_DOMAIN) and len(values) > MOST_FORMS:
             raise SchemaError([Problem(node.pointer, f"comes to more than {MOST_FORMS} alternatives")])
-        self._known[key] = found
-        return found
+        self._known[key] = values
+        return values
 
-    def _positive(self, node: Node, kind: Kind) -> Any:
-        found = kind.leaf(node, True)
+    def _positive(self, node: Node, domain: Domain) -> Any:
+        values = domain.leaf(self, node, True)
         if not node.has_combinators:
-            return found
-        for part in self._demands(node, kind):
-            if kind.is_empty(found):
+            return values
+        for demand in self._demands(node, domain):
+            if domain.is_empty(values):
                 break
-            found = kind.both(found, part())
-        return found
+            values = domain.intersect(self, values, demand())
+        return values
 
-    def _demands(self, node: Node, kind: Kind) -> Iterable[Callable[[], Any]]:
+    def _demands(self, node: Node, domain: Domain) -> Iterable[Callable[[], Any]]:
         """The combinators of a schema, each to be met."""
         for child in node.all_of:
-            yield partial(self.evaluate, child, True, kind)
+            yield partial(self.evaluate, child, True, domain)
         for options in node.any_of:
-            yield partial(self._any, [(option, True) for option in options], kind)
+            yield partial(self.any_of, [(option, True) for option in options], domain)
         for options in node.one_of:
-            yield partial(self._exactly_one, options, kind)
+            yield partial(self._one_of, options, domain)
         for child in node.not_:
-            yield partial(self.evaluate, child, False, kind)
+            yield partial(self.evaluate, child, False, domain)
         if node.if_ is not None:
-            yield partial(self._conditional, node.if_, True, kind)
+            yield partial(self._conditional, node.if_, True, domain)
 
-    def _negative(self, node: Node, kind: Kind) -> Any:
-        found = kind.leaf(node, False)
+    def _negative(self, node: Node, domain: Domain) -> Any:
+        values = domain.leaf(self, node, False)
         for child in node.all_of:
-            found = kind.either(found, self.evaluate(child, False, kind))
+            values = domain.unite(values, self.evaluate(child, False, domain))
         for options in node.any_of:
-            found = kind.either(found, self._every([(option, False) for option in options], kind))
+            values = domain.unite(values, self._every([(option, False) for option in options], domain))
         for options in node.one_of:
-            found = kind.either(found, self._not_one(options, kind))
+            values = domain.unite(values, self._not_one_of(options, domain))
         for child in node.not_:
-            found = kind.either(found, self.evaluate(child, True, kind))
+            values = domain.unite(values, self.evaluate(child, True, domain))
         if node.if_ is not None:
-            found = kind.either(found, self._conditional(node.if_, False, kind))
-        return found
+            values = domain.unite(values, self._conditional(node.if_, False, domain))
+        return values
 
-    def _any(self, literals: list[tuple[Node, bool]], kind: Kind) -> Any:
-        found = kind.none
+    def any_of(self, literals: Iterable[tuple[Node, bool]], domain: Domain) -> Any:
+        """The values of a domain that meet at least one literal."""
+        values = domain.nothing
         for node, sign in literals:
-            found = kind.either(found, self.evaluate(node, sign, kind))
-        return found
+            values = domain.unite(values, self.evaluate(node, sign, domain))
+        return values
 
-    def _every(self, literals: list[tuple[Node, bool]], kind: Kind) -> Any:
-        found = self.evaluate(*literals[0], kind) if literals else kind.every
+    def _every(self, literals: list[tuple[Node, bool]], domain: Domain) -> Any:
+        values = self.evaluate(*literals[0], domain) if literals else domain.everything
         for node, sign in literals[1:]:
-            if kind.is_empty(found):
+            if domain.is_empty(values):
                 break
-            found = kind.both(found, self.evaluate(node, sign, kind))
-        return found
+            values = domain.intersect(self, values, self.evaluate(node, sign, domain))
+        return values
 
-    def _exactly_one(self, options: list[Node], kind: Kind) -> Any:
-        """Options that share no value are simply either; only of the others is it asked that they are not met."""
-        sets = [self.evaluate(option, True, kind) for option in options]
-        found = kind.none
+    def _one_of(self, options: list[Node], domain: Domain) -> Any:
+        """Disjoint options are simply united; only an overlapping option is asked not to be met."""
+        sets = [self.evaluate(option, True, domain) for option in options]
+        values = domain.nothing
         for i, own in enumerate(sets):
             for j, other in enumerate(sets):
-                if kind.is_empty(own):
+                if domain.is_empty(own):
                     break
-                if i != j and not kind.is_empty(other) and not kind.is_empty(kind.both(own, other)):
-                    own = kind.both(own, self.evaluate(options[j], False, kind))
-            found = kind.either(found, own)
-        return found
+                if i != j and not domain.is_empty(other) and not domain.is_empty(domain.intersect(self, own, other)):
+                    own = domain.intersect(self, own, self.evaluate(options[j], False, domain))
+            values = domain.unite(values, own)
+        return values
 
-    def _not_one(self, options: list[Node], kind: Kind) -> Any:
-        found = self._every([(option, False) for option in options], kind)
-        for i, one in enumerate(options):
+    def _not_one_of(self, options: list[Node], domain: Domain) -> Any:
+        values = self._every([(option, False) for option in options], domain)
+        for i, option in enumerate(options):
             for other in options[:i]:
-                found = kind.either(found, self._every([(one, True), (other, True)], kind))
-        return found
+                values = domain.unite(values, self._every([(option, True), (other, True)], domain))
+        return values
 
-    def _conditional(self, parts: tuple[Node, Node | None, Node | None], positive: bool, kind: Kind) -> Any:
-        condition, then, otherwise = parts
-        found = kind.none
+    def _conditional(self, if_: tuple[Node, Node | None, Node | None], positive: bool, domain: Domain) -> Any:
+        condition, then, otherwise = if_
+        values = domain.nothing
         for sign, branch in ((True, then), (False, otherwise)):
             if branch is None and not positive:
                 continue
             literals = [(condition, sign)] + ([] if branch is None else [(branch, positive)])
-            found = kind.either(found, self._every(literals, kind))
-        return found
+            values = domain.unite(values, self._every(literals, domain))
+        return values
 
-    # -- arrays and objects ----------------------------------------------------------------------------------------
-    def _array_both(self, one: tuple[ArrayForm, ...], other: tuple[ArrayForm, ...]) -> tuple[ArrayForm, ...]:
-        if one == self._arrays.every or other == self._arrays.every:
-            return other if one == self._arrays.every else one
-        joined = (a & b for a in one for b in other)
-        return _distinct(form for form in joined if form is not None and self.array_possible(form, True))
-
-    def _object_both(self, one: tuple[ObjectForm, ...], other: tuple[ObjectForm, ...]) -> tuple[ObjectForm, ...]:
-        if one == self._objects.every or other == self._objects.every:
-            return other if one == self._objects.every else one
-        if len(one) * len(other) > MOST_FORMS * MOST_FORMS:
-            raise self.too_much(f"more than {MOST_FORMS} alternatives of objects, squared")
-        found: dict[ObjectForm, None] = {}
-        for a in one:
-            self._check_time()
-            for b in other:
-                form = a & b
-                if form is not None and form not in found and self.object_possible(form, True):
-                    found[form] = None
-            if len(found) > MOST_FORMS * 4:
-                raise self.too_much(f"more than {MOST_FORMS * 4:,} alternatives of one object")
-        return tuple(found)
-
-    def _array_leaf(self, node: Node, positive: bool) -> tuple[ArrayForm, ...]:
-        if node.never or (node.types is not None and "array" not in node.types):
-            return () if positive else self._arrays.every
-        own = tuple(array_leaf(node, positive))
+    def join_enum(self, node: Node, positive: bool, own: Any, domain: Domain) -> Any:
+        """Join a schema's own forms with those of the arrays or objects in its enum."""
         if node.values is None:
             return own
-        return tuple(self._with_values(node, positive, own, self._arrays))
-
-    def _object_leaf(self, node: Node, positive: bool) -> tuple[ObjectForm, ...]:
-        if node.never or (node.types is not None and "object" not in node.types):
-            return () if positive else self._objects.every
-        kind, own = self._objects, tuple(object_leaf(node, positive))
-        for name, child in node.dependent_schemas.items():
-            has = (ObjectForm(required=frozenset({name})),)
-            there = kind.both(has, self.evaluate(child, positive, kind))
-            if positive:
-                own = kind.both(own, kind.either((ObjectForm(absent=frozenset({name})),), there))
-            else:
-                own = kind.either(own, there)
-        if node.names is not None and not positive:
-            other = (~self.strings_of(self.goal([(node.names, True)]))).as_language()
-            part = Node(f"{node.pointer}/propertyNames", node.names.number)
-            part.pattern_properties = [(other, Node(part.pointer, part.number))]
-            own = (*own, ObjectForm(exists=frozenset({Exists(part, 0, ANYTHING)})))
-        if node.values is None:
-            return own
-        return tuple(self._with_values(node, positive, own, kind))
-
-    def _with_values(self, node: Node, positive: bool, own: Any, kind: Kind) -> Any:
-        """Join a schema's own forms with those of its enum's arrays or objects."""
-        if id(node) not in self._values:
-            assert node.values is not None
-            self._values[id(node)] = [
-                (kind_of(value), self._loader.made_up(as_schema(value), node.pointer))
+        if node not in self._containers:
+            self._containers[node] = [
+                (type(value), self._loader.made_up(_as_schema(value), node.pointer))
                 for value in node.values
                 if isinstance(value, list | dict)
             ]
-        named = [(child, positive) for name, child in self._values[id(node)] if name == kind.name]
+        wanted = list if domain is ARRAY_DOMAIN else dict
+        constants = [(child, positive) for json_type, child in self._containers[node] if json_type is wanted]
         if positive:
-            return kind.both(own, self._any(named, kind))
-        return kind.either(own, self._every(named, kind))
+            return domain.intersect(self, own, self.any_of(constants, domain))
+        return domain.unite(own, self._every(constants, domain))
 
-    def forget(self) -> None:
-        """Let go of everything, of the document as well; nothing of it may be used any more."""
-        for goal in self._goals.values():
-            goal.type = None
-        self._loader.forget()
-        self.__dict__.clear()
+    # -- bounds on the work ------------------------------------------------------------------------
+    @contextmanager
+    def within_time(self) -> Iterator[None]:
+        """Refuse, with SchemaError, what takes more processor time than the limits allow."""
+        self._deadline = time.thread_time() + self._limits.seconds
+        try:
+            yield
+        finally:
+            self._deadline = None
 
-    def _check_time(self) -> None:
-        if self.deadline is not None and time.thread_time() > self.deadline:
+    def check_time(self) -> None:
+        """SchemaError where the time is up."""
+        if self._deadline is not None and time.thread_time() > self._deadline:
             raise self.too_much(f"more than {self._limits.seconds:g} s of work")
 
     def too_much(self, what: str) -> SchemaError:
@@ -359,29 +330,109 @@ class Algebra:
         return SchemaError([Problem("#", f"the schema takes {what}; make it simpler")])
 
 
-def _text_and(one: Texts, other: Texts) -> Texts:
-    return one & other
+# -- the domains -----------------------------------------------------------------------------------
+def _word_leaf(algebra: Algebra, node: Node, positive: bool) -> frozenset[str]:
+    return word_leaf(node, positive)
 
 
-def _text_or(one: Texts, other: Texts) -> Texts:
-    return one | other
+def _string_leaf(algebra: Algebra, node: Node, positive: bool) -> Texts:
+    return string_leaf(node, positive)
 
 
-def _no_text(texts: Texts) -> bool:
-    return texts.is_empty
+def _number_leaf(algebra: Algebra, node: Node, positive: bool) -> Texts:
+    return number_leaf(node, positive, algebra.digits)
 
 
-def _no_words(words: frozenset[str]) -> bool:
-    return not words
+def _array_leaf(algebra: Algebra, node: Node, positive: bool) -> tuple[ArrayForm, ...]:
+    if node.never or (node.types is not None and "array" not in node.types):
+        return () if positive else ANY_ARRAY
+    forms: tuple[ArrayForm, ...] = algebra.join_enum(node, positive, tuple(array_leaf(node, positive)), ARRAY_DOMAIN)
+    return forms
 
 
-def _no_forms(forms: tuple[Any, ...]) -> bool:
-    return not forms
+def _object_leaf(algebra: Algebra, node: Node, positive: bool) -> tuple[ObjectForm, ...]:
+    if node.never or (node.types is not None and "object" not in node.types):
+        return () if positive else ANY_OBJECT
+    own = tuple(object_leaf(node, positive))
+    for name, child in node.dependent_schemas.items():
+        with_name = (ObjectForm(required=frozenset({name})),)
+        dependent = _intersect_objects(algebra, with_name, algebra.evaluate(child, positive, OBJECT_DOMAIN))
+        if positive:
+            without_name = (ObjectForm(absent=frozenset({name})),)
+            own = _intersect_objects(algebra, own, _unite_forms(without_name, dependent))
+        else:
+            own = _unite_forms(own, dependent)
+    if node.names is not None and not positive:
+        forbidden = (~algebra.strings_of(algebra.goal([(node.names, True)]))).as_language()
+        bad_names = Node(f"{node.pointer}/propertyNames", node.names.number)
+        bad_names.pattern_properties = [(forbidden, Node(bad_names.pointer, bad_names.number))]
+        own = (*own, ObjectForm(exists=frozenset({Exists(bad_names, 0, ANYTHING)})))
+    forms: tuple[ObjectForm, ...] = algebra.join_enum(node, positive, own, OBJECT_DOMAIN)
+    return forms
 
 
-def _joined(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
-    return _distinct((*one, *other))
+def _intersect_sets(algebra: Algebra, left: Any, right: Any) -> Any:
+    return left & right
+
+
+def _intersect_arrays(
+    algebra: Algebra, left: tuple[ArrayForm, ...], right: tuple[ArrayForm, ...]
+) -> tuple[ArrayForm, ...]:
+    if left == ANY_ARRAY or right == ANY_ARRAY:
+        return right if left == ANY_ARRAY else left
+    joined = (a & b for a in left for b in right)
+    return _distinct(form for form in joined if form is not None and algebra.array_possible(form, True))
+
+
+def _intersect_objects(
+    algebra: Algebra, left: tuple[ObjectForm, ...], right: tuple[ObjectForm, ...]
+) -> tuple[ObjectForm, ...]:
+    if left == ANY_OBJECT or right == ANY_OBJECT:
+        return right if left == ANY_OBJECT else left
+    if len(left) * len(right) > MOST_FORMS * MOST_FORMS:
+        raise algebra.too_much(f"more than {MOST_FORMS} alternatives of objects, squared")
+    forms: dict[ObjectForm, None] = {}
+    for a in left:
+        algebra.check_time()
+        for b in right:
+            form = a & b
+            if form is not None and form not in forms and algebra.object_possible(form, True):
+                forms[form] = None
+        if len(forms) > MOST_FORMS * 4:
+            raise algebra.too_much(f"more than {MOST_FORMS * 4:,} alternatives of one object")
+    return tuple(forms)
+
+
+def _unite_forms(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _distinct((*left, *right))
 
 
 def _distinct(forms: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(forms))
+
+
+def _is_empty_text(texts: Texts) -> bool:
+    return texts.is_empty
+
+
+def _as_schema(value: list[Any] | dict[str, Any]) -> dict[str, Any]:
+    """A schema that exactly one array or object meets."""
+    if isinstance(value, list):
+        schema: dict[str, Any] = {"type": "array", "minItems": len(value), "maxItems": len(value)}
+        return schema | ({"prefixItems": [{"const": item} for item in value]} if value else {})
+    return {
+        "type": "object",
+        "properties": {name: {"const": item} for name, item in value.items()},
+        "required": list(value),
+        "additionalProperties": False,
+    }
+
+
+ANY_ARRAY = (ArrayForm(),)
+ANY_OBJECT = (ObjectForm(),)
+WORD_DOMAIN = Domain("word", WORDS, frozenset(), _word_leaf, _intersect_sets, frozenset.__or__, lambda words: not words)
+STRING_DOMAIN = Domain("string", ANY_TEXT, NO_TEXT, _string_leaf, _intersect_sets, Texts.__or__, _is_empty_text)
+ARRAY_DOMAIN = Domain("array", ANY_ARRAY, (), _array_leaf, _intersect_arrays, _unite_forms, lambda forms: not forms)
+OBJECT_DOMAIN = Domain(
+    "object", ANY_OBJECT, (), _object_leaf, _intersect_objects, _unite_forms, lambda forms: not forms
+)

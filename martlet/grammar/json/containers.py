@@ -1,10 +1,10 @@
-"""Arrays and objects as states: levels of points, one for each alternative that is still possible (see `json_machine.py`).
+"""Arrays and objects as states: levels of items, an item for every alternative still possible (see `json_machine.py`).
 
-    [  items  ]      ArrayOpen → Value → ArrayAfter → , → Value → … → ]
-    { "name": value }  ObjectOpen → Key → : → Value → ObjectAfter → , → Key → … → }
+    [ elements ]       Open → Value → After → , → Value → … → ]
+    { "name": value }  Open → Key → Colon → Value → After → , → KeyStart → Key → … → }
 
-A point is a plan and where it stands in it; beside it stand the numbers of the goals around the container that are met if
-this alternative comes to its end.
+An item is a writer and a position in it. With it go its *outcome*, the numbers of the goals around the
+container that are met if this alternative completes.
 """
 
 from __future__ import annotations
@@ -15,157 +15,156 @@ from typing import Any
 from martlet.grammar.json.algebra import Goal
 from martlet.grammar.json.json_machine import Machine
 from martlet.grammar.json.lexemes import JsonLexeme, free_key, key_lexeme, names_tree
-from martlet.grammar.json.scalars import ByteState, End, Survivors
+from martlet.grammar.json.scalars import ByteState, End, Linked, Survivors
 from martlet.grammar.json.shapes import ArrayForm, ObjectForm
-from martlet.grammar.json.writers import ArrayPlan, KeyClass, ObjectPlan
+from martlet.grammar.json.writers import ArrayWriter, KeyClass, ObjectWriter
 from martlet.grammar.states import Lexeme, State, Tree
 
 __all__ = ["JsonMachine"]
 
 COMMA, CLOSE_ARRAY, CLOSE_OBJECT, QUOTE, COLON = 0x2C, 0x5D, 0x7D, 0x22, 0x3A
-Point = tuple[Any, ...]  # an ArrayPlan, index, counts, texts written; or an ObjectPlan, used, count, missing
-Points = tuple[tuple[Point, Survivors], ...]
+Item = tuple[Any, ...]  # ArrayWriter, index, counts, texts written; or ObjectWriter, used, count, missing
+Items = tuple[tuple[Item, Survivors], ...]  # with their outcomes
 
 
-def _united(points: Iterable[tuple[Point, Survivors]]) -> Points:
-    """Equal points as one, for all that it is for."""
-    found: dict[Point, Survivors] = {}
-    for point, ups in points:
-        found[point] = found[point] | ups if point in found else ups
-    return tuple(found.items())
+def _united(items: Iterable[tuple[Item, Survivors]]) -> Items:
+    """Equal items become one, with the union of their outcomes."""
+    outcomes: dict[Item, Survivors] = {}
+    for item, outcome in items:
+        outcomes[item] = outcomes[item] | outcome if item in outcomes else outcome
+    return tuple(outcomes.items())
 
 
-class Level:
+class Level(Linked):
     """An open array or object."""
 
-    __slots__ = ("_items", "_keys", "end", "is_array", "machine", "points")
+    __slots__ = ("_elements", "_keys", "end", "is_array", "items", "machine")
 
-    def __init__(self, machine: Machine, is_array: bool, points: Points, end: End) -> None:
-        self.machine, self.is_array, self.points, self.end = machine, is_array, points, end
-        self._items: dict[bool, State | None] = {}
-        self._keys: Key | bool | None = False  # not looked at yet
+    def __init__(self, machine: Machine, is_array: bool, items: Items, end: End) -> None:
+        self.machine, self.is_array, self.items, self.end = machine, is_array, items, end
+        self._elements: dict[bool, State | None] = {}
+        self._keys: Key | bool | None = False  # not known yet
 
     def closed(self) -> State | None:
-        """The state after the closing bracket, None if it may not come yet."""
-        met = [ups for (plan, *at), ups in self.points if plan.may_end(*at)]
-        return self.end.resume(frozenset().union(*met)) if met else None
+        """The state after the closing bracket; None if it may not come yet."""
+        outcomes = [outcome for (writer, *at), outcome in self.items if writer.may_end(*at)]
+        return self.end.resume(frozenset().union(*outcomes)) if outcomes else None
 
-    def item(self, after: bool) -> State | None:
-        """The state before the next item, None if there can be none; `after` a comma, not a bracket."""
-        if after not in self._items:
+    def element(self, after: bool) -> State | None:
+        """The state before the next array element, None if there is none; `after` a comma or a bracket."""
+        if after not in self._elements:
             options = [
-                (goal, (plan, *place), ups) for (plan, *at), ups in self.points for goal, *place in plan.choices(*at)
+                (goal, (writer, *position), outcome)
+                for (writer, *at), outcome in self.items
+                for goal, *position in writer.choices(*at)
             ]
-            self._items[after] = self.value(options, after) if options else None
-        return self._items[after]
+            self._elements[after] = self.value(options, after) if options else None
+        return self._elements[after]
 
-    def forget(self) -> None:
-        """Let go of the states that follow."""
-        self._items.clear()
+    def unlink(self) -> None:
+        self._elements.clear()
         if isinstance(self._keys, Key):
-            self._keys.keys.forget()
+            self._keys.keys.unlink()
         self._keys = None
 
     def may_close(self) -> bool:
         """Whether the closing bracket may come."""
-        return any(plan.may_end(*at) for (plan, *at), _ in self.points)
+        return any(writer.may_end(*at) for (writer, *at), _ in self.items)
 
-    def value(self, options: Sequence[tuple[Goal, Point, Survivors]], after: bool) -> State:
-        """The state before a value: each option is a goal, the point after it, and what that is for."""
-        merged: dict[tuple[Goal, Point], Survivors] = {}
-        for goal, point, ups in options:
-            merged[goal, point] = merged[goal, point] | ups if (goal, point) in merged else ups
+    def value(self, options: Sequence[tuple[Goal, Item, Survivors]], after: bool) -> State:
+        """The state before a value; an option is a goal, the item after it, and the item's outcome."""
+        merged: dict[tuple[Goal, Item], Survivors] = {}
+        for goal, item, outcome in options:
+            merged[goal, item] = merged[goal, item] | outcome if (goal, item) in merged else outcome
         goals = tuple(dict.fromkeys(goal for goal, _ in merged))
         numbers = {goal: i for i, goal in enumerate(goals)}
-        points = tuple((numbers[goal], point, ups) for (goal, point), ups in merged.items())
-        end = self.machine.made(Inside, self.is_array, points, self.end)
+        items = tuple((numbers[goal], item, outcome) for (goal, item), outcome in merged.items())
+        end = self.machine.intern(Inside, self.is_array, items, self.end)
         value = self.machine.value(goals, end)
         return self.machine.gap(value, True) if after else value
 
     def key(self) -> Key | None:
-        """The state after the quotation mark of the next name, None if there can be none."""
+        """The state after the quotation mark of the next name; None if there is no next name."""
         if isinstance(self._keys, bool):
             keys = KeySet(self)
             self._keys = Key(self.machine, keys, keys.start, keys.root) if keys.start or keys.root else None
         return self._keys
 
 
-class Inside:
-    """The end of a value inside an array or object: `points` go on whose goal it met."""
+class Inside(Linked):
+    """The end of a value inside a container: the items go on whose goal it met."""
 
     def __init__(
-        self, machine: Machine, is_array: bool, points: tuple[tuple[int, Point, Survivors], ...], end: End
+        self, machine: Machine, is_array: bool, items: tuple[tuple[int, Item, Survivors], ...], end: End
     ) -> None:
-        self._machine, self._is_array, self._points, self._end = machine, is_array, points, end
+        self._machine, self._is_array, self._items, self._end = machine, is_array, items, end
         self._known: dict[tuple[Survivors, bytes], State] = {}
-        self.keeps_text = is_array and any(point[0].keeps_texts for _, point, _ in points)
+        self.keeps_text = is_array and any(item[0].keeps_texts for _, item, _ in items)
 
     def resume(self, met: Survivors, text: bytes = b"") -> State:
-        """The state after a value that met these goals."""
         key = (met, text if self.keeps_text else b"")
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._machine.gap(self._machine.made(After, self._level(met, text)), False)
-        return found
+        state = self._known.get(key)
+        if state is None:
+            state = self._known[key] = self._machine.gap(self._machine.intern(After, self._level(met, text)), False)
+        return state
 
-    def forget(self) -> None:
-        """Let go of the states that follow."""
+    def unlink(self) -> None:
         self._known.clear()
 
     def sealed(self, met: Survivors) -> State:
-        """The same, up to the next item."""
         return self._machine.gap(Sealed(self._machine, self._level(met, b"")), False)
 
     def _level(self, met: Survivors, text: bytes) -> Level:
-        points = _united((_with(point, text), ups) for number, point, ups in self._points if number in met)
-        return self._machine.made(Level, self._is_array, points, self._end)
+        items = _united((_with(item, text), outcome) for number, item, outcome in self._items if number in met)
+        return self._machine.intern(Level, self._is_array, items, self._end)
 
 
-def _with(point: Point, text: bytes) -> Point:
-    """A point in an array of different items, once one was written."""
-    if isinstance(point[0], ArrayPlan) and point[0].keeps_texts and text:
-        return (*point[:-1], point[-1] | {text})
-    return point
+def _with(item: Item, text: bytes) -> Item:
+    """An item of an array of different elements, once an element was written."""
+    if isinstance(item[0], ArrayWriter) and item[0].keeps_texts and text:
+        return (*item[:-1], item[-1] | {text})
+    return item
 
 
-class Open(ByteState):
-    """After an opening bracket."""
+class LevelState(ByteState):
+    """A state directly inside an open container."""
 
     __slots__ = ("level",)
 
     def __init__(self, machine: Machine, level: Level) -> None:
         super().__init__(machine)
         self.level = level
+
+
+class Open(LevelState):
+    """After an opening bracket."""
+
+    __slots__ = ()
 
     def _step(self, byte: int) -> State | None:
         level = self.level
         if level.is_array:
             if byte == CLOSE_ARRAY:
                 return level.closed()
-            item = level.item(False)
-            return None if item is None else item.step(byte)
+            element = level.element(False)
+            return None if element is None else element.step(byte)
         if byte == CLOSE_OBJECT:
             return level.closed()
         return level.key() if byte == QUOTE else None
 
     def next_bytes(self) -> bytes | None:
-        """A quotation mark, the first byte of an item, or the closing bracket."""
         level = self.level
         if not level.is_array:
             return (b'"' if level.key() is not None else b"") + (b"}" if level.may_close() else b"")
-        item = level.item(False)
-        first = b"" if item is None else item.next_bytes()
+        element = level.element(False)
+        first = b"" if element is None else element.next_bytes()
         return None if first is None else first + (b"]" if level.may_close() else b"")
 
 
-class After(ByteState):
-    """After an item or a property."""
+class After(LevelState):
+    """After an element or a property."""
 
-    __slots__ = ("level",)
-
-    def __init__(self, machine: Machine, level: Level) -> None:
-        super().__init__(machine)
-        self.level = level
+    __slots__ = ()
 
     def _step(self, byte: int) -> State | None:
         level = self.level
@@ -174,21 +173,20 @@ class After(ByteState):
         if byte != COMMA:
             return None
         if level.is_array:
-            return level.item(True)
+            return level.element(True)
         if level.key() is None:
             return None
-        return self.machine.gap(self.machine.made(KeyStart, level), True)
+        return self.machine.gap(self.machine.intern(KeyStart, level), True)
 
     def next_bytes(self) -> bytes:
-        """A comma or the closing bracket."""
         level = self.level
-        more = level.item(True) if level.is_array else level.key()
+        more = level.element(True) if level.is_array else level.key()
         close = b"]" if level.is_array else b"}"
         return (b"" if more is None else b",") + (close if level.may_close() else b"")
 
 
 class Sealed(After):
-    """After an item whose text is not known: a comma may come, but nothing more."""
+    """After an element whose text is unknown: a comma may come, but nothing after it."""
 
     __slots__ = ()
 
@@ -198,7 +196,7 @@ class Sealed(After):
 
 
 class Nowhere(ByteState):
-    """A place from which no byte leads on. Only masks come here, where what may follow is not known."""
+    """A state that no byte leaves. Only masks get here, where what may follow is unknown."""
 
     __slots__ = ()
 
@@ -206,36 +204,30 @@ class Nowhere(ByteState):
         return None
 
     def next_bytes(self) -> bytes:
-        """None."""
         return b""
 
 
-class KeyStart(ByteState):
+class KeyStart(LevelState):
     """Before a name."""
 
-    __slots__ = ("level",)
-
-    def __init__(self, machine: Machine, level: Level) -> None:
-        super().__init__(machine)
-        self.level = level
+    __slots__ = ()
 
     def _step(self, byte: int) -> State | None:
         return self.level.key() if byte == QUOTE else None
 
     def next_bytes(self) -> bytes:
-        """A quotation mark."""
         return b'"'
 
 
 class KeySet:
-    """The names that may come next at a level: a tree of those that a schema knows, an automaton for all others."""
+    """The names that may come next: a tree of those a schema knows, an automaton for all others."""
 
     def __init__(self, level: Level) -> None:
         self.level, self.machine = level, level.machine
         self._after: dict[str | KeyClass, State | None] = {}
-        self._states: dict[tuple[int, int], Key] = {}  # by the automaton's state and the tree's node, which lives on
-        plans = tuple(dict.fromkeys(point[0] for point, _ in level.points))
-        classes = [key for key in self.machine.plans.classes(plans) if self.after(key) is not None]
+        self._states: dict[tuple[int, int], Key] = {}  # by the automaton's state and the id of the tree's node
+        writers = tuple(dict.fromkeys(item[0] for item, _ in level.items))
+        classes = [key for key in self.machine.algebra.classes(writers) if self.after(key) is not None]
         self.is_free = len(classes) == 1 and classes[0].names.is_any
         self.lexeme: JsonLexeme | None = None
         self._labels: tuple[KeyClass | None, ...] = ()
@@ -247,18 +239,18 @@ class KeySet:
         self.start = self.lexeme.start if self.lexeme is not None else 0
         self.root: Tree
         if self.is_free:
-            self.root = self.machine.made(known_names_tree, plans)
+            self.root = self.machine.intern(known_names_tree, writers)
         else:
-            names = dict.fromkeys(name for plan in plans for name in plan.names)
-            if len(plans) > 1:  # what is known to one as a name that must not be there may come by another
-                names |= dict.fromkeys(sorted(frozenset().union(*(plan.all_names for plan in plans))))
-            self.root = self.machine.made(names_tree, tuple(name for name in names if self._may_come(name)))
+            names = dict.fromkeys(name for writer in writers for name in writer.names)
+            if len(writers) > 1:  # a name that one writer excludes may come by another
+                names |= dict.fromkeys(sorted(frozenset().union(*(writer.all_names for writer in writers))))
+            self.root = self.machine.intern(names_tree, tuple(name for name in names if self._may_come(name)))
 
     def _may_come(self, name: str) -> bool:
-        """Whether a known name may come, without working out what comes after it where that is simple."""
-        plan, *at = self.level.points[0][0]
-        if len(self.level.points) == 1 and plan.is_simple:
-            return bool(plan.has(name, at[0], self.machine.ordered))
+        """Whether a known name may come, without working out what follows where that is simple."""
+        writer, *at = self.level.items[0][0]
+        if len(self.level.items) == 1 and writer.is_simple:
+            return bool(writer.has(name, at[0], self.machine.ordered))
         return self.after(name) is not None
 
     def state(self, state: int, node: Tree | None) -> Key:
@@ -269,27 +261,29 @@ class KeySet:
         return self._states[key]
 
     def after(self, key: str | KeyClass) -> State | None:
-        """The state after a name and its quotation mark, None if the name may not come."""
+        """The state after a name and its quotation mark; None if the name may not come."""
         if key not in self._after:
             name, others = (key, None) if isinstance(key, str) else (None, key)
             level, machine = self.level, self.machine
             options = [
-                (goal, (plan, *place), ups)
-                for (plan, *at), ups in level.points
-                for goal, place in self._choices(plan, name, others, at)
+                (goal, (writer, *position), outcome)
+                for (writer, *at), outcome in level.items
+                for goal, position in self._choices(writer, name, others, at)
             ]
-            self._after[key] = machine.gap(machine.made(Colon, level.value(options, True)), False) if options else None
+            self._after[key] = (
+                machine.gap(machine.intern(Colon, level.value(options, True)), False) if options else None
+            )
         return self._after[key]
 
-    def _choices(self, plan: Any, name: str | None, others: KeyClass | None, at: list[Any]) -> Any:
-        """What a plan does with a name; one that only another plan knows is for this one of a class."""
-        if name is not None and name not in plan.all_names:
-            others = self.machine.plans.class_of(plan, name)
+    def _choices(self, writer: Any, name: str | None, others: KeyClass | None, at: list[Any]) -> Any:
+        """What a writer does with a name; a name that only other writers know belongs to a class here."""
+        if name is not None and name not in writer.all_names:
+            others = self.machine.algebra.class_of(writer, name)
             name = None
-        return plan.after(name, others, *at, ordered=self.machine.ordered)
+        return writer.after(name, others, *at, ordered=self.machine.ordered)
 
-    def forget(self) -> None:
-        """Let go of the states that follow."""
+    def unlink(self) -> None:
+        """Drop the links to states."""
         self._after.clear()
         self._states.clear()
 
@@ -299,13 +293,13 @@ class KeySet:
         return None if key is None else self.after(key)
 
 
-def known_names_tree(machine: Machine, plans: tuple[ObjectPlan, ...]) -> Tree:
-    """All names that plans know, as a tree."""
-    return names_tree(machine, tuple({name for plan in plans for name in plan.all_names}))
+def known_names_tree(machine: Machine, writers: tuple[ObjectWriter, ...]) -> Tree:
+    """All names that writers know, as a tree of bytes."""
+    return names_tree(machine, tuple({name for writer in writers for name in writer.all_names}))
 
 
 class Key(ByteState):
-    """Inside a name: `state` of the automaton of unknown names (0: it is none), `node` in the tree of known ones."""
+    """Inside a name: `state` in the automaton of unknown names (0: not one of them), `node` in the tree of known names."""
 
     __slots__ = ("keys", "node", "state")
 
@@ -315,28 +309,26 @@ class Key(ByteState):
 
     @property
     def lexeme(self) -> tuple[Lexeme, int] | None:
-        """The automaton, where the known names are among its texts or out of reach."""
+        """The automaton of unknown names, where no known name interferes."""
         if not self.state or (self.node and not self.keys.is_free):
             return None
         assert self.keys.lexeme is not None
         return self.keys.lexeme.lexeme, self.state
 
     def exit(self, label: int) -> State | None:
-        """The state after the name."""
         return self.keys.after_label(label)
 
     def detours(self) -> Tree | None:
-        """The known names that this may become."""
+        """The known names still possible."""
         return self.node if self.keys.is_free or not self.state else None
 
     def parts(self) -> tuple[State, ...] | None:
-        """The automaton and the tree, where no known name is among the automaton's texts."""
+        """The automaton and the tree as two states, where they share no name."""
         if not self.state or not self.node or self.keys.is_free:
             return None
         return self.keys.state(self.state, None), self.keys.state(0, self.node)
 
     def detour(self, name: str) -> State | None:
-        """The state after a known name."""
         return self.keys.after(name)
 
     def _step(self, byte: int) -> State | None:
@@ -350,7 +342,6 @@ class Key(ByteState):
         return self.keys.state(after, child) if after or child is not None else None
 
     def next_bytes(self) -> bytes | None:
-        """Those of known names, if there can be no others."""
         if self.state or self.node is None:
             return None
         return bytes(sorted(self.node))
@@ -369,28 +360,30 @@ class Colon(ByteState):
         return self.value if byte == COLON else None
 
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
-        """The colon before the value's twin."""
-        found = self.value.twin()
-        return None if found is None else (self.machine.made(Colon, found[0]), found[1])
+        twin = self.value.twin()
+        return None if twin is None else (self.machine.intern(Colon, twin[0]), twin[1])
 
     def next_bytes(self) -> bytes:
-        """A colon."""
         return b":"
 
 
 class JsonMachine(Machine):
-    """All of JSON."""
+    """The states of all of JSON."""
 
     def open_array(self, forms: list[tuple[ArrayForm, ...]], end: End) -> State | None:
-        """The state after `[`: for each goal the forms of its arrays."""
-        plans = [(self.plans.array(form), i) for i, own in enumerate(forms) for form in own]
-        points = _united(
-            ((plan, 0, (0,) * len(plan.contains), frozenset[bytes]()), frozenset({i})) for plan, i in plans
+        writers = [(self.algebra.array(form), i) for i, own in enumerate(forms) for form in own]
+        return self._opened(
+            True,
+            [((writer, 0, (0,) * len(writer.contains), frozenset[bytes]()), frozenset({i})) for writer, i in writers],
+            end,
         )
-        return self.gap(self.made(Open, self.made(Level, True, points, end)), False) if points else None
 
     def open_object(self, forms: list[tuple[ObjectForm, ...]], end: End) -> State | None:
-        """The state after `{`: for each goal the forms of its objects."""
-        plans = [(self.plans.object(form), i) for i, own in enumerate(forms) for form in own]
-        points = _united(((plan, 0, 0, (1 << len(plan.exists)) - 1), frozenset({i})) for plan, i in plans)
-        return self.gap(self.made(Open, self.made(Level, False, points, end)), False) if points else None
+        writers = [(self.algebra.object(form), i) for i, own in enumerate(forms) for form in own]
+        return self._opened(
+            False, [((writer, 0, 0, (1 << len(writer.exists)) - 1), frozenset({i})) for writer, i in writers], end
+        )
+
+    def _opened(self, is_array: bool, items: list[tuple[Item, Survivors]], end: End) -> State | None:
+        level = self.intern(Level, is_array, _united(items), end) if items else None
+        return None if level is None else self.gap(self.intern(Open, level), False)

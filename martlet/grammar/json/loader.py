@@ -73,10 +73,10 @@ class Loader:
             if key not in ("enum", "const", "default", "examples") and isinstance(value, dict | list):
                 self._index(value, f"{pointer}/{escaped(key)}", base, depth + 1)
 
-    def forget(self) -> None:
-        """Cut the circles that recursive schemas make."""
+    def release(self) -> None:
+        """Cut the cycles of recursive schemas; no node may be read afterwards."""
         for node in self._nodes.values():
-            node.forget()
+            node.unlink()
         self._nodes.clear()
 
     def problem(self, pointer: str, why: str) -> None:

@@ -1,18 +1,17 @@
-"""Work done when a schema is compiled, so that no mask waits for it and no refusal comes later (see `json_schema.py`).
+"""Work done when a schema is compiled, so that no mask waits for it (see `json_schema.py`).
 
-All goals that a text can come to are worked out, with their automata; the first ones only, where a schema has very many.
+Every goal that a text can reach is worked out, with its automata; of a very large schema only the
+first MOST_GOALS. What cannot be enforced is therefore refused before an answer begins.
 """
 
 from __future__ import annotations
-
-import time
 
 from martlet.errors import RequestError
 from martlet.grammar.json.algebra import Goal, RecursiveError
 from martlet.grammar.json.json_machine import Machine
 from martlet.grammar.json.lexemes import free_key, free_string, key_lexeme, number_lexeme, string_lexeme
 from martlet.grammar.json.schema_nodes import Problem, SchemaError
-from martlet.grammar.states import Limits
+from martlet.grammar.json.writers import Writers
 from martlet.grammar.string_formats import format_language
 from martlet.grammar.vocabulary import Vocabulary
 
@@ -22,56 +21,55 @@ MOST_GOALS = 4000
 COMMON_FORMATS = ("date-time", "date", "uri", "email", "uuid")
 
 
-def prepare(machine: Machine, first: Goal, limits: Limits) -> None:
-    """Work out every goal that can be reached. SchemaError if one can't be, or if it takes too long."""
-    algebra = machine.algebra
-    algebra.deadline = time.thread_time() + limits.seconds
+def prepare(machine: Machine, first: Goal) -> None:
+    """Work out every goal that can be reached. SchemaError if that fails, or takes too long."""
     seen, ahead = {first}, [first]
-    while ahead and len(seen) < MOST_GOALS:
-        goal = ahead.pop()
-        try:
-            found = _reached(machine, goal)
-        except SchemaError:
-            raise
-        except RecursiveError as error:
-            raise SchemaError([Problem(error.node.pointer, "asks for itself without end")]) from None
-        except RequestError as error:
-            pointers = sorted(node.pointer for node, _ in goal.literals) or ["#"]
-            raise SchemaError([Problem(pointers[0], str(error))]) from None
-        for reached in found:
-            if reached not in seen:
-                seen.add(reached)
-                ahead.append(reached)
-    algebra.deadline = None
+    with machine.algebra.within_time():
+        while ahead and len(seen) < MOST_GOALS:
+            goal = ahead.pop()
+            try:
+                children = _children(machine.algebra, goal)
+            except SchemaError:
+                raise
+            except RecursiveError as error:
+                raise SchemaError([Problem(error.node.pointer, "asks for itself without end")]) from None
+            except RequestError as error:
+                pointers = sorted(node.pointer for node, _ in goal.literals) or ["#"]
+                raise SchemaError([Problem(pointers[0], str(error))]) from None
+            for child in children:
+                if child not in seen:
+                    seen.add(child)
+                    ahead.append(child)
 
 
-def _reached(machine: Machine, goal: Goal) -> list[Goal]:
-    """Work out one goal; returns those of its parts."""
-    algebra, kind = machine.algebra, machine.algebra.type_of(goal)
-    if kind.strings.language is not None:
-        string_lexeme((kind.strings.as_language(),))
-    if kind.numbers.finite is None:
-        number_lexeme((kind.numbers.as_language(),))
-    found: list[Goal] = []
-    for array in kind.arrays:
-        plan = machine.plans.array(array)
-        found += [
-            plan.goal(i, *more)
-            for i in range(len(array.prefix) + 1)
-            for more in ((), *(((one.node, sign),) for one in plan.contains for sign in (True, False)))
+def _children(algebra: Writers, goal: Goal) -> list[Goal]:
+    """Work out one goal; returns the goals of its elements and properties."""
+    values = algebra.value_set(goal)
+    if values.strings.language is not None:
+        string_lexeme((values.strings.as_language(),))
+    if values.numbers.finite is None:
+        number_lexeme((values.numbers.as_language(),))
+    children: list[Goal] = []
+    for array_form in values.arrays:
+        array = algebra.array(array_form)
+        children += [
+            array.goal(i, *more)
+            for i in range(len(array_form.prefix) + 1)
+            for more in ((), *(((contains.node, sign),) for contains in array.contains for sign in (True, False)))
         ]
-    for form in kind.objects:
-        shape = machine.plans.object(form)
-        goals = [known for name in shape.names if (known := shape.goal_of(name)) is not None]
-        goals += [other for _, other in shape.classes]
-        found += goals + [algebra.goal(part.literals | one.value) for part in goals for one in shape.exists]
-        if shape.classes and not shape.classes[0][0].names.is_any:
-            key_lexeme(tuple(key.names.as_language() for key, _ in shape.classes))
-    return [reached for reached in found if algebra.inhabited(reached)]
+    for object_form in values.objects:
+        writer = algebra.object(object_form)
+        goals = [known for name in writer.names if (known := writer.goal_of(name)) is not None]
+        goals += [other for _, other in writer.classes]
+        children += goals
+        children += [algebra.goal(value.literals | exists.value) for value in goals for exists in writer.exists]
+        if writer.classes and not writer.classes[0][0].names.is_any:
+            key_lexeme(tuple(key.names.as_language() for key, _ in writer.classes))
+    return [child for child in children if algebra.inhabited(child)]
 
 
 def warm(vocabulary: Vocabulary) -> None:
-    """Walk a vocabulary along what nearly every schema has, unless that was done; and make the formats that are common."""
+    """Compute once what nearly every schema needs: common formats, and a vocabulary's strings and keys."""
     for name in COMMON_FORMATS:
         format_language(name)
     quote = vocabulary.find(0, b'"')

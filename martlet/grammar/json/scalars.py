@@ -1,6 +1,7 @@
 """States inside strings, numbers and words (read `json_machine.py` next).
 
-A scalar that is one of some texts is followed in the sorted list of them; any other by the automaton of its lexeme.
+A scalar from a list of texts is followed by bisecting the sorted list; any other by the automaton of
+its lexeme.
 """
 
 from __future__ import annotations
@@ -16,26 +17,36 @@ from martlet.grammar.states import MANY, Lexeme, Plain, State
 if TYPE_CHECKING:
     from martlet.grammar.json.json_machine import Machine
 
-__all__ = ["ByteState", "End", "Lex", "LexemeUse", "Literals", "Survivors"]
+__all__ = ["ByteState", "End", "EnumState", "LexemeState", "LexemeUse", "Linked", "Survivors"]
 
-Survivors = frozenset[int]
+Survivors = frozenset[int]  # the numbers of the goals that a value met
 
 
 class End(Protocol):
-    """What follows a value that is complete."""
+    """What follows a complete value."""
 
     @property
     def keeps_text(self) -> bool:
         """Whether what follows depends on the value's text."""
 
     def resume(self, met: Survivors, text: bytes = b"") -> State:
-        """The state after a value that met the goals with these numbers."""
+        """The state after a value that met these goals."""
 
     def sealed(self, met: Survivors) -> State:
-        """The same, if it keeps texts, where the text is not known: nothing goes on there that depends on it."""
+        """The same for an unknown text, if it keeps texts: a state that stops where the text would matter."""
 
 
-class ByteState(Plain):
+class Linked:
+    """An interned object that links to states which may lead back to it."""
+
+    __slots__ = ()
+
+    def unlink(self) -> None:
+        """Drop the links, so that no cycle is left."""
+        raise NotImplementedError
+
+
+class ByteState(Plain, Linked):
     """A state that remembers where each byte led."""
 
     __slots__ = ("_next", "machine")
@@ -46,26 +57,23 @@ class ByteState(Plain):
 
     @property
     def is_json(self) -> bool:
-        """Yes."""
         return True
 
     def step(self, byte: int) -> State | None:
-        """The state after one more byte."""
         try:
             return self._next[byte]
         except KeyError:
-            found = self._next[byte] = self._step(byte)
-            return found
+            after = self._next[byte] = self._step(byte)
+            return after
 
     def _step(self, byte: int) -> State | None:
         raise NotImplementedError
 
-    def forget(self) -> None:
-        """Let go of the states that follow."""
+    def unlink(self) -> None:
         self._next.clear()
 
 
-class LiteralTable:
+class EnumTable:
     """Texts in order, with the goals that each meets."""
 
     def __init__(self, outcomes: dict[bytes, Survivors]) -> None:
@@ -73,19 +81,19 @@ class LiteralTable:
         self.met = [outcomes[text] for text in self.texts]
 
 
-class Literals(ByteState):
-    """Inside one of a table's texts `first` … `stop` - 1, which agree in their first `depth` bytes."""
+class EnumState(ByteState):
+    """Inside a listed text: the table's texts `first` to `stop` - 1 agree in their first `depth` bytes."""
 
     __slots__ = ("depth", "end", "first", "stop", "table")
 
-    def __init__(self, machine: Machine, table: LiteralTable, first: int, stop: int, depth: int, end: End) -> None:
+    def __init__(self, machine: Machine, table: EnumTable, first: int, stop: int, depth: int, end: End) -> None:
         super().__init__(machine)
         self.table, self.first, self.stop, self.depth, self.end = table, first, stop, depth, end
 
     @classmethod
-    def of(cls, machine: Machine, outcomes: dict[bytes, Survivors], end: End) -> Literals:
-        """Before one of some texts."""
-        table = LiteralTable(outcomes)
+    def of(cls, machine: Machine, outcomes: dict[bytes, Survivors], end: End) -> EnumState:
+        """The state before any of some texts."""
+        table = EnumTable(outcomes)
         return cls(machine, table, 0, len(table.texts), 0, end)
 
     @property
@@ -97,7 +105,7 @@ class Literals(ByteState):
 
     @property
     def accepts(self) -> bool:
-        """Whether a text ends here, and the whole text may."""
+        """Whether a listed text ends here, and the answer may."""
         complete = self._complete
         return complete is not None and complete.accepts
 
@@ -111,36 +119,36 @@ class Literals(ByteState):
             return None if complete is None else complete.step(byte)
         if stop - first == 1 and len(texts[first]) == depth + 1:
             return self.end.resume(self.table.met[first], texts[first])
-        return Literals(self.machine, self.table, first, stop, depth + 1, self.end)
+        return EnumState(self.machine, self.table, first, stop, depth + 1, self.end)
 
     def next_bytes(self) -> bytes | None:
-        """The texts' next bytes, and those after a text that ends here."""
         if self.stop - self.first > 64:
             return None
-        found = {text[self.depth] for text in self.table.texts[self.first : self.stop] if len(text) > self.depth}
+        ahead = {text[self.depth] for text in self.table.texts[self.first : self.stop] if len(text) > self.depth}
         complete = self._complete
         if complete is not None:
             after = complete.next_bytes()
             if after is None:
                 return None
-            found |= set(after)
-        return bytes(sorted(found))
+            ahead |= set(after)
+        return bytes(sorted(ahead))
 
 
 class LexemeUse:
-    """A lexeme at a place: which goals each of its labels meets, and what follows."""
+    """A lexeme in its context: the goals that each of its labels meets, and what follows."""
 
     def __init__(self, machine: Machine, lexeme: JsonLexeme, outcomes: tuple[Survivors, ...], end: End) -> None:
         self.lexeme, self.outcomes, self.end = lexeme, outcomes, end
         self.free: LexemeUse | None = None
         if lexeme.universal:
-            self.free = machine.made(LexemeUse, free_string(), outcomes[:2], end)
+            self.free = machine.intern(LexemeUse, free_string(), outcomes[:2], end)
 
 
-class Lex(ByteState):
-    """Inside a string or a number; `left` is at least and at most how many characters must come, None is free.
+class LexemeState(ByteState):
+    """Inside a string or a number.
 
-    `text` is what was written of it, where that matters later.
+    `left` is the least and the most characters still to come (None: free); `text` is what was written
+    of it, where that matters later.
     """
 
     __slots__ = ("left", "state", "text", "use")
@@ -153,18 +161,16 @@ class Lex(ByteState):
 
     @property
     def accepts(self) -> bool:
-        """Whether a number is complete, and the whole text with it."""
+        """Whether a number is complete, and the answer with it."""
         label = int(self.use.lexeme.lexeme.dfa.accept[self.state])
         return bool(label) and self._after(label, self.text).accepts
 
     @property
     def lexeme(self) -> tuple[Lexeme, int]:
-        """The lexeme and where its automaton is."""
         return self.use.lexeme.lexeme, self.state
 
     @property
     def budget(self) -> tuple[int, int] | None:
-        """The characters left."""
         return self.left
 
     def first_bytes(self) -> set[int]:
@@ -172,7 +178,6 @@ class Lex(ByteState):
         return set(np.nonzero(self.use.lexeme.lexeme.dfa.table[self.state])[0].tolist())
 
     def exit(self, label: int) -> State:
-        """The state behind the whole lexeme."""
         if self.text is not None:
             return self.use.end.sealed(self.use.outcomes[label])
         return self.use.end.resume(self.use.outcomes[label])
@@ -194,5 +199,5 @@ class Lex(ByteState):
                 return None
             left = (max(left[0] - 1, 0), left[1] - 1 if left[1] < MANY else MANY)
         if after in use.lexeme.universal and use.free is not None:
-            return self.machine.made(Lex, use.free, use.free.lexeme.start, None, text)
-        return self.machine.made(Lex, use, after, left, text)
+            return self.machine.intern(LexemeState, use.free, use.free.lexeme.start, None, text)
+        return self.machine.intern(LexemeState, use, after, left, text)

@@ -80,8 +80,8 @@ class Node:
     unevaluated_properties: Node | None = None  # `evaluated.py` makes ordinary schemas of both
     unevaluated_items: Node | None = None
 
-    def forget(self) -> None:
-        """Let go of all other schemas."""
+    def unlink(self) -> None:
+        """Drop the links to other schemas, which may lead back here."""
         self.all_of, self.any_of, self.one_of, self.not_ = [], [], [], []
         self.prefix, self.pattern_properties, self.properties, self.dependent_schemas = [], [], {}, {}
         self.if_ = self.items = self.contains = self.additional = self.names = None

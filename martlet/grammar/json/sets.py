@@ -22,7 +22,9 @@ from martlet.grammar.language import Language, literals
 from martlet.grammar.numbers import Digits, number_language
 from martlet.grammar.regex import regex_language
 
-__all__ = ["ANY_TEXT", "NO_TEXT", "Texts", "all_numbers", "number_leaf", "number_text", "string_leaf"]
+__all__ = ["ANY_TEXT", "NO_TEXT", "WORDS", "Texts", "number_leaf", "string_leaf", "word_leaf"]
+
+WORDS = frozenset({"null", "true", "false"})
 
 MOST_BOUNDED = 40_000  # states of a pattern with a bound on its length
 
@@ -152,6 +154,17 @@ def _bounded(language: Language, low: int, high: int | None) -> Language:
     rows = following[:, language.table][alive]  # [states, classes]
     table = np.concatenate([np.zeros((1, rows.shape[1]), np.int32), rows]).astype(np.int32)
     return Language(language.alphabet, table, np.concatenate([[False], ends[alive]]))
+
+
+def word_leaf(node: Node, positive: bool) -> frozenset[str]:
+    """The words (`null`, `true`, `false`) that a node's own keywords allow, or those they exclude."""
+    allowed = frozenset() if node.never else WORDS
+    if node.types is not None:
+        allowed &= frozenset(word for word in WORDS if ("null" if word == "null" else "boolean") in node.types)
+    if node.values is not None:
+        names = {None: "null", True: "true", False: "false"}
+        allowed &= {names[value] for value in node.values if value is None or isinstance(value, bool)}
+    return allowed if positive else WORDS - allowed
 
 
 def string_leaf(node: Node, positive: bool) -> Texts:

@@ -1,8 +1,9 @@
 """Arrays and objects as alternatives, each a conjunction of positive demands (read `algebra.py` next).
 
-A *goal* is a set of schemas, each to be met or not to be met, by one value: `(node, True)`, `(node, False)`. A form says
-of an array or an object which goal each part of it has, what must be there, and how many. The negation of a form is a
-choice of forms, so a schema becomes a list of forms whatever it is made of.
+A *literal* is a schema that a value must meet, `(node, True)`, or must not meet, `(node, False)`; a
+*goal* is a set of literals for one value. A *form* gives the goal of every element or property of a
+container, the names it must have, and how many there may be. The negation of a form is a choice of
+forms, so every schema becomes a list of forms.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ANYTHING: Literals = frozenset()
 
 
 class Contains(NamedTuple):
-    """From `low` to `high` items, of those from `start` on, meet a goal."""
+    """From `low` to `high` of the elements at `start` and after meet a literal."""
 
     node: Node
     positive: bool
@@ -41,17 +42,17 @@ class Contains(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """`low` to `high` items: the first ones with goals of their own, all others with `rest`."""
+    """Arrays of `low` to `high` elements: `prefix` holds the first goals, `rest` is the goal of all others."""
 
     prefix: tuple[Literals, ...] = ()
     rest: Literals = ANYTHING
     low: int = 0
     high: int | None = None
     contains: frozenset[Contains] = frozenset()
-    unique: str = ""  # the pointer of a schema that asks for different items
+    unique: str = ""  # the pointer of a schema that asks for different elements
 
     def goal(self, index: int) -> Literals:
-        """What the item at a place must meet."""
+        """What the element at an index must meet."""
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
     def __and__(self, other: ArrayForm) -> ArrayForm | None:
@@ -71,18 +72,18 @@ class ArrayForm:
 
 
 class Exists(NamedTuple):
-    """Some property that `part` puts in its class `where` (a pattern's number, None: the additional ones) meets a goal."""
+    """Some property meets `value`: one that matches a pattern of `node`, or an additional one."""
 
-    part: Node
-    where: int | None
+    node: Node
+    pattern: int | None  # the pattern's number; None: the additional properties
     value: Literals
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectForm:
-    """Properties as each of `parts` says, those of `own` besides; `names` is a goal for all names."""
+    """Objects whose properties meet every schema of `nodes` and the literals in `own`; `names` is the goal of all names."""
 
-    parts: frozenset[Node] = frozenset()
+    nodes: frozenset[Node] = frozenset()
     own: frozenset[tuple[str, Literal]] = frozenset()
     required: frozenset[str] = frozenset()
     low: int = 0
@@ -99,7 +100,7 @@ class ObjectForm:
         if required & absent or (high is not None and max(low, len(required)) > high):
             return None
         return ObjectForm(
-            self.parts | other.parts,
+            self.nodes | other.nodes,
             self.own | other.own,
             required,
             low,
@@ -110,12 +111,12 @@ class ObjectForm:
         )
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    return other if one is None else (one if other is None else min(one, other))
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else (a if b is None else min(a, b))
 
 
 def array_leaf(node: Node, positive: bool) -> list[ArrayForm]:
-    """The arrays that a node's own keywords (but enum and const) allow, or those that they do not."""
+    """The arrays that a node's own keywords allow, or those they exclude (`join_enum` adds enum and const)."""
     if positive:
         contains: set[Contains] = set()
         if node.contains is not None:
@@ -153,12 +154,12 @@ def array_leaf(node: Node, positive: bool) -> list[ArrayForm]:
 
 
 def object_leaf(node: Node, positive: bool) -> list[ObjectForm]:
-    """The objects that a node's own keywords (but enum and const) allow, or those that they do not."""
+    """The objects that a node's own keywords allow, or those they exclude (`join_enum` adds enum and const)."""
     if not positive:
         return _not_object(node)
     names = ANYTHING if node.names is None else frozenset({(node.names, True)})
-    parts = frozenset({node} if node.properties or node.pattern_properties or node.additional else ())
-    forms = [ObjectForm(parts, frozenset(), frozenset(node.required), node.min_properties, node.max_properties, names)]
+    nodes = frozenset({node} if node.properties or node.pattern_properties or node.additional else ())
+    forms = [ObjectForm(nodes, frozenset(), frozenset(node.required), node.min_properties, node.max_properties, names)]
     for name, others in node.dependent_required.items():
         with_it = [ObjectForm(required=frozenset({name, *others}))]
         forms = _either(forms, [*with_it, ObjectForm(absent=frozenset({name}))])
