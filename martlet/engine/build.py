@@ -26,7 +26,7 @@ from martlet.engine.observers import capsule_header, observers
 from martlet.engine.params import suggested_params
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
-from martlet.grammar.lazy import LazyGrammars
+from martlet.grammar.grammars import Grammars
 from martlet.kv_types import parse_kv_types, share_tokens
 from martlet.machine import read_machine
 from martlet.metrics import StartPhase
@@ -78,7 +78,7 @@ class Built:
     warnings: tuple[str, ...] = ()
     header: Callable[[], dict[str, Any]] = dict  # what a capsule of this engine says of it
     seeds: SeedSource = field(default_factory=SeedSource)  # for requests without one
-    grammars: LazyGrammars | None = None
+    grammars: Grammars | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
     lens: Callable[[int, int], KvLens] | None = None  # the model with any KV types: a context, rows at a time
@@ -244,9 +244,9 @@ def _planned(checkpoint: Checkpoint, config: EngineConfig) -> tuple[MemoryPlan, 
     return plan_memory(footprint, config, read_machine().memory_available), adapters
 
 
-def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Backend) -> LazyGrammars:
+def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Backend) -> Grammars:
     n_vocab = min(tokenizer.vocab_size, n_logits)
-    return LazyGrammars(tokenizer, n_vocab, getattr(ops, "store", None), (config.string_limit, config.item_limit))
+    return Grammars(tokenizer, n_vocab, getattr(ops, "store", None), (config.string_limit, config.item_limit))
 
 
 def _scheduler(

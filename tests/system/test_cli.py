@@ -62,7 +62,7 @@ def test_unknown_option_is_refused_by_name() -> None:
 
 def test_an_engine_is_built_without_numba() -> None:
     """Compiled kernels need none, and it takes a quarter of a second to import."""
-    code = "import sys; import martlet.engine.build; print(sorted({'numba', 'torch', 'martlet.grammar.grammars'} & set(sys.modules)))"
+    code = "import sys; import martlet.engine.build; print(sorted({'numba', 'torch', 'martlet.grammar.compile'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

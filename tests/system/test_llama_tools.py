@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from martlet.errors import RequestError
-from martlet.grammar.grammars import compile_state
+from martlet.grammar.compile import compile_state
 from martlet.grammar.matcher import Grammar
 from martlet.server.protocol import ChatRequest
 from martlet.server.response_format import asked_tools, joined
