@@ -1,1 +1,3 @@
-"""Constrained decoding: from a schema, a pattern or a grammar to masks over tokens (read `states.py` first)."""
+"""Constrained decoding: from a schema, a pattern or a grammar to masks over tokens (read
+`states.py` first).
+"""

@@ -1,8 +1,9 @@
-"""Sets of Unicode characters as ranges, and alphabets: the classes of characters that a language cannot tell apart.
+"""Sets of Unicode characters as ranges, and alphabets: classes of characters that a language cannot
+tell apart.
 
-A set is a tuple of ranges (first, last), ascending, none touching the next. Half surrogate pairs are no characters: a set
-holds all of them if it holds U+D7FF, else none, so that they never cost a range of their own.
-Read `language.py` next.
+A set is a tuple of ranges (first, last), ascending, with gaps between them. Surrogates are no
+characters: a set holds all of them if it holds U+D7FF, else none, so they never cost a range of
+their own. Read `language.py` next.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _SURROGATES = (0xD800, 0xDFFF)
 
 
 class Alphabet(NamedTuple):
-    """Interval i holds the characters from starts[i] up to before starts[i + 1], all of class classes[i]."""
+    """Interval i holds the characters from starts[i] up to before starts[i + 1], all of class
+    classes[i].
+    """
 
     starts: tuple[int, ...]
     classes: tuple[int, ...]
@@ -43,11 +46,11 @@ class Alphabet(NamedTuple):
 
     def sets(self) -> list[Ranges]:
         """Return the characters of each class."""
-        found: list[list[tuple[int, int]]] = [[] for _ in range(self.n_classes)]
+        sets: list[list[tuple[int, int]]] = [[] for _ in range(self.n_classes)]
         ends = (*self.starts[1:], LAST + 1)
         for start, end, number in zip(self.starts, ends, self.classes, strict=True):
-            found[number].append((start, end - 1))
-        return [tuple(ranges) for ranges in found]
+            sets[number].append((start, end - 1))
+        return [tuple(ranges) for ranges in sets]
 
 
 def unite(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -84,7 +87,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 def alphabet_of(sets: Sequence[Ranges]) -> tuple[Alphabet, list[frozenset[int]]]:
-    """Return the coarsest alphabet that tells the sets apart, and the classes that make up each set."""
+    """Return the coarsest alphabet that separates the sets, and the classes that make up each set."""
     starts = sorted({0}.union(*({first, last + 1} for ranges in sets for first, last in ranges)) - {LAST + 1})
     points = np.array(starts)
     inside = np.zeros((len(sets), len(starts)), np.bool_)
@@ -98,29 +101,34 @@ def alphabet_of(sets: Sequence[Ranges]) -> tuple[Alphabet, list[frozenset[int]]]
     for column, number in zip(columns, classes, strict=True):
         for i in np.flatnonzero(column).tolist():
             members[i].add(number)
-    return merged(starts, classes), [frozenset(found) for found in members]
+    return merged(starts, classes), [frozenset(classes_of) for classes_of in members]
 
 
 def merged(starts: Sequence[int], classes: Sequence[int]) -> Alphabet:
-    """Return an alphabet with neighbours of one class made one interval."""
+    """Return an alphabet in which neighbouring intervals of one class are joined."""
     keep = [i for i in range(len(starts)) if i == 0 or classes[i] != classes[i - 1]]
     return Alphabet(tuple(starts[i] for i in keep), tuple(classes[i] for i in keep))
 
 
 @lru_cache(maxsize=64)
 def property_set(name: str) -> Ranges:
-    r"""Return the characters of a Unicode property, by what stands in \p{…}; RequestError if there is none."""
+    r"""Return the characters of a Unicode property named as in \p{…}; RequestError if there is
+    none.
+    """
     if not regex.fullmatch(r"[A-Za-z_ ]+([=:][A-Za-z0-9_ ]+)?", name):
         raise RequestError(f"There is no Unicode property {name!r:.60}.")
     try:
         pattern = regex.compile(rf"\p{{{name}}}+")
     except regex.error:
         raise RequestError(f"There is no Unicode property {name!r:.60}.") from None
-    return unite((found.start(), found.end() - 1) for found in pattern.finditer(_all_characters()))
+    return unite((match.start(), match.end() - 1) for match in pattern.finditer(_all_characters()))
 
 
 def _all_characters() -> str:
-    """Every code point at its own index; a placeholder of no property stands for half surrogate pairs."""
+    """Every code point at its own index.
+
+    A character without properties stands for the surrogates.
+    """
     codes = np.arange(LAST + 1, dtype="<u4")
     codes[_SURROGATES[0] : _SURROGATES[1] + 1] = 0xFFFF
     return codes.tobytes().decode("utf-32-le")
@@ -128,7 +136,7 @@ def _all_characters() -> str:
 
 @lru_cache(maxsize=1)
 def _cased() -> dict[int, tuple[int, ...]]:
-    """For each character with another case: all of one character that are the same but for case."""
+    """For each character with another case: all characters equal to it but for case."""
     groups: dict[str, list[int]] = {}
     for codepoint in range(0x1E944):  # beyond it nothing has a case
         character = chr(codepoint)

@@ -1,6 +1,8 @@
-"""States of texts and their joining: a language of text, free text up to a mark, one thing after another, one or the other.
+"""States of texts and their joining: a language of text, free text up to a mark, one thing after
+another, one or the other.
 
-All are `State`s as `states.py` has them. Equal ones are one object: their makers keep what they have made.
+All are `State`s as `states.py` has them. Equal ones are one object: their makers keep what they
+have made.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ class _Automaton:
 
 
 class _Inside(Plain):
-    """A place inside an automaton. Where it goes on, it does; only elsewhere does what follows begin."""
+    """A place inside an automaton.
+
+    Where it goes on, it does; only elsewhere does what follows begin.
+    """
 
     __slots__ = ("_accepts", "_lexeme", "_machine", "_q")
 
@@ -104,7 +109,8 @@ def first_bytes(state: State) -> bytes:
 def language_state(language: Language, after: State = END) -> State | None:
     """The texts of a language, and then what `after` has; None if there are none.
 
-    A text that could be longer is: what follows begins only where no longer text of the language goes on.
+    A text that could be longer is: what follows begins only where no longer text of the language
+    goes on.
     """
     if language.is_empty:
         return None
@@ -113,7 +119,8 @@ def language_state(language: Language, after: State = END) -> State | None:
 
 
 def free_text(marks: Sequence[str], after: Callable[[int], State], may_end: bool, *, at_start: bool = False) -> State:
-    """Any text up to the first of the marks, and then what follows mark number `after(i)`; all of it if none comes.
+    """Any text up to the first of the marks, and then what follows mark number `after(i)`; all of
+    it if none comes.
 
     `at_start`: a mark is one only where the text begins with it.
     """
@@ -127,12 +134,13 @@ def free_text(marks: Sequence[str], after: Callable[[int], State], may_end: bool
 
 
 def _up_to(without: Language, marks: Sequence[str], at_start: bool) -> tuple[Dfa, list[bool]]:
-    """The automaton of texts that end with their first mark, labelled by its number from 1 on; and where a text without
-    any mark is whole, which is not so inside a character.
+    """The automaton of texts that end with their first mark, labelled by its number from 1 on; and
+    where a text without any mark is whole, which is not so inside a character.
 
-    It is the automaton of texts without a mark, to which the steps that complete one are added: whether a byte does is
-    known from the last bytes before it. So its states are pairs: (state without a mark, last bytes that count); where
-    marks count at the start only these are all bytes, and None once they are not the beginning of one.
+    It is the automaton of texts without a mark, to which the steps that complete one are added:
+    whether a byte does is known from the last bytes before it. So its states are pairs: (state
+    without a mark, last bytes that count); where marks count at the start only these are all bytes,
+    and None once they are not the beginning of one.
     """
     plain = to_bytes(without)
     encoded = [mark.encode() for mark in marks]
@@ -246,18 +254,18 @@ class _Then:
         state = self._first.exit(label)
         return None if state is None else _then(state, self._second, self._made)
 
-    def detours(self) -> Tree | None:
-        return self._first.detours()
+    def reserved(self) -> Tree | None:
+        return self._first.reserved()
 
-    def detour(self, name: Any) -> State | None:
-        state = self._first.detour(name)
+    def after_reserved(self, name: Any) -> State | None:
+        state = self._first.after_reserved(name)
         return None if state is None else _then(state, self._second, self._made)
 
     def split(self) -> tuple[bytes, State] | None:
         return None
 
-    def parts(self) -> tuple[State, ...] | None:
-        found = self._first.parts()
+    def alternatives(self) -> tuple[State, ...] | None:
+        found = self._first.alternatives()
         return None if found is None else tuple(_then(part, self._second, self._made) for part in found)
 
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
@@ -290,7 +298,8 @@ def _then(first: State, second: State, made: dict[State, State]) -> State:
 def then(first: State, second: State) -> State:
     """The texts of one state, each followed by one of another.
 
-    The first's last byte must not be inside a lexeme (JSON's objects and lists end so): else `second` is not expected there.
+    The first's last byte must not be inside a lexeme (JSON's objects and lists end so): else
+    `second` is not expected there.
     """
     return second if first is END else _then(first, second, {})
 
@@ -317,7 +326,7 @@ class _Either(Plain):
             return b if a is None else a
         return _Either(a, b)
 
-    def parts(self) -> tuple[State, ...] | None:
+    def alternatives(self) -> tuple[State, ...] | None:
         return self._a, self._b
 
     def next_bytes(self) -> bytes | None:

@@ -21,7 +21,8 @@ __all__ = ["compile_state", "releasing", "warm"]
 
 
 def compile_state(asked: Structured, made: list[State] | None = None) -> State:
-    """Return the first state of an answer; the first state of every schema in it is added to `made`.
+    """Return the first state of an answer; the first state of every schema in it is added to
+    `made`.
 
     RequestError says what cannot be enforced, or is too much.
     """

@@ -3,8 +3,8 @@ r"""GBNF, llama.cpp's grammar format, as rules (read `rules.py` next).
     root ::= "yes" | "no" [.!]{1,3}     # a comment
     word ::= [a-z\u00e0-\u00ff]+ other? (nested | groups)* .
 
-A rule ends with its line, but inside brackets and after a bar. Tokens by name or number (`<think>`, `<[12]>`) are not
-supported: a grammar here is about text. Format: llama.cpp's grammars/README.md.
+A rule ends with its line, but inside brackets and after a bar. Tokens by name or number (`<think>`,
+`<[12]>`) are not supported: a grammar here is about text. Format: llama.cpp's grammars/README.md.
 """
 
 from __future__ import annotations

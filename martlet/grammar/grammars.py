@@ -1,8 +1,9 @@
 """From what a request asks for to a grammar over the model's vocabulary, kept for the next request.
 
-`Grammars` belongs to a model. Compiling takes milliseconds to seconds and is done by the thread that
-makes a request, never by the engine's; threads may share the object. The compiler is imported for the
-first constrained request, so an engine starts a tenth of a second sooner. Read `compile.py` next.
+`Grammars` belongs to a model. Compiling takes milliseconds to seconds and is done by the thread
+that makes a request, never by the engine's; threads may share the object. The compiler is imported
+for the first constrained request, so an engine starts a tenth of a second sooner. Read `compile.py`
+next.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""JSON Schema → grammar (read `json/nodes.py` next: the way of a schema is nodes → sets, forms → plans → states).
+"""JSON Schema → grammar: document → nodes → sets and forms → writers → states (read
+`json/schema_nodes.py` next).
 
-Whatever can't be enforced is refused with its JSON pointer, and an answer that ends is valid: `format` is enforced for the
-formats of the standards, numbers are exact, `$ref` stays within the document.
+What cannot be enforced is refused with its JSON pointer, and an answer that ends is valid: `format`
+is enforced for the formats of the standards, numbers are exact, `$ref` stays within the document.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = [
     "schema_start",
 ]
 
-ANY_OBJECT = {"type": "object"}  # what json_object mode asks for
+ANY_OBJECT = {"type": "object"}  # json_object mode
 SPACINGS = {
     "compact": Spacing(),
     "single": Spacing(1),  # as json.dumps writes it
@@ -50,11 +51,12 @@ LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class SchemaOptions:
-    """How JSON is written, where a schema leaves it open.
+    """How JSON is written where a schema leaves it open.
 
-    `spacing`: "compact" has no white space, "single" allows a space after a comma or colon, "any" white space anywhere,
-    64 characters in a row at most. `ordered`: known properties come in the schema's order, before all others; otherwise in
-    any. `digits`: numbers that the schema does not bound.
+    `spacing`: "compact" has no white space, "single" allows a space after a comma or colon, "any"
+    allows up to 64 characters of white space anywhere. `ordered`: known properties come in the
+    schema's order, before all others; otherwise in any order. `digits`: bounds of numbers that the
+    schema does not bound.
     """
 
     spacing: str = "compact"
@@ -66,7 +68,7 @@ DEFAULTS = SchemaOptions()
 
 
 def parse(schema: str | bytes | dict[str, Any] | bool, limits: Limits) -> Any:
-    """A schema's document; from text, its properties keep their order."""
+    """A schema's document; RequestError if it is no JSON, or too long."""
     if not isinstance(schema, str | bytes):
         return schema
     if len(schema) > limits.source_bytes:
@@ -79,7 +81,7 @@ def parse(schema: str | bytes | dict[str, Any] | bool, limits: Limits) -> Any:
 
 @contextmanager
 def refusing_depth() -> Iterator[None]:
-    """A schema that the stack is too short for is refused, as one that takes too much time is."""
+    """Turn a RecursionError into the refusal of a schema that is nested too deep."""
     try:
         yield
     except RecursionError:
@@ -88,7 +90,7 @@ def refusing_depth() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What becomes of a schema: keywords that are enforced and how often, what is refused, what says nothing."""
+    """What becomes of a schema: keywords enforced and how often, problems, and annotations."""
 
     enforced: dict[str, int]
     problems: list[Problem]
@@ -96,7 +98,7 @@ class Coverage:
 
 
 def coverage(schema: str | bytes | dict[str, Any] | bool, limits: Limits = LIMITS) -> Coverage:
-    """Compile a schema and say what is enforced. SchemaError only where it can't even be read."""
+    """Compile a schema and say what is enforced. SchemaError only where it cannot even be read."""
     with refusing_depth():
         loader = Loader(parse(schema, limits), limits)
     problems = list(loader.problems)
@@ -111,12 +113,18 @@ def coverage(schema: str | bytes | dict[str, Any] | bool, limits: Limits = LIMIT
 def schema_start(
     schema: str | bytes | dict[str, Any] | bool, options: SchemaOptions = DEFAULTS, limits: Limits = LIMITS
 ) -> State:
-    """The first state of the JSON texts that meet a schema. SchemaError names all that can't be enforced."""
+    """The first state of the JSON texts that meet a schema.
+
+    SchemaError names all that cannot be enforced.
+    """
     return _start(_loaded(schema, options, limits), options, limits)[0]
 
 
 def releasing(state: State) -> Callable[[], None] | None:
-    """How to let go of all states of a schema's first state at once; None for a state of another language."""
+    """What frees all states of a schema at once, given its first state.
+
+    None for another language.
+    """
     return state.machine.release if isinstance(state, ByteState) else None
 
 
@@ -148,7 +156,7 @@ def _start(loader: Loader, options: SchemaOptions, limits: Limits) -> tuple[Stat
 
 
 def _why_none(loader: Loader, options: SchemaOptions, limits: Limits) -> str:
-    """Whether no value meets a schema at all, or none whose numbers are as short as answers have them."""
+    """Whether no value meets a schema at all, or none with as few digits as answers have."""
     if options.digits != Digits():
         try:
             _start(loader, replace(options, digits=Digits()), limits)[1].release()
@@ -166,7 +174,7 @@ def compile_schema(
     options: SchemaOptions = DEFAULTS,
     limits: Limits = LIMITS,
 ) -> Grammar:
-    """The grammar of the JSON texts that meet a schema."""
+    """The grammar of the JSON texts that meet a schema; SchemaError if it cannot be enforced."""
     start, machine = _start(_loaded(schema, options, limits), options, limits)
     warm(vocabulary)
     return Grammar(start, vocabulary, name="json_schema", release=machine.release)

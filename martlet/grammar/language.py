@@ -1,9 +1,10 @@
-"""Regular languages of Unicode text: deterministic automata over classes of characters, and their algebra.
+"""Regular languages of Unicode text: deterministic automata over classes of characters, and their
+algebra.
 
-State 0 is dead, state 1 is where a text begins (0, if no text belongs), states are numbered breadth first and no two are
-equivalent: so two languages are equal exactly if their tables are. Unions, intersections, differences and complements are
-exact, which is what makes `allOf`, `not` and lengths of JSON Schema exact. `utf8.py` turns a language into one over bytes.
-Read `regex.py` next.
+State 0 is dead; state 1 is where a text begins (0, if the language is empty). States are numbered
+breadth first and no two are equivalent, so two languages are equal exactly if their tables are.
+Unions, intersections, differences and complements are exact, which makes `allOf`, `not` and lengths
+of JSON Schema exact. `utf8.py` turns a language into an automaton over bytes. Read `regex.py` next.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ MOST_STATES = 20_000  # of an automaton over characters
 
 
 class Language:
-    """A set of texts. Immutable; equal if the texts are the same."""
+    """A set of texts: `table` int32 [states, classes], `accepting` bool [states]. Immutable,
+    compared by its texts.
+    """
 
     __slots__ = ("_key", "accepting", "alphabet", "table")
 
@@ -47,31 +50,31 @@ class Language:
     def __repr__(self) -> str:
         return f"Language({len(self.table)} states, {self.alphabet.n_classes} classes)"
 
-    # -- some languages --------------------------------------------------------------------------------------------
+    # -- some languages ----------------------------------------------------------------------------
     @classmethod
     def nothing(cls) -> Language:
-        """No text at all."""
+        """The empty language."""
         return cls.characters(())
 
     @classmethod
     def everything(cls) -> Language:
-        """Every text."""
+        """The language of all texts."""
         return cls.lengths(0, None)
 
     @classmethod
     def characters(cls, ranges: Iterable[tuple[int, int]]) -> Language:
-        """Texts of one character from a set."""
+        """The texts of one character from a set of ranges."""
         alphabet, (members,) = alphabet_of([unite(ranges)])
         return build(alphabet, 0, lambda n, c: 1 if n == 0 and c in members else None, lambda n: n == 1)
 
     @classmethod
     def literal(cls, text: str) -> Language:
-        """One text."""
+        """The language of one text."""
         return literals((text,))
 
     @classmethod
     def lengths(cls, low: int, high: int | None) -> Language:
-        """Texts of at least `low` and at most `high` characters."""
+        """The texts of `low` to `high` characters; RequestError if that takes too many states."""
         last = low if high is None else high + 1
         if last >= MOST_STATES:
             raise _too_large(f"a length of up to {last:,} characters")
@@ -83,7 +86,7 @@ class Language:
             lambda n: n >= low and (high is None or n <= high),
         )
 
-    # -- questions -------------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------
     @property
     def start(self) -> int:
         """The state in which a text begins."""
@@ -113,23 +116,23 @@ class Language:
 
     def shortest(self) -> str | None:
         """Return a shortest text, None if there is none."""
-        came: dict[int, tuple[int, int]] = {self.start: (0, 0)}
+        before: dict[int, tuple[int, int]] = {self.start: (0, 0)}
         queue = [self.start]
         firsts = {number: start for start, number in zip(*map(reversed, self.alphabet), strict=True)}
         for state in queue:
             if self.accepting[state]:
                 text = ""
                 while state != self.start:
-                    state, number = came[state]
+                    state, number = before[state]
                     text = chr(firsts[number]) + text
                 return text
             for number, after in enumerate(self.table[state].tolist()):
-                if after and after not in came:
-                    came[after] = (state, number)
+                if after and after not in before:
+                    before[after] = (state, number)
                     queue.append(after)
         return None
 
-    # -- algebra ---------------------------------------------------------------------------------------------------
+    # -- algebra -----------------------------------------------------------------------------------
     def __and__(self, other: Language) -> Language:
         return self._combine(other, lambda a, b: a and b)
 
@@ -149,7 +152,7 @@ class Language:
         alphabet, (mine, others) = common_alphabet((self, other))
         left, right = self.table.tolist(), other.table.tolist()
         a, b = self.accepting.tolist(), other.accepting.tolist()
-        alive = (keeps(True, False), keeps(False, True))  # whether one that is dead leaves the other a chance
+        alive = (keeps(True, False), keeps(False, True))  # whether a dead side leaves the other a chance
 
         def step(pair: tuple[int, int], c: int) -> tuple[int, int] | None:
             p, q = left[pair[0]][mine[c]], right[pair[1]][others[c]]
@@ -160,7 +163,7 @@ class Language:
         return build(alphabet, (self.start, other.start), step, lambda pair: keeps(a[pair[0]], b[pair[1]]))
 
     def __add__(self, other: Language) -> Language:
-        """Texts made of one of these and then one of the other."""
+        """Texts made of a text of this language followed by a text of the other."""
         alphabet, (mine, others) = common_alphabet((self, other))
         left, right = self.table.tolist(), other.table.tolist()
         ends, fits = self.accepting.tolist(), other.accepting.tolist()
@@ -179,7 +182,7 @@ class Language:
         return build(alphabet, first, step, lambda key: any(fits[q] for q in key[1]))
 
     def star(self) -> Language:
-        """Texts made of any number of these, one after another."""
+        """Texts made of any number of texts of this language."""
         rows, ends, start = self.table.tolist(), self.accepting.tolist(), self.start
 
         def step(key: frozenset[int], c: int) -> frozenset[int] | None:
@@ -188,14 +191,14 @@ class Language:
                 after.add(start)
             return frozenset(after) or None
 
-        # The beginning is a state of its own (-1): it accepts, and nothing comes back to it.
+        # The start is a state of its own (-1): it accepts, and nothing leads back to it.
         def first(key: frozenset[int], c: int) -> frozenset[int] | None:
             return step(frozenset((start,)) if key == {-1} else key, c)
 
         return build(self.alphabet, frozenset((-1,)), first, lambda key: key == {-1} or any(ends[q] for q in key))
 
     def repeat(self, low: int, high: int | None = None) -> Language:
-        """Texts made of `low` to `high` of these (None: any number from `low` on)."""
+        """Texts made of `low` to `high` texts of this language (None: any number from `low` on)."""
         once = self | Language.literal("")
         tail = self.star() if high is None else reduce(lambda done, _: done + once, range(high - low), _EMPTY)
         return reduce(lambda done, _: self + done, range(low), tail)
@@ -208,9 +211,9 @@ def build(
     accepts: Callable[[K], bool],
     most_states: int = MOST_STATES,
 ) -> Language:
-    """Explore an automaton from state `first`: `step` says where a class leads, None is dead. Return its language.
+    """Explore an automaton from state `first` and return its language, minimised.
 
-    Raises RequestError if it has too many states.
+    `step` says where a class leads; None is dead. RequestError if there are too many states.
     """
     keys: list[K] = [] if first is None else [first]
     numbers: dict[K, int] = dict.fromkeys(keys, 1)
@@ -244,7 +247,7 @@ def _minimal(alphabet: Alphabet, table: I32, accepting: Bools) -> Language:
     order = [int(groups[0])]
     if len(groups) > 1 and groups[1] != groups[0]:
         order.append(int(groups[1]))
-    # Which classes differ, in the order of the characters; then the states breadth first in the order of the classes.
+    # Distinct classes in the order of the characters, then the states breadth first.
     columns: dict[bytes, int] = {}
     names: dict[int, int] = {}
     kept: list[int] = []
@@ -270,10 +273,11 @@ def _minimal(alphabet: Alphabet, table: I32, accepting: Bools) -> Language:
 
 
 def _merge(table: I32, accepting: Bools) -> I32:
-    """Return the table with states replaced by groups of equivalent ones, and each state's own group as last column.
+    """Group equivalent states; int32 [states, classes + 1], each state's own group in the last
+    column.
 
-    Moore's refinement. It starts from how far each state is from a text's end, and from death when one class comes again
-    and again: lengths and counters, long chains, are then told apart at once and not a state a round.
+    Moore's refinement (1956). It starts from each state's distance to acceptance, and to death when
+    one class repeats: lengths and counters, which are long chains, are then told apart at once.
     """
     columns = table.T.tolist()
     to_end = _distances(columns, np.flatnonzero(accepting).tolist())
@@ -284,18 +288,19 @@ def _merge(table: I32, accepting: Bools) -> I32:
     mix = np.random.default_rng(1).integers(1, 2**62, table.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
     n_groups = int(group.max()) + 1
     while True:
-        # Sums of products of random odd numbers stand for whole rows: 64 bits, a collision is not to be expected.
+        # Sums of products of random odd numbers stand for whole rows: 64 bits make collisions
+        # negligible.
         label = (group.astype(np.uint64) + np.uint64(1)) * mix[-1]
         scrambled = (label ^ (label >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (scrambled[table] * mix[:-1]).sum(axis=1, dtype=np.uint64) + label
         group = np.unique(mixed, return_inverse=True)[1]
-        if (found := int(group.max()) + 1) == n_groups:
+        if (n_now := int(group.max()) + 1) == n_groups:
             return np.concatenate((group[table], group[:, None]), axis=1).astype(np.int32)
-        n_groups = found
+        n_groups = n_now
 
 
 def _distances(columns: list[list[int]], targets: list[int]) -> list[int]:
-    """Return how many steps each state is from the nearest target; -1 where none can be reached."""
+    """Return each state's number of steps to the nearest target; -1 where none can be reached."""
     before: list[list[int]] = [[] for _ in columns[0]]
     for column in columns:
         for state, after in enumerate(column):
@@ -318,7 +323,7 @@ def _numbered(features: list[tuple[int, ...]]) -> NDArray[np.int64]:
 
 
 def literals(texts: Iterable[str]) -> Language:
-    """Return the language of a list of texts: a tree of their beginnings, minimised."""
+    """Return the language of a list of texts: a tree of their prefixes, minimised."""
     tree: list[dict[int, int]] = [{}]
     ends: set[int] = set()
     for text in texts:
@@ -339,7 +344,9 @@ def literals(texts: Iterable[str]) -> Language:
 
 
 def common_alphabet(languages: Sequence[Language]) -> tuple[Alphabet, list[list[int]]]:
-    """Return an alphabet that refines those of all the languages, and for each the class that a class of it is there."""
+    """Return the coarsest common refinement of the alphabets, and every language's class for each
+    class of it.
+    """
     starts = sorted({start for language in languages for start in language.alphabet.starts})
     numbers: dict[tuple[int, ...], int] = {}
     classes = [

@@ -6,10 +6,11 @@ r"""Lark's EBNF as rules, as vLLM and SGLang take it (read `rules.py` next).
     %import common.WS
     %ignore WS
 
-Names in capitals are terminals. What is ignored may stand before the first and after each terminal, up to 16 characters of
-it, so that white space comes to an end. Priorities change which tree is preferred and no text, so they are read and not used. Templates,
-%declare, %extend, %override, and imports from elsewhere than `common` are refused by name.
-Format: https://lark-parser.readthedocs.io/en/stable/grammar.html
+Names in capitals are terminals. What is ignored may stand before the first and after each terminal,
+up to 16 characters of it, so that white space comes to an end. Priorities change which tree is
+preferred and no text, so they are read and not used. Templates, %declare, %extend, %override, and
+imports from elsewhere than `common` are refused by name. Format:
+https://lark-parser.readthedocs.io/en/stable/grammar.html
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ _COMMON = MappingProxyType(
 
 
 def lark_rules(text: str) -> tuple[dict[str, Rule], str]:
-    """Return a grammar's rules by name, and the name of the first; RequestError says what is wrong."""
+    """Return a grammar's rules by name, and the name of the first.
+
+    RequestError says what is wrong.
+    """
     bodies, ignored, imported = _statements(text)
     terminals: dict[str, Rule] = {name: parse(pattern) for name, pattern in imported.items()}
     terminals |= {name: _Body(name, body).parse() for name, body in bodies.items() if _is_terminal(name)}

@@ -1,9 +1,11 @@
-"""Strings, arrays and objects that a schema does not bound come to an end all the same (read `matcher.py` first).
+"""Strings, arrays and objects that a schema does not bound come to an end all the same (read
+`matcher.py` first).
 
-A model that repeats itself would go on until it has no tokens left, and the answer would be no JSON. So behind a number of
-bytes only the shortest way out of a string is allowed; and of an array or object with a number of items no token that goes
-beyond a comma, and where it can be closed only its bracket. That is a matter of one sequence's place in its text: the
-states and their masks, which all sequences share, know nothing of it.
+A model that repeats itself would write until it has no tokens left, and the answer would be no
+JSON. So beyond a number of bytes only the shortest way out of a string is allowed. In an array or
+object with a number of elements, no token may go beyond a comma; where it can be closed, only its
+bracket is allowed. This concerns one sequence's position: the shared states and masks know nothing
+of it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ FAR = np.iinfo(np.int32).max
 
 
 def written(state: State, text: bytes, count: int) -> int:
-    """How many bytes of an endless string the state after `text` is behind, if `state` is behind `count` of one; or 0."""
+    """How many bytes of an endless string are written after `text`; 0 outside of one.
+
+    `state` is the state before the text, `count` the number of bytes before it.
+    """
     inside = _is_endless(state)
     if b'"' not in text:  # nothing else begins or ends a string
         return count + len(text) if inside else 0
@@ -40,7 +45,10 @@ def written(state: State, text: bytes, count: int) -> int:
 
 
 def tokens_out(state: State, vocabulary: Vocabulary) -> list[int]:
-    """The tokens of one byte that lead nearer to the end of an endless string; none where there is no choice anyway."""
+    """The one-byte tokens that lead nearer to an endless string's end.
+
+    None where there is no choice.
+    """
     if not _is_endless(state):
         return []
     assert state.lexeme is not None
@@ -55,13 +63,13 @@ def tokens_out(state: State, vocabulary: Vocabulary) -> list[int]:
 
 
 def _is_endless(state: State) -> bool:
-    place, budget = state.lexeme, state.budget
-    return place is not None and place[0].endless and (budget is None or budget[1] == MANY)
+    inside, budget = state.lexeme, state.budget
+    return inside is not None and inside[0].endless and (budget is None or budget[1] == MANY)
 
 
 @lru_cache(maxsize=16)
 def _distances(dfa: Dfa) -> NDArray[np.int32]:
-    """Of each state how many bytes it is from the end of a text."""
+    """Each state's distance in bytes from the end of a text, int32 [states]."""
     far = np.where(dfa.accept > 0, 0, FAR).astype(np.int32)
     far[0] = FAR
     for distance in range(1, len(far)):
@@ -73,29 +81,31 @@ def _distances(dfa: Dfa) -> NDArray[np.int32]:
 
 
 class Nesting(NamedTuple):
-    """Where a text is in JSON: of each open array and object how many commas are behind, and whether it is in a string."""
+    """A position in JSON: the commas behind it in each open array or object, and whether it is in a
+    string.
+    """
 
     commas: tuple[int, ...] = ()
     in_string: bool = False
     escaped: bool = False
 
     def is_full(self, limit: int) -> bool:
-        """Whether an array or object has `limit` items or more."""
+        """Whether an open array or object has `limit` elements or more."""
         return any(count + 1 >= limit for count in self.commas)
 
 
 OUTSIDE = Nesting()
 
 
-def nested(before: State, after: State, text: bytes, place: Nesting) -> Nesting:
-    """The place after `text`, which led from one state to another."""
+def nested(before: State, after: State, text: bytes, nesting: Nesting) -> Nesting:
+    """The nesting after `text`, which led from state `before` to state `after`."""
     if not after.is_json:
         return OUTSIDE
     if not before.is_json:
-        text, place = _from_json_on(before, text), OUTSIDE
-    if not place.escaped and not (IN_STRING if place.in_string else STRUCTURE).search(text):
-        return place
-    commas, (_, in_string, escaped) = list(place.commas), place
+        text, nesting = _from_json_on(before, text), OUTSIDE
+    if not nesting.escaped and not (IN_STRING if nesting.in_string else STRUCTURE).search(text):
+        return nesting
+    commas, (_, in_string, escaped) = list(nesting.commas), nesting
     for byte in text:
         if in_string:
             in_string, escaped = escaped or byte != 0x22, byte == 0x5C and not escaped
@@ -111,7 +121,7 @@ def nested(before: State, after: State, text: bytes, place: Nesting) -> Nesting:
 
 
 def _from_json_on(state: State, text: bytes) -> bytes:
-    """The end of a text that is in JSON."""
+    """The end of a text from where JSON begins."""
     for i, byte in enumerate(text):
         after = state.step(byte)
         assert after is not None
@@ -121,9 +131,12 @@ def _from_json_on(state: State, text: bytes) -> bytes:
     return b""
 
 
-def tokens_closing(state: State, place: Nesting, limit: int, vocabulary: Vocabulary) -> list[int]:
-    """The tokens of a bracket that closes a full array or object; none where it may not be closed, or is not full."""
-    if place.in_string or not place.commas or place.commas[-1] + 1 < limit:
+def tokens_closing(state: State, nesting: Nesting, limit: int, vocabulary: Vocabulary) -> list[int]:
+    """The tokens of the bracket that closes a full container.
+
+    None where it is not full, or may not close.
+    """
+    if nesting.in_string or not nesting.commas or nesting.commas[-1] + 1 < limit:
         return []
     nodes = vocabulary.children(0)
     return [
@@ -135,7 +148,7 @@ def tokens_closing(state: State, place: Nesting, limit: int, vocabulary: Vocabul
 
 
 def without_commas(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """The tokens that do not carry a text beyond a comma, which stands in a token alone, as a mask."""
+    """The mask, uint32 [words], of tokens with no comma, or with nothing but a comma."""
     bits = np.zeros(n_mask_words(len(vocabulary.tokens)) * 32, np.bool_)
     bits[: len(vocabulary.tokens)] = [text == b"," or b"," not in (text or b"") for text in vocabulary.tokens]
     return np.packbits(bits, bitorder="little").view(np.uint32)

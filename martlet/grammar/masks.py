@@ -1,7 +1,9 @@
-"""From states to masks: what every language shares (read `states.py` first, then `matcher.py`).
+"""From states to masks: the code that every language shares (read `states.py` first, then
+`matcher.py`).
 
-A mask is what the tokens do from a state on. States are few (they are interned and a text comes back to them), so a mask
-is computed once and kept, as a part that many states share and the few ids by which they differ.
+A mask is what the tokens do from a state on. States are few, since they are interned and a text
+comes back to them. So a mask is computed once and kept: bits that many states share, and the few
+ids by which this state's mask differs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ MOST_MASKS = 20_000
 
 
 class Masks:
-    """A compiled language over one vocabulary: its first state, and the masks known so far. Shared by all sequences."""
+    """A compiled language over one vocabulary: its first state and the masks known so far.
+
+    All sequences share it.
+    """
 
     def __init__(
         self,
@@ -49,14 +54,14 @@ class Masks:
         self._endings: dict[tuple[int, int], tuple[Tree, Endings]] = {}
 
     def __del__(self) -> None:
-        # States lead to each other in circles. Cut here, they do not wait for the garbage collector,
-        # which would stop every answer while it looks through thousands of them.
+        # States lead to each other in circles. Cut here, they do not wait for the garbage
+        # collector, which would stop every answer while it looks through thousands of them.
         if self._release is not None:
             self._release()
 
     @cached_property
     def without_commas(self) -> U32:
-        """The tokens that do not carry a text beyond a comma."""
+        """The mask of tokens that do not carry a text beyond a comma, uint32 [words]."""
         return without_commas(self.vocabulary)
 
     def accepts(self, text: bytes) -> bool:
@@ -70,35 +75,35 @@ class Masks:
         return state.accepts
 
     def mask_of(self, state: State) -> Fill:
-        """A mask in two parts, to be joined: one that many states share (or None), and ids of tokens."""
-        found = self._masks.get(state)
-        if found is None:
-            found = self._masks[state] = self._compute(state)
+        """The mask of a state: bits that many states share (or None), and ids beside them."""
+        mask = self._masks.get(state)
+        if mask is None:
+            mask = self._masks[state] = self._compute(state)
             if len(self._masks) > MOST_MASKS:
                 self._masks.popitem(last=False)
-        return found
+        return mask
 
     def _compute(self, state: State) -> Fill:
         vocabulary = self.vocabulary
         shared: U32 | None = None
-        found: list[Any] = []
+        rows: list[Any] = []
         ids: list[int] = list(vocabulary.eos_ids) if state.accepts else []
         ahead: list[tuple[int, State]] = [(0, state)]
         while ahead:
             node, state = ahead.pop()
             lexeme = state.lexeme
             if lexeme is not None:
-                mask = self._inside(node, state, found)
+                mask = self._inside(node, state, rows)
                 if mask is not None:
                     shared = mask if shared is None else shared | mask
                 continue
-            tree = state.detours()
+            tree = state.reserved()
             if tree is not None:
                 self._listed(node, state, tree, ids, ahead)
                 continue
-            parts = state.parts()
-            if parts is not None:
-                ahead += [(node, part) for part in parts]
+            alternatives = state.alternatives()
+            if alternatives is not None:
+                ahead += [(node, alternative) for alternative in alternatives]
                 continue
             children, split = vocabulary.children(node), state.split()
             if split is not None:
@@ -111,29 +116,35 @@ class Masks:
                 ids += vocabulary.tokens_at(child)
                 if vocabulary.end[child] > child + 1:
                     ahead.append((child, after))
-        found.append(np.array(ids, np.int32))
-        return vocabulary.walker.prepared(shared, np.concatenate(found))
+        rows.append(np.array(ids, np.int32))
+        return vocabulary.walker.prepared(shared, np.concatenate(rows))
 
-    def _inside(self, node: int, state: State, found: list[Any]) -> U32 | None:
-        """Add the tokens below a node from a state inside a lexeme on; those that stay may be a mask instead."""
+    def _inside(self, node: int, state: State, rows: list[Any]) -> U32 | None:
+        """Add the tokens below a trie node from a state inside a lexeme on.
+
+        Many tokens that stay are returned as a mask; few are added to `rows` as ids.
+        """
         assert state.lexeme is not None
         lexeme, at = state.lexeme
         region = self.vocabulary.region(lexeme, at, node)
         budget = state.budget
         ids, mask = region.staying(None if budget is None else budget[1])
         if mask is None:
-            found.append(ids)
+            rows.append(ids)
         leaving = []
         for label, exits in region.exits.items():
             after = state.exit(label)
             if after is not None:
                 leaving.append(self._leaving(exits, lexeme, after, budget))
-        tree = state.detours()
-        found += self._detoured(node, state, leaving, tree) if tree else leaving
+        tree = state.reserved()
+        rows += self._with_reserved(node, state, leaving, tree) if tree else leaving
         return mask
 
     def _listed(self, node: int, state: State, tree: Tree, ids: list[int], ahead: list[tuple[int, State]]) -> None:
-        """Add the tokens below a node that are inside the texts of a tree, and the places where such a text ends."""
+        """Add the tokens inside the texts of a tree.
+
+        Where such a text ends, its state goes to `ahead`.
+        """
         vocabulary = self.vocabulary
         inside = [(node, tree)]
         while inside:
@@ -147,22 +158,22 @@ class Masks:
                     ids += vocabulary.tokens_at(child)
                     inside.append((child, below))
                     continue
-                after = state.detour(below[-1])
+                after = state.after_reserved(below[-1])
                 if after is not None:
                     ids += vocabulary.tokens_at(child)
                     ahead.append((child, after))
 
     def _leaving(self, exits: Exits, lexeme: Lexeme, after: State, budget: tuple[int, int] | None) -> NDArray[np.int32]:
-        """The tokens that leave a lexeme and go on as a state allows."""
+        """The tokens that leave a lexeme and that the next states allow, int32 [n]."""
         if budget is not None:
             return exits.allowed(self._suffixes_of(after, lexeme), budget)
         key = (exits, after)
-        found = self._exits.get(key)
-        if found is None:
+        ids = self._exits.get(key)
+        if ids is None:
             if len(self._exits) > MOST_MASKS:
                 self._exits.clear()
-            found = self._exits[key] = self._going_on(exits, lexeme, after)
-        return found
+            ids = self._exits[key] = self._going_on(exits, lexeme, after)
+        return ids
 
     def _going_on(self, exits: Exits, lexeme: Lexeme, after: State) -> NDArray[np.int32]:
         """The same without a budget, not kept: what a twin has is kept with the twin."""
@@ -176,15 +187,18 @@ class Masks:
         more = exits.having(numbers)
         return np.concatenate((inside, np.array(more, np.int32))) if more else inside
 
-    def _detoured(self, node: int, state: State, leaving: list[Any], tree: Tree) -> list[Any]:
-        """Tokens that leave, those with a detour's text replaced by what is allowed after it."""
+    def _with_reserved(self, node: int, state: State, leaving: list[Any], tree: Tree) -> list[Any]:
+        """The tokens that leave.
+
+        Tokens with a reserved text are judged by what follows that text.
+        """
         endings, lows, highs = self._endings_of(node, tree)
         if not endings:
             return leaving
         vocabulary = self.vocabulary
         allowed: list[int] = []
         for at, name in endings:
-            after = state.detour(name)
+            after = state.after_reserved(name)
             if after is not None:
                 allowed += [*vocabulary.tokens_at(at), *self._below(at, after)]
         kept: list[Any] = [np.array(allowed, np.int32)]
@@ -194,7 +208,10 @@ class Masks:
         return kept
 
     def _endings_of(self, node: int, tree: Tree) -> Endings:
-        """Where below a node the texts of a tree end; kept with the tree, so that its id stays its own."""
+        """Where the texts of a tree end below a node.
+
+        The tree is kept too, so its id stays its own.
+        """
         key = (node, id(tree))
         if key not in self._endings:
             if len(self._endings) > MOST_MASKS:
@@ -203,7 +220,7 @@ class Masks:
         return self._endings[key][1]
 
     def _below(self, node: int, state: State) -> list[int]:
-        """The tokens below a node that a state allows, step by step."""
+        """The tokens below a node that a state allows, followed byte by byte."""
         vocabulary = self.vocabulary
         ids: list[int] = []
         ahead = [(node, state)]
@@ -219,22 +236,26 @@ class Masks:
         return ids
 
     def _suffixes_of(self, state: State, lexeme: Lexeme) -> NDArray[np.bool_]:
-        """Which ends of tokens, by number, may follow a lexeme."""
+        """Which suffixes may follow a lexeme, bool [suffixes]."""
         key = (state, lexeme.follow, lexeme.blank)
-        found = self._suffixes.get(key)
-        if found is None:
+        allowed = self._suffixes.get(key)
+        if allowed is None:
             suffixes = self.vocabulary.suffixes(lexeme)
             numbers = [NOTHING, *self._followed([(suffixes.root, state)], suffixes)[0]]
             if len(self._suffixes) > MOST_MASKS:
                 self._suffixes.clear()
-            found = self._suffixes[key] = np.zeros(suffixes.n, np.bool_)
-            found[numbers] = True
-        return found
+            allowed = self._suffixes[key] = np.zeros(suffixes.n, np.bool_)
+            allowed[numbers] = True
+        return allowed
 
     def _followed(
         self, ahead: list[tuple[Tree, State]], suffixes: Suffixes
     ) -> tuple[list[int], list[tuple[Any, Tree]]]:
-        """Which suffixes below nodes states allow; for those that go beyond a twin's end, where, and what is left."""
+        """Which suffixes below tree nodes the states allow, by number.
+
+        The second list is for suffixes that go beyond a twin's end: what was reached, and what is
+        left.
+        """
         numbers: list[int] = []
         beyond: list[tuple[Any, Tree]] = []
         while ahead:
@@ -242,15 +263,15 @@ class Masks:
             if here.reached is not None:
                 beyond.append((here.reached, node))
                 continue
-            twin, place, parts = here.twin(), here.lexeme, here.parts()
-            if parts is not None:
-                ahead += [(node, part) for part in parts]
+            twin, inside, alternatives = here.twin(), here.lexeme, here.alternatives()
+            if alternatives is not None:
+                ahead += [(node, alternative) for alternative in alternatives]
             elif twin is not None:
                 staying, left = self._followed_once(twin[0], node, suffixes)
                 numbers += staying
                 ahead += [(rest, twin[1](reached)) for reached, rest in left]
-            elif place is not None and here.budget is None and not share_a_text(here.detours(), node):
-                staying, leaving = suffixes.inside(*place, node)
+            elif inside is not None and here.budget is None and not share_a_text(here.reserved(), node):
+                staying, leaving = suffixes.inside(*inside, node)
                 numbers += staying
                 for label, rest in leaving:
                     after = here.exit(label)
@@ -267,7 +288,7 @@ class Masks:
         return numbers, beyond
 
     def _followed_once(self, state: State, tree: Tree, suffixes: Suffixes) -> tuple[list[int], list[tuple[Any, Tree]]]:
-        """The same, kept."""
+        """The same for one state, kept."""
         key = (state, id(tree))
         if key not in self._twins:
             if len(self._twins) > MOST_MASKS:

@@ -1,7 +1,9 @@
-"""A sequence's place in a grammar's text: the Constraint that every language shares (read `masks.py` first, then `json/machine.py`).
+"""One answer's position in a language: the Constraint that every language shares (read `masks.py`
+first).
 
-States and their masks are shared; what belongs to one sequence alone is the states that it came by, and how much it has
-written of what its form does not bound (`limit.py`).
+States and their masks are shared. What belongs to one sequence alone is the path of states behind
+it, and how much it has written of what its schema does not bound (`limit.py`). Read
+`json_schema.py` next.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ MOST_FORCED = 4096  # bytes told at once
 
 
 class Grammar(Masks):
-    """A compiled language over one vocabulary. Shared by all sequences."""
+    """A compiled language over one vocabulary, shared by all sequences."""
 
     def matcher(self) -> Matcher:
         """A constraint at the beginning of a text."""
@@ -28,20 +30,19 @@ class Grammar(Masks):
 
 
 class Matcher:
-    """One sequence's place in a grammar's text."""
+    """One sequence's position in a language: implements `Constraint`."""
 
-    __slots__ = ("_counts", "_ended", "_limited", "_places", "_states", "grammar")
+    __slots__ = ("_counts", "_ended", "_limited", "_nestings", "_states", "grammar")
 
     def __init__(self, grammar: Grammar, state: State) -> None:
         self.grammar = grammar
-        self._states = [state]  # after each token taken
-        self._counts = [0]  # bytes of the endless string that each of them is inside
-        self._places = [OUTSIDE]  # in JSON
-        self._limited = 0  # the first of them at the limit
+        self._states = [state]  # after each token
+        self._counts = [0]  # bytes written of the endless string that each state is in
+        self._nestings = [OUTSIDE]  # of each state in JSON
+        self._limited = 0  # the number of the first state at a limit
         self._ended = False
 
     def mask(self, out: U32) -> None:
-        """Write the allowed tokens as bits (see `Constraint.mask`)."""
         only = self.grammar.vocabulary.eos_ids if self._ended else self._ways_out()
         if self._ended or only:
             out.fill(0)
@@ -58,23 +59,22 @@ class Matcher:
             out[vocabulary.n_words :] = 0
 
     def has_mask(self) -> bool:
-        """Whether the mask is one that was kept."""
         return self._ended or self._states[-1] in self.grammar._masks
 
     def _ways_out(self) -> list[int]:
-        """At the limit the only tokens that are allowed; otherwise, and where there are none, nothing."""
+        """The only tokens allowed at a limit; empty where there is no limit, or no such token."""
         grammar, state = self.grammar, self._states[-1]
         if 0 < grammar.string_limit <= self._counts[-1]:
             return tokens_out(state, grammar.vocabulary)
         if self._is_full:
-            return tokens_closing(state, self._places[-1], grammar.item_limit, grammar.vocabulary)
+            return tokens_closing(state, self._nestings[-1], grammar.item_limit, grammar.vocabulary)
         return []
 
     @property
     def _is_full(self) -> bool:
-        """Whether an array or object around the place has as many items as it may."""
+        """Whether an open array or object has as many elements as it may."""
         limit = self.grammar.item_limit
-        return limit > 0 and self._places[-1].is_full(limit)
+        return limit > 0 and self._nestings[-1].is_full(limit)
 
     def _after(self, token_id: int) -> State | None:
         tokens = self.grammar.vocabulary.tokens
@@ -93,7 +93,6 @@ class Matcher:
         return state
 
     def allows(self, token_id: int) -> bool:
-        """Whether the mask has this token."""
         if token_id in self.grammar.vocabulary.eos_ids:
             return self.may_end()
         if self._is_full:
@@ -103,55 +102,49 @@ class Matcher:
         return self._after(token_id) is not None
 
     def advance(self, token_id: int) -> bool:
-        """Take a token; False, and nothing changed, if it is not allowed."""
         if token_id in self.grammar.vocabulary.eos_ids:
             if not self.may_end():
                 return False
             self._states.append(self._states[-1])
             self._counts.append(0)
-            self._places.append(OUTSIDE)
+            self._nestings.append(OUTSIDE)
             self._ended = True
             return True
         state = self._after(token_id)
         if state is None:
             return False
-        grammar, before, count, place = self.grammar, self._states[-1], 0, OUTSIDE
+        grammar, before, count, nesting = self.grammar, self._states[-1], 0, OUTSIDE
         text = grammar.vocabulary.tokens[token_id] or b""
         if grammar.string_limit and state.lexeme is not None:
             count = written(before, text, self._counts[-1])
         if grammar.item_limit:
-            place = nested(before, state, text, self._places[-1])
+            nesting = nested(before, state, text, self._nestings[-1])
         self._states.append(state)
         self._counts.append(count)
-        self._places.append(place)
+        self._nestings.append(nesting)
         if not self._limited and (0 < grammar.string_limit <= count or self._is_full):
             self._limited = len(self._states) - 1
         return True
 
     def rollback(self, n_tokens: int) -> None:
-        """Take the last `n_tokens` advances back."""
         if not 0 <= n_tokens < len(self._states):
             raise ValueError(f"{n_tokens} tokens to take back of {len(self._states) - 1}.")
         if n_tokens:
-            del self._states[-n_tokens:], self._counts[-n_tokens:], self._places[-n_tokens:]
+            del self._states[-n_tokens:], self._counts[-n_tokens:], self._nestings[-n_tokens:]
             if self._limited >= len(self._states):
                 self._limited = 0
             self._ended = False
 
     def may_end(self) -> bool:
-        """Whether the text is complete as it is."""
         return self._ended or self._states[-1].accepts
 
     def is_done(self) -> bool:
-        """Whether only the end can follow."""
         return self._ended or (self._states[-1].accepts and not some_bytes(self._states[-1], 1))
 
     def is_limited(self) -> bool:
-        """Whether a string, array or object came to its limit."""
         return self._limited > 0
 
     def forced(self) -> bytes:
-        """The text that must follow, whatever is chosen."""
         state, out = self._states[-1], bytearray()
         while not self._ended and not state.accepts and len(out) < MOST_FORCED:
             ahead = some_bytes(state, 2)
@@ -164,11 +157,10 @@ class Matcher:
         return bytes(out)
 
     def clone(self) -> Matcher:
-        """Another one in the same place."""
         copy = Matcher(self.grammar, self._states[-1])
         copy._states = list(self._states)
         copy._counts = list(self._counts)
-        copy._places = list(self._places)
+        copy._nestings = list(self._nestings)
         copy._ended, copy._limited = self._ended, self._limited
         return copy
 

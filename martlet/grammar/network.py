@@ -1,7 +1,8 @@
-"""Rules as a network: a node a place in a rule, edges that take a terminal, call a rule, or take nothing (read `rules.py` first).
+"""Rules as a network: a node a place in a rule, edges that take a terminal, call a rule, or take
+nothing (read `rules.py` first).
 
-A terminal is as much of a rule as is regular. Nodes that lead to no text are removed, and with them every dead end. Read
-`pushdown.py` next, which runs it.
+A terminal is as much of a rule as is regular. Nodes that lead to no text are removed, and with them
+every dead end. Read `pushdown.py` next, which runs it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _MOST_NODES = 50_000
 
 
 class Network:
-    """Nodes by number. `takes[n]` are (terminal, node after), `calls[n]` (rule, node after), `skips[n]` nodes at once."""
+    """Nodes by number.
+
+    `takes[n]` are (terminal, node after), `calls[n]` (rule, node after), `skips[n]` nodes at once.
+    """
 
     def __init__(self, rules: Mapping[str, Rule], root: str) -> None:
         self.takes: list[list[tuple[int, int]]] = []
@@ -104,7 +108,10 @@ class Network:
         return node
 
     def _terminal(self, rule: Rule) -> tuple[int | None, bool]:
-        """The number of a terminal without the empty text, None if it has no other; and whether it has that one."""
+        """The number of a terminal without the empty text, None if it has no other.
+
+        And whether it has that one.
+        """
         found = self._numbers.get(rule)
         if found is None:
             language = node_language(rule)  # type: ignore[arg-type]  # it has no references
@@ -116,7 +123,7 @@ class Network:
             found = self._numbers[rule] = number, language.accepts_empty
         return found
 
-    # -- what has texts ------------------------------------------------------------------------------------------------
+    # -- what has texts ----------------------------------------------------------------------------
     def productive(self, rule: str) -> bool:
         """Whether a rule has a text."""
         return rule in self._productive
@@ -150,7 +157,10 @@ class Network:
         return alive
 
     def _trim(self) -> None:
-        """Remove edges that lead to no text; then follow those that take nothing once and for all."""
+        """Remove edges that lead to no text.
+
+        Then follow those that take nothing once and for all.
+        """
         alive = self._alive(self._productive)
         n = len(self.takes)
         takes: list[list[tuple[int, int]]] = []

@@ -1,8 +1,9 @@
-"""JSON numbers as languages: bounds and multiples, exactly, for integers and decimals (read `language.py` first).
+"""JSON numbers as languages: bounds and multiples, exactly, for integers and decimals (read
+`language.py` first).
 
-A number is read digit by digit; all that is kept on the way is how it compares with the bound's first digits, or its
-remainder. Nothing is rounded: 0.1 is a tenth, not the nearest double. Where a bound or a multiple is asked for, numbers
-are written without exponent.
+A number is read digit by digit. The automaton's state keeps only how the number compares with the
+first digits of a bound, or its remainder. Nothing is rounded: 0.1 is a tenth, not the nearest
+double. Numbers with a bound or a multiple are written without exponent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST_REMAINDERS = 20_000
 
 
 class Bound(NamedTuple):
-    """A limit, and whether the limit itself is left out."""
+    """A limit, and whether the limit itself is excluded."""
 
     value: Decimal
     exclusive: bool = False
@@ -51,21 +52,22 @@ def number_language(
     digits: Digits = _PLAIN,
     zeros: bool = False,
 ) -> Language:
-    """Return the JSON numbers within bounds that are a multiple; with `zeros` an integer may also be written 1.0.
+    """Return the JSON numbers within bounds that are a multiple of `multiple`.
 
-    An integer is never written -0. RequestError if an automaton for them is too large.
+    With `zeros` an integer may also be written 1.0. An integer is never written -0. RequestError if
+    a bound is invalid, or if the automaton is too large.
     """
     for bound in (low, high):
         if bound is not None:
-            _digits_of(bound.value)  # refuses what is no bound
-    found = regex_language(_pattern(integer, digits, zeros))
+            _digits_of(bound.value)  # refuses a value that is no bound
+    numbers = regex_language(_pattern(integer, digits, zeros))
     if low is not None or high is not None or multiple is not None:
-        found = found & regex_language(_DECIMAL)
+        numbers = numbers & regex_language(_DECIMAL)
     if low is not None:
-        found = found & _at_least(low)
+        numbers = numbers & _at_least(low)
     if high is not None:
-        found = found & _at_most(high)
-    return found if multiple is None else found & _multiples(multiple)
+        numbers = numbers & _at_most(high)
+    return numbers if multiple is None else numbers & _multiples(multiple)
 
 
 def _pattern(integer: bool, digits: Digits, zeros: bool) -> str:
@@ -108,9 +110,9 @@ def _at_most(bound: Bound) -> Language:
 
 
 def _digits_of(value: Decimal) -> tuple[str, str]:
-    """The digits before and after the point of a magnitude, without zeros that say nothing."""
+    """The digits before and after the point of a magnitude, without redundant zeros."""
     if not value.is_finite():
-        raise RequestError(f"{value} is no number that a bound or multiple can be.", code="invalid_schema")
+        raise RequestError(f"{value} is not finite: it cannot be a bound or a multiple.", code="invalid_schema")
     if abs(value.adjusted()) > _MOST_DIGITS or len(value.as_tuple().digits) > _MOST_DIGITS:
         raise RequestError(f"A number of more than {_MOST_DIGITS:,} digits is too long.", code="grammar_too_large")
     before, _, after = f"{value:f}".partition(".")
@@ -122,15 +124,17 @@ def _order(digit: str, other: str) -> int:
 
 
 def _compared(value: Decimal, wanted: set[int]) -> Language:
-    """Magnitudes that compare with `value` in one of the wanted ways: -1 below it, 0 equal, 1 above."""
+    """Magnitudes whose comparison with `value` is in `wanted`: -1 below it, 0 equal, 1 above."""
     before, after = _digits_of(abs(value))
     length, depth = len(before), len(after)
 
     def whole(count: int, order: int) -> int:
-        """How the digits before the point compare: what has more of them is greater, since none begins with 0."""
+        """The order by the digits before the point: more digits are greater, since none starts with
+        0.
+        """
         return order if count == length else (1 if count > length else -1)
 
-    # (digits read, order of the digits so far, False) before the point; (digits read, order of all so far, True) after it
+    # A key is (digits read, order so far, whether the point was read).
     def step(key: tuple[int, int, bool], c: int) -> tuple[int, int, bool] | None:
         count, order, fraction = key
         symbol = _SYMBOL_OF.get(c)
@@ -147,24 +151,24 @@ def _compared(value: Decimal, wanted: set[int]) -> Language:
         count, order, fraction = key
         order = order if fraction else whole(count, order)
         if order == 0 and (count if fraction else 0) < depth:
-            order = -1  # the value goes on, and not with zeros only
+            order = -1  # the value has further digits that are not all zero
         return order in wanted
 
     return build(_ALPHABET, (0, 0, False), step, accepts) & regex_language(_MAGNITUDE)
 
 
 def _multiples(value: Decimal) -> Language:
-    """Decimals that are a whole number of times `value`."""
+    """Decimals that are an integral multiple of `value`."""
     if value <= 0:
         raise RequestError(f"multipleOf is {value}; expected a number above 0.", code="invalid_schema")
     before, after = _digits_of(value)
-    places, modulus = len(after), int(before + after)
-    if modulus * (places + 1) > _MOST_REMAINDERS:
+    n_decimals, modulus = len(after), int(before + after)
+    if modulus * (n_decimals + 1) > _MOST_REMAINDERS:
         raise RequestError(
             f"multipleOf {value} needs too many remainders: more than {_MOST_REMAINDERS:,}.", code="grammar_too_large"
         )
 
-    # (remainder of the digits so far, how many of them stand after the point; None before it)
+    # A key is (remainder of the digits so far, digits after the point; None before the point).
     def step(key: tuple[int, int | None], c: int) -> tuple[int, int | None] | None:
         rest, count = key
         symbol = _SYMBOL_OF.get(c)
@@ -172,13 +176,13 @@ def _multiples(value: Decimal) -> Language:
             return None
         if symbol == ".":
             return rest, 0
-        if count == places:
+        if count == n_decimals:
             return key if symbol == "0" else None
         return (10 * rest + int(symbol)) % modulus, None if count is None else count + 1
 
     def accepts(key: tuple[int, int | None]) -> bool:
         rest, count = key
-        return bool(rest * 10 ** (places - (count or 0)) % modulus == 0)
+        return bool(rest * 10 ** (n_decimals - (count or 0)) % modulus == 0)
 
     first: tuple[int, int | None] = (0, None)
     return regex_language("-?") + (build(_ALPHABET, first, step, accepts) & regex_language(_MAGNITUDE))

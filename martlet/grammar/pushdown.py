@@ -4,12 +4,14 @@
           → places: the threads that a text may be in, each a node and a stack of nodes to return to
           → states: a place, and where in its terminals' automaton the text is; a few of them at once if it is ambiguous
 
-The terminals that can come next at a place are one automaton, labelled by which of them end where: so most states are
-inside one lexeme, and its masks are computed once (`vocabulary.py`). Where a terminal can end and also go on with the same
-byte, the state is both, and its masks are found step by step.
+The terminals that can come next at a place are one automaton, labelled by which of them end where:
+so most states are inside one lexeme, and its masks are computed once (`vocabulary.py`). Where a
+terminal can end and also go on with the same byte, the state is both, and its masks are found step
+by step.
 
-Places and stacks are interned. Every node can reach its rule's end, every rule has a text: no state is a dead end. More
-than MOST_THREADS ways of reading one text are not followed: those with the longest stacks are dropped.
+Places and stacks are interned. Every node can reach its rule's end, every rule has a text: no state
+is a dead end. More than MOST_THREADS ways of reading one text are not followed: those with the
+longest stacks are dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ _MOST_UNION = 50_000  # states of the automaton of a place's terminals
 
 
 def grammar_state(rules: Mapping[str, Rule], root: str = "root") -> State:
-    """Return the first state of a grammar's texts. RequestError for what is wrong with it, or too much."""
+    """Return the first state of a grammar's texts.
+
+    RequestError for what is wrong with it, or too much.
+    """
     try:
         network = Network(simplified(rules, root), root)
     except RecursionError:
@@ -65,7 +70,10 @@ class _Machine:
         return self.state(frozenset(((place, place.start),)))
 
     def push(self, node: int, below: int) -> int:
-        """A stack with one more node; where that node is only an end there is nothing to come back for."""
+        """A stack with one more node.
+
+        Where that node is only an end there is nothing to come back for.
+        """
         network = self.network
         if network.ends[node] and not network.takes[node] and not network.calls[node]:
             return below
@@ -120,7 +128,8 @@ class _Machine:
         return made
 
     def _union(self, terminals: frozenset[int]) -> tuple[Dfa, list[frozenset[int]]]:
-        """The automaton of several terminals, and for each of its labels the terminals that end there.
+        """The automaton of several terminals, and for each of its labels the terminals that end
+        there.
 
         Its first state is one that nothing leads back to.
         """
@@ -187,7 +196,10 @@ class _Place:
 
     @property
     def lexeme(self) -> Lexeme | None:
-        """The terminals' automaton with what follows; None if what follows may also be more of a terminal."""
+        """The terminals' automaton with what follows.
+
+        None if what follows may also be more of a terminal.
+        """
         if not self._is_known and self.dfa is not None:
             self._is_known = True
             firsts = {label: self.after(label).first for label in range(1, len(self.labels))}

@@ -1,9 +1,10 @@
-r"""Regular expressions → languages: linear in the text that is read, whatever the pattern (read `language.py` first).
+"""Regular expressions → languages, without backtracking (read `language.py` first).
 
-A pattern becomes a nondeterministic automaton of characters' classes and *conditions*, and that a deterministic one, by
-following all its states at once. A thread of that walk carries the promises that it has made: `(?=…)` starts an automaton
-of its own that must accept what remains, `(?!…)` its complement. So look-ahead is exact at any place, also in loops.
-Look-behind is an automaton that runs along from the start. No step ever goes back.
+A pattern becomes a nondeterministic automaton of character classes and *conditions*, and that a
+deterministic automaton by the subset construction. A thread of that walk carries its promises:
+`(?=…)` starts an automaton of its own that must accept what remains, `(?!…)` its complement. So
+look-ahead is exact anywhere, also in loops. Look-behind is an automaton that runs along from the
+start.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ _MOST_LOOKS = 32
 
 @lru_cache(maxsize=512)
 def regex_language(pattern: str, search: bool = False) -> Language:
-    """Return the texts that a pattern matches as a whole; with `search`, those in which it matches somewhere.
+    """Return the texts that a pattern matches as a whole; with `search`, texts with a match
+    anywhere.
 
-    RequestError names what the pattern has that is wrong, not supported, or too much.
+    RequestError names what is wrong in the pattern, not supported, or too much.
     """
     return _language(parse(pattern), search, search)
 
@@ -38,7 +40,7 @@ def node_language(node: Node) -> Language:
 
 
 def _language(node: Node, free_start: bool, free_end: bool) -> Language:
-    """The language of a tree, after and before any text if asked for."""
+    """The language of a tree, with any text allowed before or after it if asked for."""
     anything = Repeat(Chars(ANY), 0, None)
     return _Deterministic(_Automaton(Row((anything, node)) if free_start else node, free_end)).language()
 
@@ -48,7 +50,11 @@ _NO_PROMISES: frozenset[tuple[int, int]] = frozenset()
 
 
 class _Automaton:
-    """Nondeterministic: `free[s]` are the states that s becomes at once, under a condition or none; `moves[s]` by a set."""
+    """A nondeterministic automaton.
+
+    `free[s]` are the states that s becomes without a character, under a condition or none;
+    `moves[s]` is the set of characters it takes, and the state after it.
+    """
 
     def __init__(self, root: Node, free_end: bool) -> None:
         self.free: list[list[tuple[int, Anchor | int | None]]] = []
@@ -56,7 +62,7 @@ class _Automaton:
         self.aheads: list[Language] = []
         self.behinds: list[Language] = []
         self.has_words = False
-        self.final = self._new()  # with a free end, what stays once it is reached
+        self.final = self._new()  # with a free end, it never leaves this state
         if free_end:
             self.moves[self.final] = ANY, self.final
         self.first = self._add(root, self.final)
@@ -72,7 +78,7 @@ class _Automaton:
         return len(self.free) - 1
 
     def _add(self, node: Node, after: int) -> int:
-        """Add a tree that goes on to state `after`; return where it begins."""
+        """Add a tree that goes on to state `after`; return its first state."""
         if isinstance(node, Row):
             for item in reversed(node.items):
                 after = self._add(item, after)
@@ -85,7 +91,7 @@ class _Automaton:
         elif isinstance(node, Choice):
             self.free[state] += [(self._add(option, after), None) for option in node.options]
         elif isinstance(node, Anchor):
-            self.has_words |= node.kind in ("word", "inside")
+            self.has_words |= node.condition in ("word", "inside")
             self.free[state].append((after, node))
         else:
             self.free[state].append((after, self._look(node)))
@@ -122,36 +128,37 @@ class _Automaton:
                 "A look-behind with '$' or '\\b' in it is not supported in a regular expression.",
                 code="unsupported_regex",
             )
-        found = _language(node.item, not node.ahead, node.ahead)
-        found = ~found if node.negative else found
+        language = _language(node.item, not node.ahead, node.ahead)
+        language = ~language if node.negative else language
         if node.ahead:
-            self.aheads.append(found)
+            self.aheads.append(language)
             return len(self.aheads) - 1
-        self.behinds.append(found)
+        self.behinds.append(language)
         return -len(self.behinds)
 
 
-def _has_anchor(node: Node, kinds: tuple[str, ...]) -> bool:
+def _has_anchor(node: Node, conditions: tuple[str, ...]) -> bool:
     if isinstance(node, Anchor):
-        return node.kind in kinds
+        return node.condition in conditions
     if isinstance(node, Row | Choice):
-        return any(_has_anchor(item, kinds) for item in (node.items if isinstance(node, Row) else node.options))
-    return isinstance(node, Repeat | Look) and _has_anchor(node.item, kinds)
+        return any(_has_anchor(item, conditions) for item in (node.items if isinstance(node, Row) else node.options))
+    return isinstance(node, Repeat | Look) and _has_anchor(node.item, conditions)
 
 
-# A state of the deterministic automaton: its threads, what the last character was (see _LAST), the look-behinds' states.
+# A state of the deterministic automaton: its threads, the last character's category, the
+# look-behinds' states.
 Key = tuple[frozenset[Thread], int, tuple[int, ...]]
-_NONE, _WORD, _OTHER = 0, 1, 2  # no character; one of a word; another
+_NONE, _WORD, _OTHER = 0, 1, 2  # no character; a word character; another
 
 
 class _Deterministic:
-    """Follows all states of an automaton at once."""
+    """The subset construction."""
 
     def __init__(self, nfa: _Automaton) -> None:
         self.nfa = nfa
         self.alphabet, self.classes, self.in_look = _alphabet(nfa)
         word = self.alphabet_word
-        self.kinds = [_WORD if c in word else _OTHER for c in range(self.alphabet.n_classes)]
+        self.categories = [_WORD if c in word else _OTHER for c in range(self.alphabet.n_classes)]
         self.rows = [look.table.tolist() for look in (*nfa.aheads, *nfa.behinds)]
         self.universal = [_universal_states(look) for look in nfa.aheads]
         self.deadline = time.thread_time() + _MOST_SECONDS
@@ -159,7 +166,7 @@ class _Deterministic:
 
     @property
     def alphabet_word(self) -> frozenset[int]:
-        """Classes of the characters that make words, if boundaries of words matter."""
+        """Classes of word characters, where word boundaries matter."""
         return frozenset(
             c for c, ranges in enumerate(self.alphabet.sets()) if ranges[0] in WORD or _in_word(ranges[0][0])
         )
@@ -172,9 +179,9 @@ class _Deterministic:
 
     def step(self, key: Key, c: int) -> Key | None:
         """The state after a character of class c."""
-        kind = self.kinds[c]
+        category = self.categories[c]
         threads: set[Thread] = set()
-        before = self.closure(key, kind)
+        before = self.closure(key, category)
         if self.nfa.moves[self.nfa.final] is not None and (self.nfa.final, _NO_PROMISES) in before:
             return _accepted(self.nfa)
         for state, promises in before:
@@ -188,10 +195,10 @@ class _Deterministic:
             return None
         offset = len(self.nfa.aheads)
         behinds = tuple(self.rows[offset + i][q][self.in_look[offset + i][c]] for i, q in enumerate(key[2]))
-        return frozenset(threads), kind if self.nfa.has_words else _OTHER, behinds
+        return frozenset(threads), category if self.nfa.has_words else _OTHER, behinds
 
     def keep(self, promises: frozenset[tuple[int, int]], c: int) -> frozenset[tuple[int, int]] | None:
-        """Promises after a character: None if one is broken; those that nothing can break any more are dropped."""
+        """Promises after a character: None if one is broken; promises kept for good are dropped."""
         kept = []
         for look, q in promises:
             after = self.rows[look][q][self.in_look[look][c]]
@@ -202,25 +209,25 @@ class _Deterministic:
         return frozenset(kept)
 
     def closure(self, key: Key, following: int) -> list[Thread]:
-        """All threads before a character of kind `following` (_NONE: before the end)."""
-        found = self._closed.get((key, following))
-        if found is not None:
-            return found
+        """All threads before a character of category `following` (_NONE: before the end)."""
+        reached = self._closed.get((key, following))
+        if reached is not None:
+            return reached
         if time.thread_time() > self.deadline:
             raise RequestError(
                 f"The pattern took more than {_MOST_SECONDS:g} s to compile: make it simpler.", code="grammar_too_large"
             )
         threads, last, behinds = key
-        found = list(threads)
+        reached = list(threads)
         seen = set(threads)
-        for state, promises in found:
+        for state, promises in reached:
             for after, condition in self.nfa.free[state]:
                 kept = self.pass_(condition, promises, (last, following), behinds)
                 if kept is not None and (after, kept) not in seen:
                     seen.add((after, kept))
-                    found.append((after, kept))
-        self._closed[key, following] = found
-        return found
+                    reached.append((after, kept))
+        self._closed[key, following] = reached
+        return reached
 
     def pass_(
         self,
@@ -236,7 +243,7 @@ class _Deterministic:
             last, following = around
             boundary = (last == _WORD) != (following == _WORD)
             holds = {"start": last == _NONE, "end": following == _NONE, "word": boundary, "inside": not boundary}
-            return promises if holds[condition.kind] else None
+            return promises if holds[condition.condition] else None
         if condition < 0:
             look = -1 - condition
             return promises if self.nfa.behinds[look].accepting[behinds[look]] else None
@@ -254,12 +261,14 @@ class _Deterministic:
 
 
 def _accepted(nfa: _Automaton) -> Key:
-    """The state of a pattern with a free end that has been found: whatever follows, nothing changes."""
+    """The state of a matched pattern with a free end: nothing that follows changes it."""
     return frozenset(((nfa.final, _NO_PROMISES),)), _OTHER, (0,) * len(nfa.behinds)
 
 
 def _alphabet(nfa: _Automaton) -> tuple[Alphabet, list[frozenset[int]], list[list[int]]]:
-    """The automaton's alphabet, each state's classes in it, and what its classes are in each look's own."""
+    """The automaton's alphabet, each state's classes in it, and the classes in every look's own
+    alphabet.
+    """
     sets: dict[Ranges, int] = {WORD: 0} if nfa.has_words else {}
     for move in nfa.moves:
         if move is not None:
@@ -279,7 +288,7 @@ def _alphabet(nfa: _Automaton) -> tuple[Alphabet, list[frozenset[int]], list[lis
 
 
 def _universal_states(language: Language) -> frozenset[int]:
-    """States from which every text is accepted: in a minimal automaton there is at most one."""
+    """States from which every text is accepted; a minimal automaton has at most one."""
     table, accepting = language.table, language.accepting
     return frozenset(q for q in range(1, len(table)) if accepting[q] and (table[q] == q).all())
 

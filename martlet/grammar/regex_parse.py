@@ -1,9 +1,9 @@
 r"""Regular expressions as text → a tree (read `regex.py` next).
 
-The dialect is ECMAScript's with its `u` flag, as JSON Schema has it, and what Python adds without changing its meaning:
-`(?P<name>…)`, `(?i:…)`, `(?s)`, `\A`, `\Z`. \d, \w and \b are ASCII as in ECMAScript, \s knows Unicode's white space.
-What is no regular language (back-references), and what would mean something else elsewhere (possessive and atomic groups,
-multi-line anchors), is refused by name.
+The dialect is ECMAScript's with its `u` flag, as JSON Schema has it, plus what Python adds without
+changing its meaning: `(?P<name>…)`, `(?i:…)`, `(?s)`, `\A`, `\Z`. \d, \w and \b are ASCII as in
+ECMAScript; \s knows Unicode's white space. Back-references are not regular and are refused by name;
+so is what other dialects read differently (possessive and atomic groups, multi-line anchors).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing after another."""
+    """Items one after another."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several."""
+    """Any of several alternatives."""
 
     options: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Something again and again; high None is without end."""
+    """An item `low` to `high` times; None: no upper bound."""
 
     item: Node
     low: int
@@ -52,14 +52,16 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A place: "start" or "end" of the text, "word" boundary, or "inside" (no boundary)."""
+    """A zero-width condition: "start" or "end" of the text, "word" boundary, or "inside" (no
+    boundary).
+    """
 
-    kind: str
+    condition: str
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What comes next, or came before, must (not) be so."""
+    """A look-ahead or look-behind, positive or `negative`."""
 
     item: Node
     ahead: bool
@@ -96,7 +98,7 @@ def parse(pattern: str) -> Node:
 
 
 class _Parser:
-    """Reads a pattern from left to right; `at` is where."""
+    """Reads a pattern from left to right; `at` is the next character's index."""
 
     def __init__(self, pattern: str) -> None:
         self.text = pattern
@@ -105,28 +107,28 @@ class _Parser:
         self.dot_is_all = False
 
     def wrong(self, what: str, at: int | None = None) -> RequestError:
-        """The error for `what` stands here."""
-        place = self.at if at is None else at
-        return RequestError(f"Regular expression {self.text[:80]!r}, character {place}: {what}.", code="invalid_regex")
+        """The error for an invalid pattern."""
+        index = self.at if at is None else at
+        return RequestError(f"Regular expression {self.text[:80]!r}, character {index}: {what}.", code="invalid_regex")
 
     def refuse(self, what: str, at: int) -> RequestError:
-        """The error for something that this engine does not do."""
+        """The error for something this engine does not support."""
         return RequestError(
             f"Regular expression {self.text[:80]!r}, character {at}: {what} is not supported.", code="unsupported_regex"
         )
 
     def peek(self, count: int = 1) -> str:
-        """The next characters, fewer at the end."""
+        """The next `count` characters, fewer at the end."""
         return self.text[self.at : self.at + count]
 
     def take(self, literal: str) -> bool:
-        """Whether the text goes on with this; if so it is passed."""
+        """Pass a text if it comes next; whether it did."""
         if self.text.startswith(literal, self.at):
             self.at += len(literal)
             return True
         return False
 
-    # -- structure -------------------------------------------------------------------------------------------------
+    # -- structure ---------------------------------------------------------------------------------
     def choice(self, depth: int) -> Node:
         """Read alternatives up to the closing bracket or the end."""
         if depth > _DEEPEST:
@@ -153,7 +155,7 @@ class _Parser:
             return item
         if isinstance(item, Anchor) and self.text[start] != "(":
             raise self.wrong("nothing to repeat: an assertion stands before the quantifier", start)
-        self.take("?")  # a lazy quantifier finds another match, not another language
+        self.take("?")  # lazy quantifiers change the match, not the language
         if self.peek() == "+":
             raise self.refuse("a possessive quantifier", self.at)
         if self.quantifier() is not None:
@@ -170,7 +172,7 @@ class _Parser:
         end = self.text.find("}", self.at)
         low, comma, high = self.text[self.at + 1 : max(end, 0)].partition(",")
         if end < 0 or not _is_count(low, comma) or (high and not _is_count(high, "")):
-            return None  # a brace that stands for itself
+            return None  # a literal brace
         if max(len(low), len(high)) > 6 or max(int(low or 0), int(high or 0)) > _MOST_REPEATS:
             raise self.wrong(f"more than {_MOST_REPEATS:,} repetitions")
         least = int(low or 0)
@@ -181,7 +183,7 @@ class _Parser:
         return least, most
 
     def atom(self, depth: int) -> Node | None:
-        """Read one item; None for a setting, which is none."""
+        """Read one item; None for flags, which are no item."""
         start = self.at
         character = self.text[self.at]
         if character in "*+?" or (character == "{" and self.quantifier() is not None):
@@ -200,14 +202,14 @@ class _Parser:
         return self.single(ord(character))
 
     def cased(self, ranges: Ranges) -> Ranges:
-        """A set as the flags have it."""
+        """A set under the flag for case."""
         return fold_case(ranges) if self.ignores_case else ranges
 
     def single(self, codepoint: int) -> Node:
         """One character."""
         return Chars(self.cased(unite(((codepoint, codepoint),))))
 
-    # -- groups ----------------------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------
     def group(self, depth: int, start: int) -> Node | None:
         """Read what follows an opening bracket."""
         if not self.take("?"):
@@ -230,7 +232,7 @@ class _Parser:
         return self.flags(depth, start)
 
     def inside(self, depth: int, start: int) -> Node:
-        """Read a group's inside and its end; flags set in it end with it."""
+        """Read a group's inside and its end; flags set inside end with the group."""
         kept = self.ignores_case, self.dot_is_all
         node = self.choice(depth + 1)
         self.ignores_case, self.dot_is_all = kept
@@ -261,9 +263,9 @@ class _Parser:
                 return node
         raise self.wrong("a group that begins with '(?' and goes on with nothing known", start)
 
-    # -- escapes and classes ---------------------------------------------------------------------------------------
+    # -- escapes and classes -----------------------------------------------------------------------
     def escape(self, start: int) -> Node:
-        """Read what follows a backslash outside of brackets."""
+        """Read what follows a backslash outside of a class."""
         letter = self.peek()
         anchors = {"b": "word", "B": "inside", "A": "start", "Z": "end", "z": "end"}
         if letter in anchors and letter:
@@ -273,11 +275,11 @@ class _Parser:
             raise self.refuse("a back-reference", start)
         if letter == "k":
             raise self.refuse("a back-reference", start)
-        found = self.escaped_set(start)
-        return Chars(self.cased(found if found is not None else _one(self.escaped(start))))
+        ranges = self.escaped_set(start)
+        return Chars(self.cased(ranges if ranges is not None else _single(self.escaped(start))))
 
     def escaped_set(self, start: int) -> Ranges | None:
-        r"""Read \d, \p{…} and their like after the backslash; None if it is no set."""
+        r"""Read \d, \p{…} and the like after the backslash; None if it is no set."""
         letter = self.peek()
         if letter in _CLASSES and letter:
             self.at += 1
@@ -300,7 +302,7 @@ class _Parser:
         return ranges if letter == "p" else complement(ranges)
 
     def escaped(self, start: int) -> int:
-        """Read the one character that an escape stands for."""
+        """Read the single character that an escape stands for."""
         letter = self.peek()
         if not letter:
             raise self.wrong("a backslash at the end", start)
@@ -323,7 +325,7 @@ class _Parser:
         return ord(letter)
 
     def unicode(self, start: int) -> int:
-        r"""Read \uXXXX, two of them that make one character, or \u{…}."""
+        r"""Read \uXXXX, a surrogate pair of them, or \u{…}."""
         if self.take("{"):
             digits, closed, _ = self.text[self.at :].partition("}")
             if not closed or len(digits) > 8:
@@ -341,7 +343,7 @@ class _Parser:
         return value
 
     def hexadecimal(self, count: int, start: int) -> int:
-        """Read so many hexadecimal digits."""
+        """Read exactly `count` hexadecimal digits."""
         digits = self.peek(count)
         if len(digits) < count or not count or any(digit not in "0123456789abcdefABCDEF" for digit in digits):
             raise self.wrong(f"{count or 1} hexadecimal digits are expected", start)
@@ -357,7 +359,7 @@ class _Parser:
         while not self.take("]"):
             if self.at >= len(self.text):
                 raise self.wrong("a '[' that nothing closes", start)
-            place = self.at
+            begin = self.at
             first = self.member()
             if not isinstance(first, int):
                 ranges += first
@@ -368,16 +370,16 @@ class _Parser:
                 last = self.member()
                 if isinstance(last, int):
                     if last < first:
-                        raise self.wrong("a range whose end comes before its beginning", place)
+                        raise self.wrong("a range whose end comes before its beginning", begin)
                     ranges.append((first, last))
                     continue
-                self.at = before  # before a set a '-' stands for itself
+                self.at = before  # before a set, '-' stands for itself
             ranges.append((first, first))
-        found = unite(ranges)
-        return complement(self.cased(found)) if negative else found
+        members = unite(ranges)
+        return complement(self.cased(members)) if negative else members
 
     def member(self) -> int | Ranges:
-        """Read one character, or one set, of a class."""
+        """Read one character or set of a class."""
         start = self.at
         self.at += 1
         if self.text[start] != "\\":
@@ -386,11 +388,11 @@ class _Parser:
             return 8
         if self.peek().isdigit() and self.peek() != "0":
             raise self.refuse("an octal escape", start)
-        found = self.escaped_set(start)
-        return self.escaped(start) if found is None else found
+        ranges = self.escaped_set(start)
+        return self.escaped(start) if ranges is None else ranges
 
 
-def _one(codepoint: int) -> Ranges:
+def _single(codepoint: int) -> Ranges:
     return unite(((codepoint, codepoint),))
 
 

@@ -1,8 +1,10 @@
-"""Rules of a context-free grammar, as GBNF and Lark front ends make them, simplified (read `network.py` next).
+"""Rules of a context-free grammar, as GBNF and Lark front ends make them, simplified (read
+`network.py` next).
 
-A rule's body is a tree of `regex_parse.py`'s nodes, with `Ref` for another rule. What can be said without recursion is
-made regular before anything else: rules that lead only to themselves at their end or at their beginning become loops,
-rules that lead to no recursion are written out where they stand. What is left is what needs a stack.
+A rule's body is a tree of `regex_parse.py`'s nodes, with `Ref` for another rule. What can be said
+without recursion is made regular before anything else: rules that lead only to themselves at their
+end or at their beginning become loops, rules that lead to no recursion are written out where they
+stand. What is left is what needs a stack.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def flat(items: list[Rule]) -> Rule:
 
 
 def options(rule: Rule) -> list[Rule]:
-    """A rule's alternatives, those of alternatives in it among them; "perhaps" is one with nothing."""
+    """A rule's alternatives, those of alternatives in it among them.
+
+    "perhaps" is one with nothing.
+    """
     if isinstance(rule, Choice):
         return [inner for option in rule.options for inner in options(option)]
     if isinstance(rule, Repeat) and (rule.low, rule.high) == (0, 1):
@@ -106,7 +111,8 @@ def size(rule: Rule) -> int:
 
 
 def simplified(rules: Mapping[str, Rule], root: str) -> dict[str, Rule]:
-    """Return the rules that the root needs, without left recursion and with as little recursion as can be.
+    """Return the rules that the root needs, without left recursion and with as little recursion as
+    can be.
 
     RequestError for a rule that is missing, or whose left recursion cannot be removed.
     """
@@ -136,7 +142,8 @@ def _reachable(rules: Mapping[str, Rule], root: str) -> dict[str, Rule]:
 def _looped(name: str, rule: Rule) -> Rule:
     """A rule that leads directly to itself at its beginning or at its end, as a loop.
 
-    a → a x | y is y x*;  a → x a | y is x* y;  and a → a x a | y is y (x y)*, for what lies between is always a y.
+    a → a x | y is y x*;  a → x a | y is x* y;  and a → a x a | y is y (x y)*, for what lies between
+    is always a y.
     """
     parts = [_items(option) for option in options(rule)]
     this = Ref(name)
@@ -162,9 +169,11 @@ def _items(rule: Rule) -> list[Rule]:
     return list(rule.items) if isinstance(rule, Row) else [rule]
 
 
-# -- left recursion ----------------------------------------------------------------------------------------------------
+# -- left recursion --------------------------------------------------------------------------------
 def _without_left_recursion(rules: dict[str, Rule]) -> dict[str, Rule]:
-    """Replace, in an order of the rules, what begins with an earlier one (Paull's algorithm), for those on a left cycle."""
+    """Replace, in an order of the rules, what begins with an earlier one (Paull's algorithm), for
+    those on a left cycle.
+    """
     empty = _nullable(rules)
     leads = {name: _first_refs(rule, empty) for name, rule in rules.items()}
     cyclic = _on_cycles(leads)
@@ -272,9 +281,12 @@ def _first_refs(rule: Rule, empty: set[str]) -> set[str]:
     return set().union(*(_first_refs(item, empty) for item in children(rule)))
 
 
-# -- what needs no stack -------------------------------------------------------------------------------------------------
+# -- what needs no stack ---------------------------------------------------------------------------
 def _written_out(rules: dict[str, Rule], root: str) -> dict[str, Rule]:
-    """Rules without references written into those that use them, until nothing changes; large ones stay rules."""
+    """Rules without references written into those that use them, until nothing changes.
+
+    Large ones stay rules.
+    """
     found = dict(rules)
     used_by = _users({name: refs(rule) for name, rule in rules.items()})
     changed = list(found)

@@ -1,16 +1,18 @@
-"""What the parts of constrained decoding agree on (read `vocabulary.py` next, then `matcher.py`).
+"""What the parts of constrained decoding agree on (read `vocabulary.py` next, then `masks.py`).
 
-    schema, regex, grammar  →  Machine of States  →  Matcher (a Constraint)  →  bit masks in the sampler
+    schema, pattern, grammar  →  states  →  Matcher (a Constraint)  →  bit masks in the sampler
 
-A front end compiles to a *state*: an immutable object that says where each next byte leads. Masks, rollback, forced text
-and the end of the answer follow from that, so that `matcher.py` writes them once for every language.
+A front end compiles to a *state*: an immutable object that says where each next byte leads. Masks,
+rollback, forced text and the end of the answer follow from that; `matcher.py` writes them once for
+every language.
 
-**Dead ends cannot happen, by one rule**: a state exists only if some text leads from it to an accepting state. Whoever
-makes states keeps the rule; whoever reads them relies on it.
+**No state is a dead end, by one rule**: a state exists only if some text leads from it to an
+accepting state. The makers of states keep the rule; their readers rely on it.
 
-**Lexemes make masks cheap.** A state inside a token of the language (a string, a number, a key) names its automaton and
-where it stands in it. What a vocabulary's tokens do inside an automaton is computed once and kept; only tokens that
-leave it are followed state by state.
+**Lexemes make masks cheap.** A state inside a token of the language (a string, a number, a key)
+names its automaton and the automaton's state. What a vocabulary's tokens do inside an automaton is
+computed once and kept; only tokens that leave it are followed state by state. README.md has the
+words.
 """
 
 from __future__ import annotations
@@ -45,11 +47,12 @@ DEAD = 0  # the state of every Dfa that nothing leaves
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dfa:
-    """A deterministic automaton over bytes; two are the same only if they are one object.
+    """A deterministic automaton over bytes; compared by identity.
 
-    `table[q, b]` is the state after byte b, 0 where no text goes on. `accept[q]` is 0 where no text ends, otherwise a
-    label: 1 for a plain language, and for a union of languages whatever its maker says (which of them the text is in).
-    Trimmed: every state but 0 can reach an accepting one; a language without texts has start 0.
+    `table[q, b]` is the state after byte b, 0 where no text goes on. `accept[q]` is 0 where no text
+    ends, otherwise a label: 1 for a plain language; for a union, its maker says which languages the
+    text is in. Trimmed: every state but 0 can reach an accepting state; an empty language has start
+    0.
     """
 
     table: NDArray[np.int32]  # [states, 256]
@@ -62,11 +65,11 @@ class Dfa:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no text at all is in the language."""
+        """Whether the language has no text."""
         return self.start == DEAD
 
     def run(self, text: bytes) -> int:
-        """The state after `text`, 0 if it is no beginning of a text of the language."""
+        """The state after `text`, 0 if no text of the language begins so."""
         state = self.start
         for byte in text:
             state = int(self.table[state, byte])
@@ -79,11 +82,12 @@ class Dfa:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lexeme:
-    """An automaton as it stands in a language, with the bytes that can come after it.
+    """An automaton as it stands in a language, with the bytes that may come after it.
 
-    Where the automaton goes on with a byte, it does: a byte of `follow` is looked at only where it does not.
-    Bytes of `blank` among them are white space, which only other bytes of `follow` can come after. `counted` is the automaton's state from which every byte begins a character, save the one that ends the text; states
-    with a `budget` have it.
+    The automaton goes on with a byte where it can; only elsewhere does a byte of `follow` count.
+    The bytes of `follow` in `blank` are white space, which only other bytes of `follow` may come
+    after. From state `counted` every byte begins a character, save the byte that ends the text;
+    states with a `budget` have it.
     """
 
     dfa: Dfa
@@ -94,7 +98,7 @@ class Lexeme:
 
 
 class State(Protocol):
-    """A point in a text of a language. Immutable; equal states are one object, as far as their maker can tell."""
+    """A point in a text of a language. Immutable; equal states are mostly one object."""
 
     @property
     def accepts(self) -> bool:
@@ -102,164 +106,170 @@ class State(Protocol):
 
     @property
     def lexeme(self) -> tuple[Lexeme, int] | None:
-        """The lexeme that the text is inside, and its automaton's state; None between lexemes, or where none is named."""
+        """The lexeme that the text is inside, with its automaton's state.
+
+        None outside of lexemes.
+        """
 
     @property
     def budget(self) -> tuple[int, int] | None:
-        """Of a state inside a lexeme: at least and at most how many characters must come before its end; None is free.
+        """Inside a lexeme: the least and the most characters before its end; None: no bound.
 
-        From any state of the automaton any number of characters must be possible.
+        Every state of the automaton must allow any number of characters.
         """
 
     def step(self, byte: int) -> State | None:
         """The state after one more byte, None if no text goes on so."""
 
     def exit(self, label: int) -> State | None:
-        """Of a state with a lexeme: the state after the whole lexeme ended with `label`, None if it may not end so.
+        """Inside a lexeme: the state after it ended with `label`, None if it may not end so.
 
-        `step` must agree: where the automaton accepts with `label` and does not go on with a byte, step(byte) is
-        exit(label).step(byte).
+        `step` must agree: where the automaton accepts with `label` and does not go on with a byte,
+        step(byte) is exit(label).step(byte).
         """
 
-    def detours(self) -> Tree | None:
-        """Texts that end the lexeme otherwise than by its label, as a tree: byte → subtree, -1 → the text's name.
+    def reserved(self) -> Tree | None:
+        """Texts that end the lexeme in a way of their own, as keywords do among identifiers.
 
-        The automaton ends with each of them too; its label does not count then. Outside of a lexeme they are all the texts
-        that can follow, and none is the beginning of another. Mostly there are none.
+        A tree: byte → subtree, and -1 → the text's name. The automaton ends with each of them too;
+        its label does not count then. Outside of a lexeme they are all the texts that can follow,
+        and none is the beginning of another. None: there are none.
         """
 
-    def detour(self, name: Any) -> State | None:
-        """The state after a detour, None if it is not allowed."""
+    def after_reserved(self, name: Any) -> State | None:
+        """The state after a reserved text, None if it is not allowed."""
 
     def split(self) -> tuple[bytes, State] | None:
-        """Of a state before a lexeme or something else: the bytes of that, and a state inside the lexeme, at its beginning.
+        """Before a lexeme or something else: the first bytes of all else, and the lexeme's first
+        state.
 
-        No byte goes on with both. None where there is no such lexeme; then its bytes are followed one by one.
+        No byte goes on with both. None where there is no such lexeme; then bytes are followed one
+        by one.
         """
 
     @property
     def is_json(self) -> bool:
         """Whether the text is inside JSON."""
 
-    def parts(self) -> tuple[State, ...] | None:
-        """States that allow together just the texts that this one does; None where it is one of a piece."""
+    def alternatives(self) -> tuple[State, ...] | None:
+        """States whose texts together are exactly the texts of this state.
+
+        None: it has no alternatives.
+        """
 
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
-        """A state from which the same texts lead to `reached` states, and what each of these stands for here.
+        """A state from which the same texts lead to `reached` states, and what follows each of them
+        here.
 
-        For parts of a language that stand in many places: what tokens do inside them is then worked out once.
+        It serves languages that stand in many places: what tokens do inside is worked out once.
         """
 
     @property
     def reached(self) -> Any:
-        """Of the end of a twin's text: what to ask the twin for, else None. No byte leads on from there."""
+        """At the end of a twin's text: what to ask the twin for.
+
+        No byte leads on. Otherwise None.
+        """
 
     def next_bytes(self) -> bytes | None:
-        """The bytes for which step is not None, in order, if that is cheaper to say than to try all 256; or None."""
+        """The bytes for which `step` is not None, in any order; None: try all 256."""
 
 
 class Plain:
-    """What a state says unless it knows better: it is inside no lexeme. States may inherit it."""
+    """The defaults of a state outside of lexemes; states may inherit them."""
 
     __slots__ = ()
 
     @property
     def accepts(self) -> bool:
-        """Not the end."""
         return False
 
     @property
     def lexeme(self) -> tuple[Lexeme, int] | None:
-        """None."""
         return None
 
     @property
     def budget(self) -> tuple[int, int] | None:
-        """None."""
         return None
 
     def exit(self, label: int) -> State | None:
-        """None."""
         return None
 
-    def detours(self) -> Tree | None:
-        """None."""
+    def reserved(self) -> Tree | None:
         return None
 
-    def detour(self, name: Any) -> State | None:
-        """None."""
+    def after_reserved(self, name: Any) -> State | None:
         return None
 
     def split(self) -> tuple[bytes, State] | None:
-        """None."""
         return None
 
     @property
     def is_json(self) -> bool:
-        """No."""
         return False
 
-    def parts(self) -> tuple[State, ...] | None:
-        """None."""
+    def alternatives(self) -> tuple[State, ...] | None:
         return None
 
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
-        """None."""
         return None
 
     @property
     def reached(self) -> Any:
-        """None."""
         return None
 
     def next_bytes(self) -> bytes | None:
-        """Not known."""
         return None
 
 
 class Constraint(Protocol):
-    """What the engine asks of a constrained sequence. One object a sequence; not thread-safe, but may move between."""
+    """What the engine asks of a constrained sequence: an object for each sequence.
+
+    Not thread-safe, but it may move between threads.
+    """
 
     def mask(self, out: NDArray[np.uint32]) -> None:
-        """Write the allowed next tokens: bit (t mod 32) of out[t div 32] is 1 for an allowed t. out: [ceil(V / 32)].
+        """Write the allowed next tokens into `out`, uint32 [ceil(V / 32)].
 
-        End-of-sequence ids are among them exactly where `may_end`. There is always at least one.
+        Bit (t mod 32) of out[t div 32] is 1 for an allowed t. End-of-sequence ids are allowed
+        exactly where `may_end`. At least one token is always allowed.
         """
 
     def has_mask(self) -> bool:
-        """Whether `mask` is quick: it only copies what was computed before."""
+        """Whether `mask` only copies what was computed before."""
 
     def allows(self, token_id: int) -> bool:
         """Whether the mask has this token (cheaper than the mask)."""
 
     def advance(self, token_id: int) -> bool:
-        """Take one token. False, and nothing changed, if it is not allowed. An end-of-sequence id ends the text.
+        """Take one token. False, and nothing changed, if it is not allowed.
 
-        Beside what the mask allows it may take tokens that only a limit has left out.
+        An end-of-sequence id ends the text. A token that only a limit leaves out of the mask may be
+        taken.
         """
 
     def rollback(self, n_tokens: int) -> None:
-        """Take the last `n_tokens` advances back."""
+        """Take the last `n_tokens` advances back. ValueError if there are fewer."""
 
     def may_end(self) -> bool:
         """Whether the text is complete as it is."""
 
     def is_done(self) -> bool:
-        """Whether nothing but the end can follow, or it has ended."""
+        """Whether only the end can follow, or the text has ended."""
 
     def forced(self) -> bytes:
-        """The longest text that must follow whatever is chosen; b"" if there is a choice. The state stays as it is."""
+        """The longest text that must follow whatever is chosen; b"" if there is a choice."""
 
     def is_limited(self) -> bool:
         """Whether a string, array or object was ended because it was too long."""
 
     def clone(self) -> Constraint:
-        """Another one in the same state; what is computed once stays shared."""
+        """Another constraint in the same state; what is computed once stays shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What compiling may take; beyond it the request is refused, with what was too much."""
+    """What compiling may take; beyond it the request is refused, naming what was too much."""
 
     source_bytes: int = 1 << 20  # of the schema, pattern or grammar
     depth: int = 256  # nesting of the source
@@ -269,7 +279,7 @@ class Limits:
 
 
 def n_mask_words(n_vocab: int) -> int:
-    """Length of a mask for a vocabulary of `n_vocab` ids."""
+    """Number of uint32 words in a mask for `n_vocab` ids."""
     return (n_vocab + 31) // 32
 
 
@@ -280,7 +290,7 @@ def bytes_or(state: State, others: Iterable[int]) -> Iterable[int]:
 
 
 def some_bytes(state: State, most: int) -> bytes:
-    """Bytes with which a state goes on, `most` of them at most."""
+    """At most `most` bytes with which a state goes on."""
     known = state.next_bytes()
     if known is not None:
         return known[:most]

@@ -1,8 +1,10 @@
-"""The formats of JSON Schema as languages, each after the standard that it names (read `regex.py` first).
+"""The formats of JSON Schema as languages, each after the standard it names (read `regex.py`
+first).
 
-A date exists (no 30th of February, the 29th in leap years only), a leap second is written at 23:59 UTC only, an address
-has the right number of parts. What a standard leaves to a registry (is this a country, a host that exists) is not looked
-up. `idn-` formats and `regex` are no regular languages, or need tables that are not here: they are not in the list.
+A date exists (no February 30th, February 29th in leap years only), a leap second is written at
+23:59 UTC only, an address has the right number of groups. What a standard leaves to a registry
+(whether a country or a host exists) is not looked up. `idn-` formats and `regex` are not regular,
+or need tables that are not here: they are missing.
 """
 
 from __future__ import annotations
@@ -15,19 +17,20 @@ from martlet.grammar.regex import regex_language
 
 __all__ = ["FORMATS", "format_language"]
 
-# RFC 3339. Years with a 29th of February: divisible by 4, but of the centuries only those divisible by 400.
+# RFC 3339. Leap years: divisible by 4, but centuries only if divisible by 400.
 _LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DAYS = r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
 _DATE = rf"(\d{{4}}-{_DAYS}|{_LEAP}-02-29)"
 _ZONE = r"([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)"
 _TIME = rf"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?{_ZONE}|23:59:60(\.\d+)?([zZ]|[+-]00:00))"
-# RFC 3339, appendix A: from the largest unit given down to the smallest, none between them left out.
+# RFC 3339, appendix A: from the largest unit given down to the smallest, without gaps.
 _CLOCK = r"T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
 _DURATION = rf"P(\d+W|\d+Y(\d+M(\d+D)?)?({_CLOCK})?|\d+M(\d+D)?({_CLOCK})?|\d+D({_CLOCK})?|{_CLOCK})"
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-# RFC 1123: labels of at most 63, a name of at most 253 characters. Counting to both takes 30,000 states, so some names
-# of many long labels are left out: there are at most 3 labels, or 9 of at most 27 characters, or 31 of at most 7.
+# RFC 1123: labels of at most 63, a name of at most 253 characters. Counting to both takes 30,000
+# states, so some names of many long labels are left out: there are at most 3 labels, or 9 of at
+# most 27 characters, or 31 of at most 7.
 _HOST = "({})".format(
     "|".join(
         rf"[a-zA-Z0-9]([a-zA-Z0-9-]{{0,{size - 2}}}[a-zA-Z0-9])?(\.[a-zA-Z0-9]([a-zA-Z0-9-]{{0,{size - 2}}}[a-zA-Z0-9])?){{0,{count - 1}}}"
@@ -71,7 +74,7 @@ _PRIVATE = r"\ue000-\uf8ff\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}"
 
 
 def _uri(more: str, private: str, relative: bool) -> str:
-    """The pattern of a URI (`more` nothing) or an IRI; a reference may be relative."""
+    """The pattern of a URI (`more` and `private` empty) or an IRI; `relative` allows a reference."""
     char = rf"([{_UNRESERVED}{_SUB}:@{more}]|{_PERCENT})"
     name = rf"([{_UNRESERVED}{_SUB}{more}]|{_PERCENT})"
     user = rf"([{_UNRESERVED}{_SUB}:{more}]|{_PERCENT})"

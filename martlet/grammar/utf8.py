@@ -1,9 +1,10 @@
-r"""From languages of characters to automata over bytes: as plain UTF-8, or as it stands inside a JSON string.
+r"""From languages of characters to automata over bytes: as plain UTF-8, or inside a JSON string.
 
-Both are one construction. The ways of writing the characters of an alphabet make a tree of bytes (its equal branches
-shared) whose leaves are the alphabet's classes; a state of the result is a state of the language and a node of that tree.
-In JSON a character may stand for itself, as a short escape (\n) or by number (\u00e9, \ud83d\ude00): which of the
-three are in the language is the caller's choice. UTF-8 is the strict one of RFC 3629: nothing overlong, no surrogates.
+Both are one construction. The spellings of an alphabet's characters make a tree of bytes, with
+equal branches shared, whose leaves are the alphabet's classes. A state of the result is a state of
+the language and a node of that tree. In JSON a character may stand for itself, as a short escape
+(\n) or by number (\u00e9, \ud83d\ude00); the caller chooses which spellings are in the language.
+UTF-8 is strict as in RFC 3629: nothing overlong, no surrogates. JSON strings follow RFC 8259.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ _HEX = tuple((digit, f"{digit:x}{digit:X}".encode()) for digit in range(16))
 
 
 class Escapes(NamedTuple):
-    """Which escapes a JSON string may use where it need not; what must be escaped always may be, in one way at least."""
+    """The optional escapes a JSON string may use.
+
+    A mandatory escape always has at least one spelling.
+    """
 
     slash: bool = False  # "\\/"
     numbers: bool = False  # "\\u0041" for any character, not only for control characters that have no short escape
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is one way to write each text."""
+        """Whether every text has one spelling."""
         return not (self.slash or self.numbers)
 
 
@@ -45,7 +49,10 @@ Branch = tuple[bool, int]  # (True, class) or (False, node)
 
 
 class _Tree:
-    """Nodes by number, each a mapping of bytes to branches; equal nodes are one. The root is made last."""
+    """Nodes by number, each a mapping of bytes to branches; equal nodes are shared.
+
+    The root is made last.
+    """
 
     def __init__(self, alphabet: Alphabet) -> None:
         self.alphabet = alphabet
@@ -63,17 +70,18 @@ class _Tree:
         return False, number
 
     def class_of_all(self, first: int, last: int) -> int | None:
-        """Return the one class of all characters in a range; None if they are of several."""
+        """Return the class of all characters in a range; None if they are of several classes."""
         starts = self.alphabet.starts
         at = bisect_right(starts, first)
         return self.alphabet.classes[at - 1] if at == len(starts) or starts[at] > last else None
 
     def digits(
-        self, kind: str, depth: int, first: int, limits: tuple[int, int], digits: list[tuple[int, bytes]]
+        self, spelling: str, depth: int, first: int, limits: tuple[int, int], digits: list[tuple[int, bytes]]
     ) -> Branch | None:
-        """Return what follows when `depth` digits are to come, each one of `digits`, and the number so far is `first`.
+        """Return the branch for `depth` further digits, after which the number so far is `first`.
 
-        Only characters within `limits` count. What is of one class throughout is made once.
+        Each digit is from `digits`; only characters within `limits` count. A range of one class is
+        made once.
         """
         span: int = len(digits) ** depth
         low, high = limits
@@ -83,21 +91,22 @@ class _Tree:
             return True, self.alphabet.class_of(first)
         within = first >= low and first + span - 1 <= high
         same = self.class_of_all(first, first + span - 1) if within else None
-        if same is not None and (kind, depth, same) in self._uniform:
-            return self._uniform[kind, depth, same]
+        if same is not None and (spelling, depth, same) in self._uniform:
+            return self._uniform[spelling, depth, same]
         branches: dict[int, Branch] = {}
         for value, spellings in digits:
-            after = self.digits(kind, depth - 1, first + value * (span // len(digits)), limits, digits)
+            after = self.digits(spelling, depth - 1, first + value * (span // len(digits)), limits, digits)
             if after is not None:
                 branches.update(dict.fromkeys(spellings, after))
         made = self.node(branches)
         if same is not None and made is not None:
-            self._uniform[kind, depth, same] = made
+            self._uniform[spelling, depth, same] = made
         return made
 
 
 _TAIL = [(value, bytes((0x80 + value,))) for value in range(64)]
-# (first byte's base, numbers of first bytes, bytes that follow, the lowest and the highest character)
+# (first byte's base, numbers of first bytes, bytes that follow, the lowest and the highest
+# character)
 _LEADS = (
     (0xC0, 32, 1, (0x80, 0x7FF)),
     (0xE0, 16, 2, (0x800, 0xD7FF)),
@@ -107,7 +116,10 @@ _LEADS = (
 
 
 def _utf8(tree: _Tree, raw: Callable[[int], bool]) -> dict[int, Branch]:
-    """The branches of a root under which every character stands as itself; of ASCII, those that may."""
+    """The branches of a root under which every character stands as itself.
+
+    Of ASCII, those in `raw`.
+    """
     root: dict[int, Branch] = {c: (True, tree.alphabet.class_of(c)) for c in range(128) if raw(c)}
     for base, count, depth, limits in _LEADS:
         for value in range(count):
@@ -148,7 +160,7 @@ def _json_tree(alphabet: Alphabet, escapes: Escapes) -> tuple[list[dict[int, Bra
 
 
 def _control_numbers(tree: _Tree) -> Branch | None:
-    """What follows a backslash and u: the numbers of control characters that have no short escape."""
+    r"""The branch after \u for control characters that have no short escape."""
     tens: dict[int, Branch] = {}
     for ten in (0, 1):
         ones: dict[int, Branch] = {}
@@ -165,7 +177,7 @@ def _control_numbers(tree: _Tree) -> Branch | None:
 
 
 def _numbers(tree: _Tree) -> Branch | None:
-    """What follows a backslash and u: the number of any character, of those above U+FFFF as two surrogates."""
+    r"""The branch after \u for any character; those above U+FFFF are two surrogates."""
     hexadecimal = list(_HEX)
     first: dict[int, Branch] = {}
     for digit, spellings in _HEX:
@@ -187,7 +199,10 @@ def _numbers(tree: _Tree) -> Branch | None:
 
 
 def _pairs(tree: _Tree, first: int, depth: int) -> Branch:
-    """What follows in a high surrogate with `depth` digits to come, and after it; `first` is the least such character."""
+    """The branch inside a high surrogate with `depth` digits to come.
+
+    `first` is the least character there.
+    """
     same = tree.class_of_all(first, first + (1024 << 4 * depth) - 1)
     if same is not None and ("pair", depth, same) in tree._uniform:
         return tree._uniform["pair", depth, same]
@@ -213,12 +228,17 @@ def _pairs(tree: _Tree, first: int, depth: int) -> Branch:
 
 
 def to_bytes(language: Language) -> Dfa:
-    """Return the automaton of a language's texts in UTF-8. RequestError if it has too many states."""
+    """Return the automaton of a language's texts in UTF-8.
+
+    RequestError if it has too many states.
+    """
     return _expand(language, *_plain_tree(language.alphabet))
 
 
 def to_json(language: Language, escapes: Escapes = FEWEST) -> Dfa:
-    """Return the automaton of what stands between the quotation marks when a language's texts are JSON strings."""
+    """Return the automaton of what stands between the quotation marks when a language's texts are
+    JSON strings.
+    """
     return _expand(language, *_json_tree(language.alphabet, escapes))
 
 

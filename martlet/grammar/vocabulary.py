@@ -1,10 +1,12 @@
-"""A tokenizer's tokens as bytes in a trie, and what an automaton does to all of them (read `matcher.py` next).
+"""A tokenizer's tokens as bytes in a trie, and what an automaton does to all of them (read
+`masks.py` next).
 
     Vocabulary   the trie, shared by all grammars of a tokenizer
-    Region       the tokens below one node that stay inside a lexeme from one of its states on, and those that leave it
-    Suffixes     what may stand in a token after a lexeme's end: few different texts, however many tokens end in them
+    Region       the tokens below one node that stay inside a lexeme from one of its states on,
+                 and those that leave it
+    Suffixes     what a token may hold after a lexeme's end: few different texts, many tokens
 
-Tokens without a text (control tokens, unused ids) are in no trie and so in no mask.
+Tokens without a text (control tokens, unused ids) are in no trie, and so in no mask.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ __all__ = ["NOTHING", "Endings", "Exits", "Region", "Suffixes", "Vocabulary", "s
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
 Bools = NDArray[np.bool_]
-Endings = tuple[list[tuple[int, Any]], I32, I32]  # nodes with texts' names; ranks: where their tokens begin, and end
+Endings = tuple[list[tuple[int, Any]], I32, I32]  # nodes with names; ranks where their tokens begin and end
 
 MOST_INSIDE = 20_000
 NOTHING = 0  # the suffix of a token that ends where the lexeme does
@@ -34,10 +36,12 @@ MOST_CACHED_BYTES = 96 << 20
 
 
 class Vocabulary:
-    """`tokens[t]` are the bytes that id t adds to a text, None or b"" where it has none that a grammar may use.
+    """The trie of a tokenizer's tokens.
 
-    `n_vocab` is the width of the logits, if that is more than the number of tokens. `kernels` is a compiled-kernel store
-    (`ops/cpu/store.py`); without one the walk is done in Python, which is the definition and far too slow to serve.
+    `tokens[t]` are the bytes that id t adds to a text; None or b"" keeps it out of every mask.
+    `n_vocab` is the width of the logits, where that is more than the number of tokens. `kernels` is
+    a store of compiled kernels (`ops/cpu/store.py`); without it the walk runs in Python, which is
+    the definition and too slow to serve.
     """
 
     def __init__(
@@ -75,7 +79,10 @@ class Vocabulary:
         return cls(tokens, sorted(tokenizer.eog_ids), n_vocab=n_vocab, kernels=kernels)
 
     def _build(self, texts: list[bytes], ids: I32) -> None:
-        """The trie of the sorted `texts` in depth-first order, as flat arrays; node 0 is the root."""
+        """Build the trie of the sorted `texts` in depth-first order, as flat arrays.
+
+        Node 0 is the root.
+        """
         lengths = np.array([len(text) for text in texts], np.int64)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         flat = np.frombuffer(b"".join(texts), np.uint8)
@@ -109,18 +116,18 @@ class Vocabulary:
         self.rank[ids] = np.arange(len(ids))
 
     def children(self, node: int) -> dict[int, int]:
-        """byte → child, of a node."""
-        found = self._children.get(node)
-        if found is None:
-            found, child, stop = {}, node + 1, int(self.end[node])
+        """A node's children: byte → node."""
+        children = self._children.get(node)
+        if children is None:
+            children, child, stop = {}, node + 1, int(self.end[node])
             while child < stop:
-                found[int(self.byte[child])] = child
+                children[int(self.byte[child])] = child
                 child = int(self.end[child])
-            self._children[node] = found
-        return found
+            self._children[node] = children
+        return children
 
     def find(self, node: int, text: bytes) -> int | None:
-        """The node that `text` leads to from a node."""
+        """The node that `text` leads to from a node; None if there is none."""
         for byte in text:
             child = self.children(node).get(byte)
             if child is None:
@@ -136,55 +143,60 @@ class Vocabulary:
         return ids
 
     def endings(self, node: int, tree: Tree) -> Endings:
-        """Where below a node the texts of a tree end. `highs` has one more, the first: below the first of `lows` is none."""
-        found: list[tuple[int, Any]] = []
+        """Where the texts of a tree end below a node: (node, name) pairs, and ranks of their
+        tokens.
+
+        `lows` int32 [n] and `highs` int32 [n + 1] bound the ranks of the tokens that begin with
+        each text; `highs` has a first 0 in front, for ranks below every text.
+        """
+        ends: list[tuple[int, Any]] = []
         ahead: list[tuple[int, Tree]] = [(node, tree)]
         while ahead:
             at, texts = ahead.pop()
             children = self.children(at)
             for byte, below in texts.items():
                 if byte < 0:
-                    found.append((at, below))
+                    ends.append((at, below))
                 elif byte in children:
                     ahead.append((children[byte], below))
-        found.sort(key=lambda ending: ending[0])
-        lows = np.array([self.first[at] for at, _ in found], np.int32)
-        highs = np.array([0, *(self.first[self.end[at]] for at, _ in found)], np.int32)
-        return found, lows, highs
+        ends.sort(key=lambda ending: ending[0])
+        lows = np.array([self.first[at] for at, _ in ends], np.int32)
+        highs = np.array([0, *(self.first[self.end[at]] for at, _ in ends)], np.int32)
+        return ends, lows, highs
 
     def region(self, lexeme: Lexeme, state: int, node: int) -> Region:
-        """What the tokens below `node` do from `state` of a lexeme's automaton on; kept for the next time."""
+        """What the tokens below `node` do from a lexeme's `state` on; kept for the next time."""
         key = (lexeme, state, node)
-        found = self._regions.get(key)
-        if found is None:
-            found = Region(self, lexeme, state, node)
-            self._cached_bytes += found.n_bytes
+        region = self._regions.get(key)
+        if region is None:
+            region = Region(self, lexeme, state, node)
+            self._cached_bytes += region.n_bytes
             if self._cached_bytes > MOST_CACHED_BYTES:
                 self._regions.clear()
-                self._cached_bytes = found.n_bytes
-            self._regions[key] = found
-        return found
+                self._cached_bytes = region.n_bytes
+            self._regions[key] = region
+        return region
 
     def suffixes(self, lexeme: Lexeme) -> Suffixes:
-        """The ends of tokens that may come after a lexeme."""
+        """The suffixes of tokens that may come after a lexeme; kept."""
         key = (lexeme.follow, lexeme.blank)
-        found = self._suffixes.get(key)
-        if found is None:
-            found = self._suffixes[key] = Suffixes(self, *key)
-        return found
+        suffixes = self._suffixes.get(key)
+        if suffixes is None:
+            suffixes = self._suffixes[key] = Suffixes(self, *key)
+        return suffixes
 
 
 class Suffixes:
     """All different ends of tokens that begin with a byte of `follow`, as a small trie of dicts.
 
-    After bytes of `blank` there must be another of `follow`. What is none of them has the number NEVER.
+    After bytes of `blank` another byte of `follow` must come. Every other end has the number NEVER.
     """
 
     def __init__(self, vocabulary: Vocabulary, follow: frozenset[int], blank: frozenset[int]) -> None:
         numbers: dict[bytes, int] = {b"": NOTHING, b"\0": NEVER}
         starts, flat = vocabulary.starts, vocabulary.flat
         n_tokens = len(starts) - 1
-        self._starts = (starts[:-1] + np.arange(n_tokens)).astype(np.int32)  # each token has a place more, for its end
+        self._starts = (starts[:-1] + np.arange(n_tokens)).astype(np.int32)  # each token has a offset more, for its end
         self._at = np.full(len(flat) + n_tokens, NEVER, np.int32)  # token's start + offset → suffix
         self._at[starts[1:] + np.arange(n_tokens)] = NOTHING
         last = np.zeros(len(flat) + 1, np.bool_)
@@ -193,12 +205,12 @@ class Suffixes:
         white = np.nonzero(np.append(np.isin(flat, sorted(blank)), False) & may)[0]
         while (wrong := white[may[white] & ~last[white] & ~may[white + 1]]).size:
             may[wrong] = False
-        places = np.nonzero(may)[0]
-        owners = np.searchsorted(starts, places, side="right") - 1
-        for place, token in zip(places.tolist(), owners.tolist(), strict=True):
+        offsets = np.nonzero(may)[0]
+        owners = np.searchsorted(starts, offsets, side="right") - 1
+        for offset, token in zip(offsets.tolist(), owners.tolist(), strict=True):
             text = vocabulary.tokens[token]
             assert text is not None
-            self._at[place + token] = numbers.setdefault(text[place - int(starts[token]) :], len(numbers))
+            self._at[offset + token] = numbers.setdefault(text[offset - int(starts[token]) :], len(numbers))
         self.n = len(numbers)
         del numbers[b"\0"]
         self._inside: dict[tuple[Lexeme, int, int], tuple[list[int], list[tuple[int, Tree]]]] = {}
@@ -210,14 +222,15 @@ class Suffixes:
             node[-1] = number
 
     def inside(self, lexeme: Lexeme, state: int, node: Tree) -> tuple[list[int], list[tuple[int, Tree]]]:
-        """Of the suffixes below a node, from a state of a lexeme on: those that stay, and labels with what is left.
+        """What the suffixes below a node do from a lexeme's `state` on.
 
-        What is left begins with the number of the suffix that ends where the lexeme does, if there is one.
+        Returns the numbers of suffixes that stay, and (label, what is left) of those that leave.
+        What is left has key -1 if a suffix ends where the lexeme does.
         """
         key = (lexeme, state, id(node))
-        found = self._inside.get(key)
-        if found is not None:
-            return found
+        known = self._inside.get(key)
+        if known is not None:
+            return known
         table, accept, final = lexeme.dfa.table, lexeme.dfa.accept, lexeme.dfa.final
         staying: list[int] = []
         leaving: list[tuple[int, Tree]] = []
@@ -244,14 +257,17 @@ class Suffixes:
         return staying, leaving
 
     def at(self, tokens: I32, offsets: I32) -> I32:
-        """The suffixes of tokens from offsets on."""
-        found: I32 = self._at[self._starts[tokens] + offsets]
-        return found
+        """The suffix numbers of tokens from byte offsets on: int32 [n] from two int32 [n]."""
+        numbers: I32 = self._at[self._starts[tokens] + offsets]
+        return numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exits:
-    """Tokens that leave a lexeme with one label: what they go on with, and their characters before it."""
+    """Tokens that leave a lexeme with one label: int32 [n] each.
+
+    `suffix` is the number of what follows, `count` the characters before it.
+    """
 
     suffix: I32
     token: I32
@@ -266,7 +282,9 @@ class Exits:
         return [token for number in numbers for token in self._with.get(number, ())]
 
     def allowed(self, suffixes: Bools, budget: tuple[int, int] | None) -> I32:
-        """The tokens that go on with one of `suffixes` (by number) and have as many characters as the budget says."""
+        """The tokens that go on with an allowed suffix, bool [suffixes], within a budget of
+        characters.
+        """
         chosen = suffixes[self.suffix]
         if budget is not None:
             chosen &= (self.count >= budget[0]) & (self.count <= budget[1])
@@ -274,7 +292,10 @@ class Exits:
 
 
 class Region:
-    """Tokens below a node that stay in a lexeme, and `exits`: label → those that leave it."""
+    """What the tokens below a node do from a lexeme's state on.
+
+    `exits` has by label the tokens that leave.
+    """
 
     def __init__(self, vocabulary: Vocabulary, lexeme: Lexeme, state: int, node: int) -> None:
         staying, leaving, self.mask = vocabulary.walker.walk(lexeme, state, node)
@@ -294,22 +315,24 @@ class Region:
         self.n_bytes = 24 * len(leaving) + 8 * len(self.ids) + (4 * vocabulary.n_words if self.mask is not None else 0)
 
     def staying(self, most: int | None) -> tuple[I32, U32 | None]:
-        """The tokens that stay and have at most `most` characters: as ids, and as a mask if they are many."""
+        """The tokens that stay with at most `most` characters: ids int32 [n], and a mask if they
+        are many.
+        """
         if most is None or most >= self.most_count:
             return self.ids, self.mask
-        found = self._masks.get(most)
-        if found is None:
+        known = self._masks.get(most)
+        if known is None:
             ids = self.ids[self._counts <= most]
             mask = None
             if len(ids) > MOST_LISTED:
                 mask = np.zeros(self._vocabulary.n_words, np.uint32)
                 self._vocabulary.walker.fill(mask, self._vocabulary.walker.prepared(None, ids))
-            found = self._masks[most] = (ids, mask)
-        return found
+            known = self._masks[most] = (ids, mask)
+        return known
 
 
 def share_a_text(texts: Tree | None, suffixes: Tree) -> bool:
-    """Whether a text of one tree leads to a node of another."""
+    """Whether a text of the tree `texts` leads to a node of the tree `suffixes`."""
     ahead = [(texts or {}, suffixes)]
     while ahead:
         here, there = ahead.pop()

@@ -1,8 +1,9 @@
-"""The walk of a trie along an automaton: compiled, or in Python, which defines it (read `ops/cpu/trie.py` next).
+"""The walk of a trie along an automaton: compiled, or in Python, which defines it (read
+`ops/cpu/trie.py` next).
 
-A walk goes through all nodes below one that the automaton lets through. A token *stays* if its bytes all do. It *leaves*
-where the automaton accepts, does not go on with the next byte, and that byte may follow the lexeme; or where it ends in a
-state from which nothing goes on.
+The walk visits the nodes below a trie node that the automaton lets through. A token *stays* if the
+automaton takes all its bytes. It *leaves* where the automaton accepts, does not go on with the next
+byte, and that byte may follow the lexeme; or where it ends in a state that nothing leaves.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ from martlet.ops.cpu.fields import RECORD_FIELDS
 
 __all__ = ["MOST_LISTED", "Fill", "Walker", "address"]
 
-MOST_LISTED = 512  # tokens: more are a mask, fewer a list
+MOST_LISTED = 512  # more tokens are a mask, fewer a list
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
-Found = tuple[I32, I32, U32 | None]  # staying [n, 2], leaving [m, 4], mask of those that stay
+Walk = tuple[I32, I32, U32 | None]  # staying [n, 2], leaving [m, 4], mask of the tokens that stay
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where the data of an array that may be written lie; 0 if it has none. Several times quicker than numpy's own answer."""
+    """The address of an array's data, which must be writable; 0 if empty.
+
+    Several times quicker than numpy's.
+    """
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data)) if array.size else 0
 
 
 class _Record(threading.local):
-    """A record for each thread, as several may write the same mask."""
+    """A record for each thread, since several may write the same mask."""
 
     def __init__(self) -> None:
         self.record = np.zeros(RECORD_FIELDS, np.int64)
@@ -40,7 +44,9 @@ class _Record(threading.local):
 
 
 class Fill(NamedTuple):
-    """A mask as the kernel takes it: its record, and what that points to."""
+    """A mask as the kernel takes it: a record, and the arrays it points to (uint32 [words], int32
+    [n]).
+    """
 
     record: NDArray[np.int64]
     shared: U32 | None
@@ -90,9 +96,13 @@ class Walker:
         ):
             self._record[field] = array.ctypes.data
 
-    def walk(self, lexeme: Lexeme, state: int, node: int) -> Found:
-        """What the tokens below `node` do, from `state` on. Those that stay are a mask as well if they are many; then they
-        are a list only if somebody will ask for their characters."""
+    def walk(self, lexeme: Lexeme, state: int, node: int) -> Walk:
+        """What the tokens below `node` do from a lexeme's `state` on.
+
+        Returns int32 [n, 2] of (token, characters) that stay, int32 [m, 4] of (token, offset,
+        label, characters) that leave, and uint32 [words] of the tokens that stay if they are many.
+        The list is empty then, unless their characters are counted.
+        """
         with self._lock:
             self._mask.fill(0)
             if self._kernel is None:
@@ -113,7 +123,9 @@ class Walker:
             return self._staying[:n_staying].copy(), self._leaving[:n_leaving].copy(), mask
 
     def prepared(self, shared: U32 | None, ids: I32) -> Fill:
-        """A mask to be written often: `shared`, or nothing, joined with the tokens `ids`."""
+        """A mask to be written often: `shared` uint32 [words], or nothing, joined with `ids` int32
+        [n].
+        """
         record = np.zeros(RECORD_FIELDS, np.int64)
         record[trie.N_WORDS] = len(self._mask)
         record[trie.SHARED] = 0 if shared is None else address(shared)
@@ -121,7 +133,7 @@ class Walker:
         return Fill(record, shared, ids)
 
     def fill(self, out: U32, mask: Fill) -> None:
-        """Write a mask; what `out` has beyond it stays."""
+        """Write a mask into `out`, uint32 [words or more]; further words stay as they are."""
         if self._fill is None:
             words = out[: len(self._mask)]
             words[:] = 0 if mask.shared is None else mask.shared
@@ -133,11 +145,11 @@ class Walker:
         self._fill(unused, unused, own.address, unused, 0, 1)
 
     def _follow_bytes(self, follow: frozenset[int]) -> NDArray[np.uint8]:
-        found = self._follow.get(follow)
-        if found is None:
-            found = self._follow[follow] = np.zeros(256, np.uint8)
-            found[sorted(follow)] = 1
-        return found
+        flags = self._follow.get(follow)
+        if flags is None:
+            flags = self._follow[follow] = np.zeros(256, np.uint8)
+            flags[sorted(follow)] = 1
+        return flags
 
     def _walk_reference(self, lexeme: Lexeme, start: int, node: int) -> None:
         table, accept = lexeme.dfa.table, lexeme.dfa.accept

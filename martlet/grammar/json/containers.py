@@ -318,17 +318,17 @@ class Key(ByteState):
     def exit(self, label: int) -> State | None:
         return self.keys.after_label(label)
 
-    def detours(self) -> Tree | None:
+    def reserved(self) -> Tree | None:
         """The known names still possible."""
         return self.node if self.keys.is_free or not self.state else None
 
-    def parts(self) -> tuple[State, ...] | None:
+    def alternatives(self) -> tuple[State, ...] | None:
         """The automaton and the tree as two states, where they share no name."""
         if not self.state or not self.node or self.keys.is_free:
             return None
         return self.keys.state(self.state, None), self.keys.state(0, self.node)
 
-    def detour(self, name: str) -> State | None:
+    def after_reserved(self, name: str) -> State | None:
         return self.keys.after(name)
 
     def _step(self, byte: int) -> State | None:
