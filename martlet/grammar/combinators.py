@@ -1,8 +1,7 @@
-"""States of texts and their joining: a language of text, free text up to a mark, one thing after
-another, one or the other.
+"""States joined: a language's texts, free text up to a mark, one text after another, either of two.
 
-All are `State`s as `states.py` has them. Equal ones are one object: their makers keep what they
-have made.
+All are `State`s as `states.py` has them. Equal states are one object: their makers keep them.
+Read `compile.py` next, which uses them.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ END: State = _End()
 
 
 class _Automaton:
-    """A lexeme with what comes after each of its labels; its states, made when they are needed.
+    """A lexeme with what follows each of its labels; it makes its states when they are needed.
 
-    `ends` says whether the text may end at a state inside the lexeme.
+    `ends` says whether the text may end in a state of the automaton.
     """
 
     def __init__(
@@ -53,17 +52,14 @@ class _Automaton:
         self._states: dict[int, _Inside] = {}
 
     def at(self, q: int) -> _Inside:
-        found = self._states.get(q)
-        if found is None:
-            found = self._states[q] = _Inside(self, q)
-        return found
+        state = self._states.get(q)
+        if state is None:
+            state = self._states[q] = _Inside(self, q)
+        return state
 
 
 class _Inside(Plain):
-    """A place inside an automaton.
-
-    Where it goes on, it does; only elsewhere does what follows begin.
-    """
+    """A state inside an automaton; what follows begins only where the automaton cannot go on."""
 
     __slots__ = ("_accepts", "_lexeme", "_machine", "_q")
 
@@ -107,10 +103,9 @@ def first_bytes(state: State) -> bytes:
 
 
 def language_state(language: Language, after: State = END) -> State | None:
-    """The texts of a language, and then what `after` has; None if there are none.
+    """The texts of a language, each followed by the texts of `after`; None if there are none.
 
-    A text that could be longer is: what follows begins only where no longer text of the language
-    goes on.
+    The longest match counts: what follows begins only where no longer text of the language goes on.
     """
     if language.is_empty:
         return None
@@ -119,10 +114,9 @@ def language_state(language: Language, after: State = END) -> State | None:
 
 
 def free_text(marks: Sequence[str], after: Callable[[int], State], may_end: bool, *, at_start: bool = False) -> State:
-    """Any text up to the first of the marks, and then what follows mark number `after(i)`; all of
-    it if none comes.
+    """Any text up to the first of the marks, and then the texts of `after(i)` for mark i.
 
-    `at_start`: a mark is one only where the text begins with it.
+    `may_end` allows a text without marks; `at_start` looks for a mark at the beginning only.
     """
     anything = Language.everything()
     inside = literals(marks)
@@ -134,13 +128,12 @@ def free_text(marks: Sequence[str], after: Callable[[int], State], may_end: bool
 
 
 def _up_to(without: Language, marks: Sequence[str], at_start: bool) -> tuple[Dfa, list[bool]]:
-    """The automaton of texts that end with their first mark, labelled by its number from 1 on; and
-    where a text without any mark is whole, which is not so inside a character.
+    """The automaton of texts that end with their first mark, labelled by its number from 1 on.
 
-    It is the automaton of texts without a mark, to which the steps that complete one are added:
-    whether a byte does is known from the last bytes before it. So its states are pairs: (state
-    without a mark, last bytes that count); where marks count at the start only these are all bytes,
-    and None once they are not the beginning of one.
+    Also says in which states a text without any mark is whole, which it is not inside a character.
+    The automaton is that of texts without a mark, extended by the bytes that complete a mark. Its
+    states are pairs: a state without marks, and the last bytes that may begin a mark. With
+    `at_start` these are all bytes, and None once no mark begins so.
     """
     plain = to_bytes(without)
     encoded = [mark.encode() for mark in marks]
@@ -183,9 +176,10 @@ def _up_to(without: Language, marks: Sequence[str], at_start: bool) -> tuple[Dfa
 
 
 def one_of(texts: Sequence[str], after: Callable[[int], State], *, may_end: bool = False) -> State:
-    """One of the texts, and then what text number `after(i)` has. `may_end`: or nothing at all.
+    """One of the texts, and then the texts of `after(i)` for text i; with `may_end`, or nothing at
+    all.
 
-    No text may begin with another one.
+    RequestError if a text begins with another.
     """
     rows: list[dict[int, int]] = [{}, {}]
     labels = [0, 0]
@@ -210,7 +204,7 @@ def one_of(texts: Sequence[str], after: Callable[[int], State], *, may_end: bool
 
 
 class Again(Plain):
-    """A state that is known later: free text, which leads to what leads back to it."""
+    """A state that is known later: free text leads to tags, which lead back to free text."""
 
     accepts = True
     target: State
@@ -233,7 +227,9 @@ _CHARACTERS = bytes((*range(0x80), *range(0xC2, 0xF5)))  # with which a characte
 
 
 class _Then:
-    """One state's text, and then another's: what follows begins where the first cannot go on."""
+    """The texts of one state followed by those of another, which begin where the first cannot go
+    on.
+    """
 
     __slots__ = ("_first", "_made", "_second", "accepts", "budget", "is_json", "lexeme")
 
@@ -265,14 +261,18 @@ class _Then:
         return None
 
     def alternatives(self) -> tuple[State, ...] | None:
-        found = self._first.alternatives()
-        return None if found is None else tuple(_then(part, self._second, self._made) for part in found)
+        alternatives = self._first.alternatives()
+        return (
+            None
+            if alternatives is None
+            else tuple(_then(alternative, self._second, self._made) for alternative in alternatives)
+        )
 
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
-        found = self._first.twin()
-        if found is None:
+        twin = self._first.twin()
+        if twin is None:
             return None
-        state, resume = found
+        state, resume = twin
         return state, lambda reached: _then(resume(reached), self._second, self._made)
 
     @property
@@ -289,23 +289,23 @@ class _Then:
 def _then(first: State, second: State, made: dict[State, State]) -> State:
     if first.accepts and first.lexeme is None and first.next_bytes() == b"":
         return second
-    found = made.get(first)
-    if found is None:
-        found = made[first] = _Then(first, second, made)
-    return found
+    state = made.get(first)
+    if state is None:
+        state = made[first] = _Then(first, second, made)
+    return state
 
 
 def then(first: State, second: State) -> State:
-    """The texts of one state, each followed by one of another.
+    """The texts of one state, each followed by a text of another.
 
-    The first's last byte must not be inside a lexeme (JSON's objects and lists end so): else
-    `second` is not expected there.
+    The first's last byte must not be inside a lexeme, as the end of a JSON container is not;
+    otherwise `second` is not expected there.
     """
     return second if first is END else _then(first, second, {})
 
 
 class _Either(Plain):
-    """The texts of both states, told apart by and by."""
+    """The texts of both states, followed side by side."""
 
     __slots__ = ("_a", "_b")
 

@@ -3,8 +3,9 @@ r"""GBNF, llama.cpp's grammar format, as rules (read `rules.py` next).
     root ::= "yes" | "no" [.!]{1,3}     # a comment
     word ::= [a-z\u00e0-\u00ff]+ other? (nested | groups)* .
 
-A rule ends with its line, but inside brackets and after a bar. Tokens by name or number (`<think>`,
-`<[12]>`) are not supported: a grammar here is about text. Format: llama.cpp's grammars/README.md.
+A rule ends with its line, except inside brackets and after a bar. Tokens by name or number
+(`<think>`, `<[12]>`) are not supported: a grammar here is about text. Format: llama.cpp's
+grammars/README.md.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ def gbnf_rules(text: str) -> dict[str, Rule]:
 
 
 class _Parser:
-    """Reads a grammar from beginning to end; `at` is where."""
+    """Reads a grammar from beginning to end; `at` is the next character's index."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
 
     def wrong(self, what: str, at: int | None = None) -> RequestError:
-        """The error for `what` stands here."""
-        place = self.at if at is None else at
-        line = self.text.count("\n", 0, place) + 1
+        """The error for an invalid grammar, with the line."""
+        index = self.at if at is None else at
+        line = self.text.count("\n", 0, index) + 1
         return RequestError(f"GBNF grammar, line {line}: {what}.", code="invalid_grammar")
 
     def space(self, lines: bool) -> None:
-        """Pass white space and comments."""
-        found = (_SPACE_AND_LINES if lines else _SPACE).match(self.text, self.at)
-        assert found is not None
-        self.at = found.end()
+        """Pass white space and comments; `lines` passes line ends too."""
+        match = (_SPACE_AND_LINES if lines else _SPACE).match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
 
     def take(self, literal_text: str) -> bool:
-        """Whether the text goes on with this; if so it is passed."""
+        """Pass a text if it comes next; whether it did."""
         if self.text.startswith(literal_text, self.at):
             self.at += len(literal_text)
             return True
@@ -61,7 +62,7 @@ class _Parser:
 
     def rules(self) -> dict[str, Rule]:
         """Read all rules."""
-        found: dict[str, Rule] = {}
+        rules: dict[str, Rule] = {}
         self.space(lines=True)
         while self.at < len(self.text):
             start = self.at
@@ -71,35 +72,35 @@ class _Parser:
                 raise self.wrong("'::=' is expected after a rule's name")
             self.space(lines=True)
             body = self.alternatives(0)
-            if name in found:
+            if name in rules:
                 raise self.wrong(f"the rule {name!r} is there twice", start)
-            found[name] = body
+            rules[name] = body
             self.space(lines=False)
             if self.at < len(self.text) and self.text[self.at] not in "\r\n":
                 raise self.wrong(f"{self.text[self.at]!r} is not expected here")
             self.space(lines=True)
-        return found
+        return rules
 
     def name(self) -> str:
         """Read a rule's name."""
-        found = _NAME.match(self.text, self.at)
-        if found is None:
+        match = _NAME.match(self.text, self.at)
+        if match is None:
             raise self.wrong("a rule's name is expected")
-        self.at = found.end()
-        return found.group()
+        self.at = match.end()
+        return match.group()
 
     def alternatives(self, depth: int) -> Rule:
         """Read alternatives."""
         if depth > _DEEPEST:
             raise self.wrong(f"more than {_DEEPEST} groups inside one another")
-        found = [self.row(depth)]
+        rows = [self.row(depth)]
         while self.take("|"):
             self.space(lines=True)
-            found.append(self.row(depth))
-        return choice(found)
+            rows.append(self.row(depth))
+        return choice(rows)
 
     def row(self, depth: int) -> Rule:
-        """Read one alternative; it may be empty."""
+        """Read one alternative, which may be empty."""
         items: list[Rule] = []
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -135,7 +136,7 @@ class _Parser:
         return Ref(self.name())
 
     def repeated(self, item: Rule) -> Rule:
-        """Read what repeats an item."""
+        """Read the quantifiers after an item."""
         while True:
             self.space(lines=False)
             bounds: tuple[int, int | None] | None = None
@@ -143,20 +144,20 @@ class _Parser:
                 if self.take(mark):
                     bounds = known
             if bounds is None and self.text.startswith("{", self.at):
-                found = _BOUNDS.match(self.text, self.at)
-                if found is None:
+                match = _BOUNDS.match(self.text, self.at)
+                if match is None:
                     raise self.wrong("{m}, {m,} or {m,n} is expected")
-                low = int(found[1])
-                bounds = low, (int(found[3]) if found[3] else None if found[2] else low)
+                low = int(match[1])
+                bounds = low, (int(match[3]) if match[3] else None if match[2] else low)
                 if max(low, bounds[1] or 0) > _MOST_REPEATS or (bounds[1] is not None and bounds[1] < low):
                     raise self.wrong(f"repetitions go from few to more, and to {_MOST_REPEATS:,} at most")
-                self.at = found.end()
+                self.at = match.end()
             if bounds is None:
                 return item
             item = Repeat(item, *bounds)  # type: ignore[arg-type]
 
     def literal(self) -> Rule:
-        """Read a text in quotation marks."""
+        """Read a quoted text."""
         start = self.at
         self.at += 1
         characters = []
@@ -182,8 +183,8 @@ class _Parser:
                 if last < first:
                     raise self.wrong("a range whose end comes before its beginning")
             ranges.append((first, last))
-        found = unite(ranges)
-        return Chars(complement(found) if negative else found)
+        members = unite(ranges)
+        return Chars(complement(members) if negative else members)
 
     def character(self) -> int:
         """Read one character, perhaps escaped."""

@@ -1,14 +1,14 @@
-r"""Lark's EBNF as rules, as vLLM and SGLang take it (read `rules.py` next).
+"""Lark's EBNF as rules, as vLLM and SGLang take it (read `rules.py` next).
 
-    ?start: expr                          // "?" and "!" and "-> name" shape trees, of which there are none here
+    ?start: expr                          // "?", "!" and "-> name" shape parse trees: no effect here
     expr: term (("+" | "-") term)*
     NUMBER: /[0-9]+/ | "0x" ("0".."9" | "a".."f"i)~1..8
     %import common.WS
     %ignore WS
 
-Names in capitals are terminals. What is ignored may stand before the first and after each terminal,
-up to 16 characters of it, so that white space comes to an end. Priorities change which tree is
-preferred and no text, so they are read and not used. Templates, %declare, %extend, %override, and
+Names in capitals are terminals. Ignored text may stand before the first and after each terminal, up
+to 16 characters of it, so that white space comes to an end. Priorities choose between parse trees
+and change no text, so they are read and not used. Templates, %declare, %extend, %override, and
 imports from elsewhere than `common` are refused by name. Format:
 https://lark-parser.readthedocs.io/en/stable/grammar.html
 """
@@ -66,7 +66,7 @@ _COMMON = MappingProxyType(
 
 
 def lark_rules(text: str) -> tuple[dict[str, Rule], str]:
-    """Return a grammar's rules by name, and the name of the first.
+    """Return a grammar's rules by name, and the first rule's name.
 
     RequestError says what is wrong.
     """
@@ -77,8 +77,8 @@ def lark_rules(text: str) -> tuple[dict[str, Rule], str]:
     between: Rule | None = None
     if ignored:
         between = Ref(" ignored")
-        kinds = [_inlined(_Body("%ignore", body).parse(), terminals, 0) for body in ignored]
-        rules[" ignored"] = _bounded(kinds)
+        skipped = [_inlined(_Body("%ignore", body).parse(), terminals, 0) for body in ignored]
+        rules[" ignored"] = _bounded(skipped)
     rules |= {name: _Body(name, body, between).parse() for name, body in bodies.items() if not _is_terminal(name)}
     if "start" not in rules:
         raise RequestError("The Lark grammar has no rule 'start', with which it begins.", code="invalid_grammar")
@@ -92,22 +92,22 @@ def _is_terminal(name: str) -> bool:
     return name.lstrip("_")[:1].isupper()
 
 
-def _bounded(kinds: list[Rule]) -> Rule:
-    """What is ignored: characters up to a number, other things, which may be long, twice at most."""
-    singles = [kind.item if isinstance(kind, Repeat) else kind for kind in kinds]
-    plain = [kind for kind in singles if isinstance(kind, Chars)]
-    others = [kind for kind, single in zip(kinds, singles, strict=True) if not isinstance(single, Chars)]
-    found: list[Rule] = []
+def _bounded(bodies: list[Rule]) -> Rule:
+    """Ignored text, bounded: a number of single characters, and at most two of what may be longer."""
+    singles = [body.item if isinstance(body, Repeat) else body for body in bodies]
+    plain = [body for body in singles if isinstance(body, Chars)]
+    others = [body for body, single in zip(bodies, singles, strict=True) if not isinstance(single, Chars)]
+    rows: list[Rule] = []
     if plain:
-        found.append(Repeat(choice(list(plain)), 0, MOST_IGNORED))  # type: ignore[arg-type]
+        rows.append(Repeat(choice(list(plain)), 0, MOST_IGNORED))  # type: ignore[arg-type]
     if others:
-        found += [Repeat(flat([choice(others), *found]), 0, 2)]  # type: ignore[arg-type]
-    return flat(found)
+        rows += [Repeat(flat([choice(others), *rows]), 0, 2)]  # type: ignore[arg-type]
+    return flat(rows)
 
 
 def _statements(text: str) -> tuple[dict[str, str], list[str], dict[str, str]]:
-    """Rules' bodies by name, what is ignored, and imported terminals."""
-    starts = [found.start() for found in _STATEMENT.finditer(text)]
+    """The rules' bodies by name, the ignored bodies, and the imported terminals."""
+    starts = [match.start() for match in _STATEMENT.finditer(text)]
     if text[: starts[0] if starts else len(text)].strip() and not re.fullmatch(
         r"(\s|//[^\n]*|#[^\n]*)*", text[: starts[0] if starts else len(text)]
     ):
@@ -118,31 +118,31 @@ def _statements(text: str) -> tuple[dict[str, str], list[str], dict[str, str]]:
     ignored: list[str] = []
     terminals: dict[str, str] = {}
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
-        part = text[start:end]
-        head = _HEAD.match(part)
+        statement = text[start:end]
+        head = _HEAD.match(statement)
         if head is None:
-            _directive(part.strip(), ignored, terminals)
+            _directive(statement.strip(), ignored, terminals)
             continue
         name = head[1]
         if head[2]:
             raise _wrong(name, "templates are not supported")
         if name in bodies:
             raise _wrong(name, "it is there twice")
-        bodies[name] = part[head.end() :]
+        bodies[name] = statement[head.end() :]
     return bodies, ignored, terminals
 
 
-def _directive(part: str, ignored: list[str], terminals: dict[str, str]) -> None:
-    if part.startswith("%ignore"):
-        ignored.append(part.removeprefix("%ignore"))
+def _directive(statement: str, ignored: list[str], terminals: dict[str, str]) -> None:
+    if statement.startswith("%ignore"):
+        ignored.append(statement.removeprefix("%ignore"))
         return
-    found = re.fullmatch(r"%import\s+common\s*\.\s*(\w+)(?:\s*->\s*(\w+))?\s*(?://.*|#.*)?", part, re.S)
-    several = re.fullmatch(r"%import\s+common\s*\(([\w\s,]+)\)\s*", part)
-    names = [(found[1], found[2] or found[1])] if found else []
+    single = re.fullmatch(r"%import\s+common\s*\.\s*(\w+)(?:\s*->\s*(\w+))?\s*(?://.*|#.*)?", statement, re.S)
+    several = re.fullmatch(r"%import\s+common\s*\(([\w\s,]+)\)\s*", statement)
+    names = [(single[1], single[2] or single[1])] if single else []
     if several:
         names = [(name.strip(), name.strip()) for name in several[1].split(",") if name.strip()]
     if not names:
-        raise RequestError(f"Lark grammar: {part[:60]!r} is not supported.", code="invalid_grammar")
+        raise RequestError(f"Lark grammar: {statement[:60]!r} is not supported.", code="invalid_grammar")
     for name, own in names:
         if name not in _COMMON:
             raise RequestError(f"Lark grammar: common has no {name!r} here.", code="invalid_grammar")
@@ -154,7 +154,7 @@ def _wrong(name: str, what: str) -> RequestError:
 
 
 def _inlined(rule: Rule, rules: dict[str, Rule], depth: int) -> Rule:
-    """A terminal with the terminals in it written out."""
+    """A terminal with the terminals it uses written out."""
     if depth > _DEEPEST:
         raise RequestError("Lark grammar: a terminal leads to itself; only rules may.", code="invalid_grammar")
 
@@ -169,43 +169,43 @@ def _inlined(rule: Rule, rules: dict[str, Rule], depth: int) -> Rule:
 
 
 class _Body:
-    """Reads what stands behind a rule's colon."""
+    """Reads the text after a rule's colon."""
 
     def __init__(self, name: str, text: str, between: Rule | None = None) -> None:
         self.name = name
         self.between = between
         self.tokens: list[tuple[str, str]] = []
         self.at = 0
-        place = 0
-        while place < len(text):
-            found = _TOKEN.match(text, place)
-            if found is None:
-                raise _wrong(name, f"{text[place : place + 20]!r} is not expected")
-            assert found.lastgroup is not None
-            if found.lastgroup != "space":
-                self.tokens.append((found.lastgroup, found.group()))
-            place = found.end()
+        index = 0
+        while index < len(text):
+            match = _TOKEN.match(text, index)
+            if match is None:
+                raise _wrong(name, f"{text[index : index + 20]!r} is not expected")
+            assert match.lastgroup is not None
+            if match.lastgroup != "space":
+                self.tokens.append((match.lastgroup, match.group()))
+            index = match.end()
 
     def peek(self) -> tuple[str, str]:
         """The next token; ("", "") at the end."""
         return self.tokens[self.at] if self.at < len(self.tokens) else ("", "")
 
     def take(self, mark: str) -> bool:
-        """Whether the next token is this mark; if so it is passed."""
+        """Pass a mark if it is the next token; whether it was."""
         if self.peek() == ("mark", mark):
             self.at += 1
             return True
         return False
 
     def parse(self) -> Rule:
-        """The whole body."""
+        """Read the whole body."""
         rule = self.alternatives(0)
         if self.at < len(self.tokens):
             raise _wrong(self.name, f"{self.peek()[1]!r} is not expected")
         return rule
 
     def alternatives(self, depth: int) -> Rule:
-        """Read alternatives, each perhaps with an alias."""
+        """Read alternatives, each with an optional alias."""
         if depth > _DEEPEST:
             raise _wrong(self.name, f"more than {_DEEPEST} groups inside one another")
         found = []
@@ -221,19 +221,19 @@ class _Body:
 
     def item(self, depth: int) -> Rule:
         """Read one item."""
-        kind, text = self.peek()
+        group, text = self.peek()
         self.at += 1
-        if kind == "string":
+        if group == "string":
             if self.take(".."):
                 return self.terminal(self.range(text))
             return self.terminal(_string(self.name, text))
-        if kind == "regex":
+        if group == "regex":
             pattern, _, flags = text[1:].rpartition("/")
             if set(flags) & {"m", "x"}:
                 raise _wrong(self.name, f"the flags {flags!r} are not supported")
             flagged = "".join(flag for flag in flags if flag in "is")
             return self.terminal(parse((f"(?{flagged})" if flagged else "") + pattern.replace("\\/", "/")))
-        if kind == "name":
+        if group == "name":
             ref = Ref(text.lstrip("?!"))
             return self.terminal(ref) if _is_terminal(ref.name) else ref
         if text in ("(", "["):
@@ -244,20 +244,20 @@ class _Body:
         raise _wrong(self.name, f"{text!r} is not expected")
 
     def terminal(self, rule: Rule) -> Rule:
-        """A terminal, in a rule with what is ignored after it."""
+        """A terminal, followed in a rule by what is ignored."""
         return rule if self.between is None else flat([rule, self.between])
 
     def range(self, first: str) -> Rule:
-        """Read the end of "a".."z"."""
-        kind, last = self.peek()
+        """Read the end of a range such as "a".."z"."""
+        group, last = self.peek()
         self.at += 1
-        low, high = _unquoted(self.name, first), _unquoted(self.name, last) if kind == "string" else ""
+        low, high = _unquoted(self.name, first), _unquoted(self.name, last) if group == "string" else ""
         if len(low) != 1 or len(high) != 1 or low > high:
             raise _wrong(self.name, f"{first}..{last} is no range of characters")
         return Chars(((ord(low), ord(high)),))
 
     def repeated(self, item: Rule) -> Rule:
-        """Read what repeats an item."""
+        """Read the quantifier after an item."""
         for mark, low, high in (("*", 0, None), ("+", 1, None), ("?", 0, 1)):
             if self.take(mark):
                 return Repeat(item, low, high)  # type: ignore[arg-type]
@@ -271,23 +271,23 @@ class _Body:
 
     def number(self) -> int:
         """Read a number."""
-        kind, text = self.peek()
-        if kind != "number" or len(text) > 9:
+        group, text = self.peek()
+        if group != "number" or len(text) > 9:
             raise _wrong(self.name, "a number is expected after '~'")
         self.at += 1
         return int(text)
 
 
 def _unquoted(name: str, text: str) -> str:
-    """The text of a string, its escapes those of Python."""
+    """The text of a string, with Python's escapes."""
     try:
-        found = ast.literal_eval(text.removesuffix("i"))
+        value = ast.literal_eval(text.removesuffix("i"))
     except (ValueError, SyntaxError):
         raise _wrong(name, f"{text[:40]} is no string") from None
-    assert isinstance(found, str)
-    if not all(ord(c) < 0xD800 or ord(c) > 0xDFFF for c in found):
+    assert isinstance(value, str)
+    if not all(ord(c) < 0xD800 or ord(c) > 0xDFFF for c in value):
         raise _wrong(name, "half a surrogate pair is no character")
-    return found
+    return value
 
 
 def _string(name: str, text: str) -> Rule:

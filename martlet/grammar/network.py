@@ -1,8 +1,8 @@
-"""Rules as a network: a node a place in a rule, edges that take a terminal, call a rule, or take
-nothing (read `rules.py` first).
+"""Rules as a network: nodes are positions in rules; edges take a terminal, call a rule, or take
+nothing.
 
 A terminal is as much of a rule as is regular. Nodes that lead to no text are removed, and with them
-every dead end. Read `pushdown.py` next, which runs it.
+every dead end. Read `rules.py` first, and `pushdown.py` next, which runs the network.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _MOST_NODES = 50_000
 
 
 class Network:
-    """Nodes by number.
+    """A recursive transition network; nodes are numbers.
 
-    `takes[n]` are (terminal, node after), `calls[n]` (rule, node after), `skips[n]` nodes at once.
+    `takes[n]` are (terminal, node after), `calls[n]` (rule, node after), `skips[n]` nodes reached
+    at once.
     """
 
     def __init__(self, rules: Mapping[str, Rule], root: str) -> None:
@@ -55,7 +56,7 @@ class Network:
         return len(self.takes) - 1
 
     def _add(self, rule: Rule, after: int) -> int:
-        """Add a rule's body that goes on to node `after`; return where it begins."""
+        """Add a rule's body that goes on to node `after`; return its first node."""
         if not refs(rule):
             return self._add_terminal(rule, after)
         node = self._new()
@@ -73,7 +74,7 @@ class Network:
         return node
 
     def _add_row(self, row: Row, after: int) -> int:
-        """A row from its end on; neighbours without references are one terminal."""
+        """Add a row from its end on; neighbours without references become one terminal."""
         plain: list[Rule] = []
         for item in reversed(row.items):
             if not refs(item):
@@ -108,22 +109,21 @@ class Network:
         return node
 
     def _terminal(self, rule: Rule) -> tuple[int | None, bool]:
-        """The number of a terminal without the empty text, None if it has no other.
-
-        And whether it has that one.
+        """A terminal's number (None if it has only the empty text), and whether it has the empty
+        text.
         """
-        found = self._numbers.get(rule)
-        if found is None:
+        known = self._numbers.get(rule)
+        if known is None:
             language = node_language(rule)  # type: ignore[arg-type]  # it has no references
             rest = language - Language.literal("") if language.accepts_empty else language
             number = None
             if not rest.is_empty:
                 number = len(self.terminals)
                 self.terminals.append(to_bytes(rest))
-            found = self._numbers[rule] = number, language.accepts_empty
-        return found
+            known = self._numbers[rule] = number, language.accepts_empty
+        return known
 
-    # -- what has texts ----------------------------------------------------------------------------
+    # -- productive rules --------------------------------------------------------------------------
     def productive(self, rule: str) -> bool:
         """Whether a rule has a text."""
         return rule in self._productive
@@ -157,9 +157,8 @@ class Network:
         return alive
 
     def _trim(self) -> None:
-        """Remove edges that lead to no text.
-
-        Then follow those that take nothing once and for all.
+        """Remove edges that lead to no text, then follow the edges that take nothing once and for
+        all.
         """
         alive = self._alive(self._productive)
         n = len(self.takes)

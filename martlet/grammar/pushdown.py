@@ -1,17 +1,17 @@
 """A context-free grammar as an automaton with a stack, byte by byte (read `network.py` first).
 
-    rules → a network a rule: nodes, and edges that take a terminal, call a rule, or nothing
-          → places: the threads that a text may be in, each a node and a stack of nodes to return to
-          → states: a place, and where in its terminals' automaton the text is; a few of them at once if it is ambiguous
+    rules → a network for each rule: nodes, and edges that take a terminal, call a rule, or nothing
+          → item sets: the items a text may be in, each a terminal, a node and a stack to return to
+          → states: an item set with the state of its terminals' automaton; several if it is ambiguous
 
-The terminals that can come next at a place are one automaton, labelled by which of them end where:
-so most states are inside one lexeme, and its masks are computed once (`vocabulary.py`). Where a
-terminal can end and also go on with the same byte, the state is both, and its masks are found step
-by step.
+The terminals that may come next in an item set are one automaton, labelled by which of them end
+where. So most states are inside one lexeme, whose masks are computed once (`vocabulary.py`). Where
+a terminal can end and also go on with the same byte, the state is both, and its masks are found
+byte by byte.
 
-Places and stacks are interned. Every node can reach its rule's end, every rule has a text: no state
-is a dead end. More than MOST_THREADS ways of reading one text are not followed: those with the
-longest stacks are dropped.
+Item sets and stacks are interned. Every node can reach its rule's end and every rule has a text, so
+no state is a dead end. More than MOST_ITEMS readings of one text are not followed: the longest
+stacks are dropped.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from martlet.grammar.states import Dfa, Lexeme, Plain, State
 
 __all__ = ["grammar_state"]
 
-MOST_THREADS = 128
-_MOST_UNION = 50_000  # states of the automaton of a place's terminals
+MOST_ITEMS = 128
+_MOST_UNION = 50_000  # states of the automaton of a item_set's terminals
 
 
 def grammar_state(rules: Mapping[str, Rule], root: str = "root") -> State:
     """Return the first state of a grammar's texts.
 
-    RequestError for what is wrong with it, or too much.
+    RequestError says what is wrong with it, or too much.
     """
     try:
         network = Network(simplified(rules, root), root)
@@ -49,31 +49,28 @@ def grammar_state(rules: Mapping[str, Rule], root: str = "root") -> State:
     return machine.begin()
 
 
-Thread = tuple[int, int, int]  # terminal, node after it, stack
+Item = tuple[int, int, int]  # terminal, node after it, stack
 
 
 class _Machine:
-    """Makes places and states, each once."""
+    """Interns stacks, item sets and states."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.stacks: list[tuple[int, int]] = [(-1, -1)]  # (node to return to, the stack below); 0 is empty
         self._stack_numbers: dict[tuple[int, int], int] = {}
-        self._places: dict[tuple[frozenset[Thread], bool], _Place] = {}
-        self._states: dict[frozenset[tuple[_Place, int]], _State] = {}
+        self._item_sets: dict[tuple[frozenset[Item], bool], _ItemSet] = {}
+        self._states: dict[frozenset[tuple[_ItemSet, int]], _State] = {}
         self._lexemes: dict[tuple[int, frozenset[int]], Lexeme] = {}
         self.union = lru_cache(maxsize=4096)(self._union)
 
     def begin(self) -> State:
         """The first state."""
-        place = self.place([(self.network.entry[self.network.root], 0)])
-        return self.state(frozenset(((place, place.start),)))
+        start = self.item_set([(self.network.entry[self.network.root], 0)])
+        return self.state(frozenset(((start, start.start),)))
 
     def push(self, node: int, below: int) -> int:
-        """A stack with one more node.
-
-        Where that node is only an end there is nothing to come back for.
-        """
+        """A stack with one more node; a node that is only an end is not worth returning to."""
         network = self.network
         if network.ends[node] and not network.takes[node] and not network.calls[node]:
             return below
@@ -84,17 +81,17 @@ class _Machine:
             self.stacks.append(key)
         return number
 
-    def place(self, begun: list[tuple[int, int]]) -> _Place:
-        """The place of threads that are at these (node, stack)."""
+    def item_set(self, begun: list[tuple[int, int]]) -> _ItemSet:
+        """The item set of texts that have reached these (node, stack)."""
         network = self.network
-        threads: dict[Thread, None] = {}
+        items: dict[Item, None] = {}
         accepts = False
         seen = set(begun)
         ahead = list(begun)
         while ahead:
             node, stack = ahead.pop()
             for terminal, after in network.takes[node]:
-                threads[terminal, after, stack] = None
+                items[terminal, after, stack] = None
             more = [(network.entry[name], self.push(after, stack)) for name, after in network.calls[node]]
             if network.ends[node]:
                 if stack == 0:
@@ -105,22 +102,22 @@ class _Machine:
                 if key not in seen:
                     seen.add(key)
                     ahead.append(key)
-        kept = sorted(threads, key=lambda thread: thread[2])[:MOST_THREADS]
-        found = frozenset(kept), accepts
-        made = self._places.get(found)
+        kept = sorted(items, key=lambda item: item[2])[:MOST_ITEMS]
+        items_key = frozenset(kept), accepts
+        made = self._item_sets.get(items_key)
         if made is None:
-            made = self._places[found] = _Place(self, tuple(kept), accepts)
+            made = self._item_sets[items_key] = _ItemSet(self, tuple(kept), accepts)
         return made
 
-    def state(self, configs: frozenset[tuple[_Place, int]]) -> _State:
-        """The state of these (place, automaton's state)."""
+    def state(self, configs: frozenset[tuple[_ItemSet, int]]) -> _State:
+        """The state of these (item set, automaton's state)."""
         made = self._states.get(configs)
         if made is None:
             made = self._states[configs] = _State(self, tuple(configs))
         return made
 
     def lexeme(self, dfa: Dfa, follow: frozenset[int]) -> Lexeme:
-        """The lexeme of an automaton with what follows."""
+        """The lexeme of an automaton with the bytes that follow it."""
         key = id(dfa), follow
         made = self._lexemes.get(key)
         if made is None:
@@ -131,7 +128,7 @@ class _Machine:
         """The automaton of several terminals, and for each of its labels the terminals that end
         there.
 
-        Its first state is one that nothing leads back to.
+        Nothing leads back to its first state. RequestError if it is too large.
         """
         order = sorted(terminals)
         dfas = [self.network.terminals[t] for t in order]
@@ -161,22 +158,22 @@ class _Machine:
                 labels.append(ended)
             accept.append(numbers[ended])
             if len(keys) > _MOST_UNION:
-                raise RequestError("The grammar's terminals are too many at one place.", code="grammar_too_large")
+                raise RequestError("The grammar's terminals are too many in one position.", code="grammar_too_large")
         return Dfa(np.stack(rows), np.array(accept, np.int32), 1), labels
 
 
-class _Place:
-    """The threads of a text between two terminals, all before their next one."""
+class _ItemSet:
+    """The items of a text between two terminals, all before their next terminal."""
 
-    def __init__(self, machine: _Machine, threads: tuple[Thread, ...], accepts: bool) -> None:
-        self.machine, self.threads, self.accepts = machine, threads, accepts
+    def __init__(self, machine: _Machine, items: tuple[Item, ...], accepts: bool) -> None:
+        self.machine, self.items, self.accepts = machine, items, accepts
         self.dfa: Dfa | None = None
         self.start = 0
         self.labels: list[frozenset[int]] = []
-        if threads:
-            self.dfa, self.labels = machine.union(frozenset(thread[0] for thread in threads))
+        if items:
+            self.dfa, self.labels = machine.union(frozenset(item[0] for item in items))
             self.start = self.dfa.start
-        self._after: dict[int, _Place] = {}
+        self._after: dict[int, _ItemSet] = {}
         self._lexeme: Lexeme | None = None
         self._is_known = False
 
@@ -185,20 +182,20 @@ class _Place:
         """The bytes with which it goes on."""
         return frozenset() if self.dfa is None else frozenset(np.flatnonzero(self.dfa.table[self.start]).tolist())
 
-    def after(self, label: int) -> _Place:
-        """The place after terminals have ended."""
+    def after(self, label: int) -> _ItemSet:
+        """The item set after the terminals of a label ended."""
         made = self._after.get(label)
         if made is None:
             ended = self.labels[label]
-            begun = [(node, stack) for terminal, node, stack in self.threads if terminal in ended]
-            made = self._after[label] = self.machine.place(list(dict.fromkeys(begun)))
+            begun = [(node, stack) for terminal, node, stack in self.items if terminal in ended]
+            made = self._after[label] = self.machine.item_set(list(dict.fromkeys(begun)))
         return made
 
     @property
     def lexeme(self) -> Lexeme | None:
         """The terminals' automaton with what follows.
 
-        None if what follows may also be more of a terminal.
+        None if a following byte may also go on a terminal.
         """
         if not self._is_known and self.dfa is not None:
             self._is_known = True
@@ -213,69 +210,68 @@ class _Place:
 
 
 class _State(Plain):
-    """Where a text may be: mostly at one place."""
+    """The readings of a text: mostly a single item set."""
 
     __slots__ = ("_configs", "_machine", "_steps")
 
-    def __init__(self, machine: _Machine, configs: tuple[tuple[_Place, int], ...]) -> None:
+    def __init__(self, machine: _Machine, configs: tuple[tuple[_ItemSet, int], ...]) -> None:
         self._machine, self._configs = machine, configs
         self._steps: dict[int, State | None] = {}
 
     @property
     def accepts(self) -> bool:
-        """Whether the text may end here."""
-        for place, q in self._configs:
-            if q == place.start and place.accepts:
+        for item_set, q in self._configs:
+            if q == item_set.start and item_set.accepts:
                 return True
-            if place.dfa is not None and place.dfa.accept[q] and place.after(int(place.dfa.accept[q])).accepts:
+            if (
+                item_set.dfa is not None
+                and item_set.dfa.accept[q]
+                and item_set.after(int(item_set.dfa.accept[q])).accepts
+            ):
                 return True
         return False
 
     @property
     def lexeme(self) -> tuple[Lexeme, int] | None:
-        """The terminals that come next, as one automaton."""
         if len(self._configs) > 1:
             return None
-        [(place, q)] = self._configs
-        found = place.lexeme
-        return None if found is None else (found, q)
+        [(item_set, q)] = self._configs
+        lexeme = item_set.lexeme
+        return None if lexeme is None else (lexeme, q)
 
     def exit(self, label: int) -> State | None:
-        """The state after a terminal."""
-        place = self._configs[0][0].after(label)
-        return self._machine.state(frozenset(((place, place.start),)))
+        item_set = self._configs[0][0].after(label)
+        return self._machine.state(frozenset(((item_set, item_set.start),)))
 
     def step(self, byte: int) -> State | None:
-        """The state after one more byte."""
         if byte not in self._steps:
             self._steps[byte] = self._step(byte)
         return self._steps[byte]
 
     def _step(self, byte: int) -> State | None:
-        configs: set[tuple[_Place, int]] = set()
+        configs: set[tuple[_ItemSet, int]] = set()
         ahead = list(self._configs)
-        for place, q in ahead:
-            if place.dfa is None:
+        for item_set, q in ahead:
+            if item_set.dfa is None:
                 continue
-            after = int(place.dfa.table[q, byte])
+            after = int(item_set.dfa.table[q, byte])
             if after:
-                configs.add((place, after))
-            label = int(place.dfa.accept[q])
+                configs.add((item_set, after))
+            label = int(item_set.dfa.accept[q])
             if label:
-                following = place.after(label)
+                following = item_set.after(label)
                 ahead.append((following, following.start))
         if not configs:
             return None
-        if len(configs) > MOST_THREADS:
-            configs = set(sorted(configs, key=lambda c: len(c[0].threads))[:MOST_THREADS])
+        if len(configs) > MOST_ITEMS:
+            configs = set(sorted(configs, key=lambda c: len(c[0].items))[:MOST_ITEMS])
         return self._machine.state(frozenset(configs))
 
     def next_bytes(self) -> bytes | None:
-        """The bytes with which the text goes on."""
-        found: set[int] = set()
-        for place, q in self._configs:
-            if place.dfa is not None:
-                found |= set(np.flatnonzero(place.dfa.table[q]).tolist())
-                if place.dfa.accept[q]:
-                    found |= place.after(int(place.dfa.accept[q])).first
-        return bytes(sorted(found))
+        ahead: set[int] = set()
+        for item_set, q in self._configs:
+            if item_set.dfa is not None:
+                ahead |= set(np.flatnonzero(item_set.dfa.table[q]).tolist())
+                if item_set.dfa.accept[q]:
+                    ahead |= item_set.after(int(item_set.dfa.accept[q])).first
+        return bytes(sorted(ahead))

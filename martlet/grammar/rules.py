@@ -1,10 +1,9 @@
-"""Rules of a context-free grammar, as GBNF and Lark front ends make them, simplified (read
+"""Rules of a context-free grammar, as the GBNF and Lark front ends make them, simplified (read
 `network.py` next).
 
-A rule's body is a tree of `regex_parse.py`'s nodes, with `Ref` for another rule. What can be said
-without recursion is made regular before anything else: rules that lead only to themselves at their
-end or at their beginning become loops, rules that lead to no recursion are written out where they
-stand. What is left is what needs a stack.
+A rule's body is a tree of `regex_parse.py`'s nodes, with `Ref` for another rule. Whatever needs no
+recursion is made regular first: direct recursion at a rule's start or end becomes a loop, and rules
+without recursion are inlined. Only the rest needs a stack.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from martlet.errors import RequestError
+from martlet.grammar.codepoints import fold_case, unite
 from martlet.grammar.regex_parse import Chars, Choice, Node, Repeat, Row
 
 __all__ = ["Ref", "Rule", "children", "flat", "literal", "simplified"]
@@ -23,7 +23,7 @@ _MOST_ALTERNATIVES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Another rule, by name."""
+    """A reference to another rule."""
 
     name: str
 
@@ -33,15 +33,13 @@ NOTHING = Row(())
 
 
 def literal(text: str, *, ignores_case: bool = False) -> Rule:
-    """A text as it is."""
-    from martlet.grammar.codepoints import fold_case, unite
-
+    """A text as it is, or in any case."""
     sets = [unite(((ord(c), ord(c)),)) for c in text]
     return flat([Chars(fold_case(ranges) if ignores_case else ranges) for ranges in sets])
 
 
 def flat(items: list[Rule]) -> Rule:
-    """One thing after another, rows in it joined."""
+    """Rules one after another, nested rows joined."""
     joined: list[Rule] = []
     for item in items:
         joined += item.items if isinstance(item, Row) else [item]
@@ -49,9 +47,9 @@ def flat(items: list[Rule]) -> Rule:
 
 
 def options(rule: Rule) -> list[Rule]:
-    """A rule's alternatives, those of alternatives in it among them.
+    """A rule's alternatives, nested alternatives included.
 
-    "perhaps" is one with nothing.
+    An optional rule has the empty alternative.
     """
     if isinstance(rule, Choice):
         return [inner for option in rule.options for inner in options(option)]
@@ -61,13 +59,13 @@ def options(rule: Rule) -> list[Rule]:
 
 
 def choice(alternatives: list[Rule]) -> Rule:
-    """One of several."""
+    """Any of several rules."""
     unique = list(dict.fromkeys(alternatives))
     return unique[0] if len(unique) == 1 else Choice(tuple(unique))  # type: ignore[arg-type]
 
 
 def children(rule: Rule) -> tuple[Rule, ...]:
-    """What a rule is made of."""
+    """The rules that a rule is made of."""
     if isinstance(rule, Row):
         return rule.items
     if isinstance(rule, Choice):
@@ -76,15 +74,15 @@ def children(rule: Rule) -> tuple[Rule, ...]:
 
 
 def refs(rule: Rule) -> set[str]:
-    """Names of the rules that a rule leads to."""
-    found: set[str] = set()
+    """Names of the rules that a rule refers to."""
+    names: set[str] = set()
     ahead = [rule]
     while ahead:
         node = ahead.pop()
         if isinstance(node, Ref):
-            found.add(node.name)
+            names.add(node.name)
         ahead += children(node)
-    return found
+    return names
 
 
 def replaced(rule: Rule, change: Callable[[Ref], Rule]) -> Rule:
@@ -101,7 +99,7 @@ def replaced(rule: Rule, change: Callable[[Ref], Rule]) -> Rule:
 
 
 def size(rule: Rule) -> int:
-    """Nodes of a rule, repetitions counted once."""
+    """Number of nodes in a rule, repetitions counted once."""
     total, ahead = 0, [rule]
     while ahead:
         node = ahead.pop()
@@ -111,48 +109,47 @@ def size(rule: Rule) -> int:
 
 
 def simplified(rules: Mapping[str, Rule], root: str) -> dict[str, Rule]:
-    """Return the rules that the root needs, without left recursion and with as little recursion as
-    can be.
+    """Return the rules that the root needs, without left recursion and with little recursion.
 
-    RequestError for a rule that is missing, or whose left recursion cannot be removed.
+    RequestError for a missing rule, or for left recursion that cannot be removed.
     """
     if root not in rules:
         raise RequestError(f"The grammar has no rule {root!r}, with which it begins.", code="invalid_grammar")
-    found = _reachable(rules, root)
-    found = {name: _looped(name, rule) for name, rule in found.items()}
-    found = _without_left_recursion(found)
-    found = _written_out(found, root)
-    return _reachable(found, root)
+    kept = _reachable(rules, root)
+    kept = {name: _looped(name, rule) for name, rule in kept.items()}
+    kept = _without_left_recursion(kept)
+    kept = _written_out(kept, root)
+    return _reachable(kept, root)
 
 
 def _reachable(rules: Mapping[str, Rule], root: str) -> dict[str, Rule]:
-    found: dict[str, Rule] = {}
+    reached: dict[str, Rule] = {}
     ahead = [root]
     while ahead:
         name = ahead.pop()
-        if name in found:
+        if name in reached:
             continue
         if name not in rules:
             raise RequestError(f"The grammar uses the rule {name!r}, which it does not have.", code="invalid_grammar")
-        found[name] = rules[name]
+        reached[name] = rules[name]
         ahead += sorted(refs(rules[name]), reverse=True)
-    return found
+    return reached
 
 
 def _looped(name: str, rule: Rule) -> Rule:
-    """A rule that leads directly to itself at its beginning or at its end, as a loop.
+    """A rule with direct recursion at its start or end, as a loop.
 
     a → a x | y is y x*;  a → x a | y is x* y;  and a → a x a | y is y (x y)*, for what lies between
-    is always a y.
+    two x is always a y.
     """
-    parts = [_items(option) for option in options(rule)]
+    rows = [_items(option) for option in options(rule)]
     this = Ref(name)
-    if not any(row and (row[0] == this or row[-1] == this) for row in parts):
+    if not any(row and (row[0] == this or row[-1] == this) for row in rows):
         return rule
-    parts = [row for row in parts if row != [this]]  # a → a says nothing
-    left = [row for row in parts if row and row[0] == this]
-    right = [row for row in parts if row and row[-1] == this and row[0] != this]
-    base = [flat(row) for row in parts if row not in left and row not in right]
+    rows = [row for row in rows if row != [this]]  # a → a says nothing
+    left = [row for row in rows if row and row[0] == this]
+    right = [row for row in rows if row and row[-1] == this and row[0] != this]
+    base = [flat(row) for row in rows if row not in left and row not in right]
     if not base:
         return rule
     if left and not right:
@@ -171,31 +168,31 @@ def _items(rule: Rule) -> list[Rule]:
 
 # -- left recursion --------------------------------------------------------------------------------
 def _without_left_recursion(rules: dict[str, Rule]) -> dict[str, Rule]:
-    """Replace, in an order of the rules, what begins with an earlier one (Paull's algorithm), for
-    those on a left cycle.
+    """Paull's algorithm on the rules of left cycles: expand references to earlier rules at the
+    start.
     """
     empty = _nullable(rules)
     leads = {name: _first_refs(rule, empty) for name, rule in rules.items()}
     cyclic = _on_cycles(leads)
-    found = dict(rules)
+    grown = dict(rules)
     for number, name in enumerate(cyclic):
         for earlier in cyclic[:number]:
-            parts: list[Rule] = []
-            for option in options(found[name]):
+            expanded: list[Rule] = []
+            for option in options(grown[name]):
                 row = _items(option)
                 if row and row[0] == Ref(earlier):
-                    parts += [flat([*_items(start), *row[1:]]) for start in options(found[earlier])]
+                    expanded += [flat([*_items(start), *row[1:]]) for start in options(grown[earlier])]
                 else:
-                    parts.append(option)
-            if len(parts) > _MOST_ALTERNATIVES:
+                    expanded.append(option)
+            if len(expanded) > _MOST_ALTERNATIVES:
                 raise _left(name)
-            found[name] = choice(parts)
-        found[name] = _looped(name, found[name])
-    empty = _nullable(found)
-    leads = {name: _first_refs(rule, empty) for name, rule in found.items()}
+            grown[name] = choice(expanded)
+        grown[name] = _looped(name, grown[name])
+    empty = _nullable(grown)
+    leads = {name: _first_refs(rule, empty) for name, rule in grown.items()}
     for name in _on_cycles(leads):
         raise _left(name)
-    return found
+    return grown
 
 
 def _left(name: str) -> RequestError:
@@ -207,7 +204,7 @@ def _left(name: str) -> RequestError:
 
 
 def _on_cycles(leads: Mapping[str, set[str]]) -> list[str]:
-    """The names from which a way leads back to them. All that lead nowhere are left out first."""
+    """The names on a cycle of references, after removing names that lead to none."""
     used_by = _users(leads)
     left = {name: len(others) for name, others in leads.items()}
     ahead = [name for name, count in left.items() if not count]
@@ -221,12 +218,12 @@ def _on_cycles(leads: Mapping[str, set[str]]) -> list[str]:
 
 
 def _users(leads: Mapping[str, set[str]]) -> dict[str, list[str]]:
-    """Of each name those that lead to it."""
-    found: dict[str, list[str]] = {name: [] for name in leads}
+    """For each name, the names that lead to it."""
+    users: dict[str, list[str]] = {name: [] for name in leads}
     for name, others in leads.items():
         for other in others:
-            found[other].append(name)
-    return found
+            users[other].append(name)
+    return users
 
 
 def _reaches(leads: Mapping[str, set[str]], start: str, goal: str) -> bool:
@@ -243,16 +240,16 @@ def _reaches(leads: Mapping[str, set[str]], start: str, goal: str) -> bool:
 
 
 def _nullable(rules: Mapping[str, Rule]) -> set[str]:
-    """Rules that may take no text."""
+    """Rules that may match the empty text."""
     used_by = _users({name: refs(rule) for name, rule in rules.items()})
-    found: set[str] = set()
+    nullable: set[str] = set()
     ahead = list(rules)
     while ahead:
         name = ahead.pop()
-        if name not in found and _may_be_empty(rules[name], found):
-            found.add(name)
+        if name not in nullable and _may_be_empty(rules[name], nullable):
+            nullable.add(name)
             ahead += used_by[name]
-    return found
+    return nullable
 
 
 def _may_be_empty(rule: Rule, known: set[str]) -> bool:
@@ -272,34 +269,34 @@ def _first_refs(rule: Rule, empty: set[str]) -> set[str]:
     if isinstance(rule, Ref):
         return {rule.name}
     if isinstance(rule, Row):
-        found: set[str] = set()
+        names: set[str] = set()
         for item in rule.items:
-            found |= _first_refs(item, empty)
+            names |= _first_refs(item, empty)
             if not _may_be_empty(item, empty):
                 break
-        return found
+        return names
     return set().union(*(_first_refs(item, empty) for item in children(rule)))
 
 
 # -- what needs no stack ---------------------------------------------------------------------------
 def _written_out(rules: dict[str, Rule], root: str) -> dict[str, Rule]:
-    """Rules without references written into those that use them, until nothing changes.
+    """Inline rules without references where they are used, until nothing changes.
 
-    Large ones stay rules.
+    Large rules stay.
     """
-    found = dict(rules)
+    kept = dict(rules)
     used_by = _users({name: refs(rule) for name, rule in rules.items()})
-    changed = list(found)
+    changed = list(kept)
     while True:
-        plain = [name for name in changed if name != root and not refs(found[name]) and size(found[name]) <= _MOST_SIZE]
-        changed = users = [user for user in dict.fromkeys(u for name in plain for u in used_by[name]) if user in found]
+        plain = [name for name in changed if name != root and not refs(kept[name]) and size(kept[name]) <= _MOST_SIZE]
+        changed = users = [user for user in dict.fromkeys(u for name in plain for u in used_by[name]) if user in kept]
         if not users:
-            return found
-        bodies = {name: found[name] for name in plain}
+            return kept
+        bodies = {name: kept[name] for name in plain}
         for name in users:
-            grown = replaced(found[name], lambda ref, bodies=bodies: bodies.get(ref.name, ref))  # type: ignore[misc]
+            grown = replaced(kept[name], lambda ref, bodies=bodies: bodies.get(ref.name, ref))  # type: ignore[misc]
             if size(grown) > 50 * _MOST_SIZE:
                 raise RequestError("The grammar is too large when its rules are written out.", code="grammar_too_large")
-            found[name] = _looped(name, grown)
+            kept[name] = _looped(name, grown)
         for name in plain:
-            del found[name]
+            del kept[name]

@@ -19,8 +19,8 @@ class ArrayWriter:
     """Writes the arrays of one form.
 
     Its positions are (number of elements, how many of them counted for each `contains`, texts of
-    the elements where they must differ). With `prune`, a question that costs too much is answered yes.
-    SchemaError for a form that cannot be enforced.
+    the elements where they must differ). With `prune`, a question that costs too much is answered
+    yes. SchemaError for a form that cannot be enforced.
     """
 
     def __init__(self, form: ArrayForm, algebra: Algebra, prune: bool) -> None:
@@ -108,7 +108,10 @@ class ArrayWriter:
         return True
 
     def _needed(self, index: int, counts: tuple[int, ...]) -> int:
-        """How many elements are still required; an element that can meet every `contains` counts once."""
+        """How many elements are still required.
+
+        An element that can meet every `contains` counts once.
+        """
         missing = [max(each.low - count, 0) for each, count in zip(self.contains, counts, strict=True)]
         if sum(map(bool, missing)) < 2:
             return sum(missing)

@@ -1,10 +1,11 @@
-"""Arrays and objects as states: levels of items, an item for every alternative still possible (see `json_machine.py`).
+"""Arrays and objects as states: levels of items, an item for every alternative still possible (see
+`json_machine.py`).
 
     [ elements ]       Open → Value → After → , → Value → … → ]
     { "name": value }  Open → Key → Colon → Value → After → , → KeyStart → Key → … → }
 
-An item is a writer and a position in it. With it go its *outcome*, the numbers of the goals around the
-container that are met if this alternative completes.
+An item is a writer and a position in it. With it go its *outcome*, the numbers of the goals around
+the container that are met if this alternative completes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Level(Linked):
         return self.end.resume(frozenset().union(*outcomes)) if outcomes else None
 
     def element(self, after: bool) -> State | None:
-        """The state before the next array element, None if there is none; `after` a comma or a bracket."""
+        """The state before the next array element, None if there is none.
+
+        `after` a comma or a bracket.
+        """
         if after not in self._elements:
             options = [
                 (goal, (writer, *position), outcome)
@@ -72,7 +76,10 @@ class Level(Linked):
         return any(writer.may_end(*at) for (writer, *at), _ in self.items)
 
     def value(self, options: Sequence[tuple[Goal, Item, Survivors]], after: bool) -> State:
-        """The state before a value; an option is a goal, the item after it, and the item's outcome."""
+        """The state before a value.
+
+        An option is a goal, the item after it, and the item's outcome.
+        """
         merged: dict[tuple[Goal, Item], Survivors] = {}
         for goal, item, outcome in options:
             merged[goal, item] = merged[goal, item] | outcome if (goal, item) in merged else outcome
@@ -276,7 +283,10 @@ class KeySet:
         return self._after[key]
 
     def _choices(self, writer: Any, name: str | None, others: KeyClass | None, at: list[Any]) -> Any:
-        """What a writer does with a name; a name that only other writers know belongs to a class here."""
+        """What a writer does with a name.
+
+        A name that only other writers know belongs to a class here.
+        """
         if name is not None and name not in writer.all_names:
             others = self.machine.algebra.class_of(writer, name)
             name = None
@@ -299,7 +309,9 @@ def known_names_tree(machine: Machine, writers: tuple[ObjectWriter, ...]) -> Tre
 
 
 class Key(ByteState):
-    """Inside a name: `state` in the automaton of unknown names (0: not one of them), `node` in the tree of known names."""
+    """Inside a name: `state` in the automaton of unknown names (0: not one of them), `node` in the
+    tree of known names.
+    """
 
     __slots__ = ("keys", "node", "state")
 

@@ -1,7 +1,8 @@
-"""How many different strings or numbers there are in a set, and which, if they are few (read `array_plans.py` next).
+"""How many different strings or numbers a set has, and which, if they are few (see
+`array_writer.py`).
 
-A language whose automaton has no circle is finite: its texts are counted state by state. A number that may be written in
-several ways (0.5, 0.50) counts once.
+A language whose automaton has no cycle is finite: its texts are counted state by state. A number
+with several spellings (0.5, 0.50) counts once.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from martlet.grammar.regex import regex_language
 
 __all__ = ["MOST_VALUES", "few_numbers", "few_strings", "n_numbers", "n_strings"]
 
-MOST_VALUES = 64  # that are listed
-ENDLESS = 10**12  # so many are counted as without end
+MOST_VALUES = 64  # longer lists are not made
+ENDLESS = 10**12  # from here on a number counts as infinite
 _ONE_WAY = r"-?(0|[1-9]\d*)(\.\d*[1-9])?"
-_HALVES = 0xE000 - 0xD800  # of surrogate pairs: in a class with U+D7FF, but no characters
+_HALVES = 0xE000 - 0xD800  # surrogates: in a class with U+D7FF, but no characters
 
 
 def n_strings(texts: Texts) -> int | None:
-    """How many texts there are; None: without end, or as good as that."""
+    """The number of texts; None if it is infinite, or nearly so."""
     if texts.finite is not None:
         return len(texts.finite)
     if texts.language is None and texts.high != 0:
@@ -33,14 +34,17 @@ def n_strings(texts: Texts) -> int | None:
 
 
 def n_numbers(texts: Texts) -> int | None:
-    """How many different numbers there are; None: without end, or as good as that. RequestError if that is too much."""
+    """The number of different numbers; None if it is infinite, or nearly so.
+
+    RequestError if counting is too much.
+    """
     if texts.finite is not None:
         return len({Decimal(text) for text in texts.finite})
     return _count(_one_way(texts.as_language()))
 
 
 def few_strings(texts: Texts) -> list[str] | None:
-    """All texts in order, None if they are more than are listed."""
+    """All texts in order, None if they are too many to list."""
     if texts.finite is not None:
         return sorted(texts.finite)
     if texts.language is None and texts.high != 0:
@@ -49,13 +53,13 @@ def few_strings(texts: Texts) -> list[str] | None:
 
 
 def few_numbers(texts: Texts) -> list[str] | None:
-    """All numbers as they are written in one way, None if they are more than are listed."""
+    """All numbers, each in one spelling; None if they are too many to list."""
     return sorted(texts.finite) if texts.finite is not None else _listed(_one_way(texts.as_language()))
 
 
 @lru_cache(maxsize=64)
 def _one_way(numbers: Language) -> Language:
-    """Numbers without zeros that say nothing, and without -0."""
+    """The numbers without redundant zeros, and without -0."""
     return numbers & (regex_language(_ONE_WAY) - Language.literal("-0"))
 
 
@@ -80,8 +84,8 @@ def _count(language: Language) -> int | None:
         opened.discard(state)
         more = sum(size * (counts[after] or 0) for size, after in zip(sizes, rows[state], strict=True))
         counts[state] = min(more + bool(language.accepting[state]), ENDLESS)
-    found = counts[language.start]
-    return None if found == ENDLESS else found
+    count = counts[language.start]
+    return None if count == ENDLESS else count
 
 
 def _size(ends: tuple[int, int]) -> int:
@@ -95,19 +99,19 @@ def _listed(language: Language) -> list[str] | None:
     if number is None or number > MOST_VALUES:
         return None
     members = [_characters(ranges) for ranges in language.alphabet.sets()] if number else []
-    found, ahead = [], [("", language.start)] if number else []
+    texts, ahead = [], [("", language.start)] if number else []
     while ahead:
         text, state = ahead.pop()
         if language.accepting[state]:
-            found.append(text)
+            texts.append(text)
         for number, after in enumerate(language.table[state].tolist()):
             if after:
                 ahead += [(text + character, after) for character in members[number]]
-    return sorted(found)
+    return sorted(texts)
 
 
 def _characters(ranges: Ranges) -> list[str]:
-    """The characters of a class, of one that is too large to be in a short list none."""
+    """The characters of a class; empty for a class too large for a short list."""
     if sum(map(_size, ranges)) > MOST_VALUES:
         return []
-    return [chr(one) for first, last in ranges for one in range(first, last + 1) if not 0xD800 <= one < 0xE000]
+    return [chr(c) for first, last in ranges for c in range(first, last + 1) if not 0xD800 <= c < 0xE000]

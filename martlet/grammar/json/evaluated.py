@@ -1,9 +1,11 @@
-"""`unevaluatedProperties` and `unevaluatedItems` as ordinary schemas (see `schema_nodes.py`; read `algebra.py` next).
+"""`unevaluatedProperties` and `unevaluatedItems` as ordinary schemas (see `schema_nodes.py`; read
+`sets.py` next).
 
-What counts as evaluated depends on which parts of a schema a value meets: of `anyOf`, `oneOf`, `if`, `dependentSchemas`.
-So there are *ways*: parts that are met, with what these evaluate all together. The more is evaluated the less is asked of
-the rest. A value is therefore good exactly if it is good in some way, and a schema becomes a choice of its ways, each with
-the rest of its names or items as plain `additionalProperties` or `items`. Source: JSON Schema 2020-12, core, section 11.
+What counts as evaluated depends on which subschemas of `anyOf`, `oneOf`, `if` and
+`dependentSchemas` a value meets. A *way* is a set of subschemas that are met, with all that they
+evaluate. The more is evaluated, the less is asked of the rest. So a value is valid exactly if it is
+valid in some way, and a schema becomes a choice of its ways, each with the rest of its names or
+items as plain `additionalProperties` or `items`. Source: JSON Schema 2020-12, core, section 11.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ MOST_WAYS = 64
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is evaluated: names, names of patterns; so many first items, items that a `contains` counts; or all."""
+    """What is evaluated: names, names that match patterns, a number of first items, and items that
+    a `contains` counts.
+
+    `all_names` and `all_items` stand for everything.
+    """
 
     names: frozenset[str] = frozenset()
     patterns: frozenset[Language] = frozenset()
@@ -42,19 +48,22 @@ class Seen:
         )
 
     def covers(self, other: Seen) -> bool:
-        """Whether all that `other` has is here."""
+        """Whether everything in `other` is here."""
         return (self | other) == self
 
 
 class Way(NamedTuple):
-    """Schemas that are met (or not), and what is evaluated then."""
+    """Schemas that are met or not met, and what is evaluated then."""
 
     conditions: frozenset[tuple[Node, bool]] = frozenset()
     seen: Seen = Seen()
 
 
 class Ways:
-    """Finds the ways of a document's nodes. `fresh` makes a node; `contains` is whether that keyword evaluates."""
+    """Finds the ways of a document's nodes.
+
+    `fresh` makes a node; `contains`: that keyword evaluates.
+    """
 
     def __init__(self, fresh: Callable[[str], Node], contains: bool) -> None:
         self._fresh, self._contains = fresh, contains
@@ -62,33 +71,36 @@ class Ways:
         self._known: dict[Node, list[Way] | None] = {}  # None: under way
 
     def of(self, node: Node) -> list[Way]:
-        """The ways of a schema that is met. SchemaError for one that is made of itself, or has too many."""
+        """The ways to meet a schema.
+
+        SchemaError for a schema made of itself, or with too many ways.
+        """
         known = self._known.get(node, [])
         if known is None:
             raise SchemaError([Problem(node.pointer, "is made of itself: what it evaluates has no end")])
         if known:
             return known
         self._known[node] = None
-        found = [Way(seen=self._own(node))]
+        ways = [Way(seen=self._own(node))]
         for child in node.all_of:
-            found = self._both(node, found, self.of(child))
+            ways = self._both(node, ways, self.of(child))
         for options in node.any_of:
             for option in options:
-                found = self._both(node, found, [Way(), *self._met(option)])
+                ways = self._both(node, ways, [Way(), *self._met(option)])
         for options in node.one_of:
-            found = self._both(node, found, [Way(), *(way for option in options for way in self._met(option))])
+            ways = self._both(node, ways, [Way(), *(way for option in options for way in self._met(option))])
         if node.if_ is not None:
             condition, then, otherwise = node.if_
             met = self._met(condition)
             if then is not None:
                 met = self._both(node, met, self.of(then))
             unmet = [] if otherwise is None else [_on(way, (condition, False)) for way in self.of(otherwise)]
-            found = self._both(node, found, [Way(), *met, *unmet])
+            ways = self._both(node, ways, [Way(), *met, *unmet])
         for name, child in node.dependent_schemas.items():
             there = [_on(way, (self._without(node, name), False)) for way in self._met(child)]
-            found = self._both(node, found, [Way(), *there])
-        self._known[node] = found
-        return found
+            ways = self._both(node, ways, [Way(), *there])
+        self._known[node] = ways
+        return ways
 
     def _own(self, node: Node) -> Seen:
         """What a schema's own keywords evaluate."""
@@ -105,7 +117,7 @@ class Ways:
         return [_on(way, (node, True)) for way in self.of(node)]
 
     def _without(self, node: Node, name: str) -> Node:
-        """A schema of objects that do not have a name."""
+        """A schema of objects without a name."""
         if name not in self._absent:
             made, nothing = self._fresh(node.pointer), self._fresh(node.pointer)
             nothing.never = True
@@ -114,21 +126,26 @@ class Ways:
         return self._absent[name]
 
     def _both(self, node: Node, ways: Iterable[Way], others: list[Way]) -> list[Way]:
-        """Every way of one kind with every way of the other; of those that ask for more and evaluate less, none."""
+        """Every way of one list joined with every way of the other, without ways that ask more and
+        evaluate less.
+        """
         joined = {Way(a.conditions | b.conditions, a.seen | b.seen): None for a in ways for b in others}
         if len(joined) > MOST_WAYS * MOST_WAYS:
             raise _too_many(node)
-        found: list[Way] = []
+        minimal: list[Way] = []
         for way in sorted(joined, key=lambda way: len(way.conditions)):
-            if not any(kept.conditions <= way.conditions and kept.seen.covers(way.seen) for kept in found):
-                found.append(way)
-        if len(found) > MOST_WAYS:
+            if not any(kept.conditions <= way.conditions and kept.seen.covers(way.seen) for kept in minimal):
+                minimal.append(way)
+        if len(minimal) > MOST_WAYS:
             raise _too_many(node)
-        return found
+        return minimal
 
 
 def settle_unevaluated(nodes: Iterable[Node], fresh: Callable[[str], Node], contains: bool) -> list[Problem]:
-    """Put ordinary schemas in the place of both keywords, wherever they are; returns what cannot be enforced."""
+    """Replace both keywords by ordinary schemas, wherever they are.
+
+    Returns what cannot be enforced.
+    """
     problems: list[Problem] = []
     made: list[tuple[Node, list[Node]]] = []
     for node in nodes:
@@ -145,13 +162,13 @@ def settle_unevaluated(nodes: Iterable[Node], fresh: Callable[[str], Node], cont
                 continue
             ending = _names if key == "unevaluatedProperties" else _items
             made.append((node, [_option(way, ending(way.seen, rest, fresh), fresh) for way in ways]))
-    for node, options in made:  # only now, so that no way sees what was made
+    for node, options in made:  # only now, so that no way sees the new options
         node.any_of.append(options)
     return problems
 
 
 def _without_own(node: Node, fresh: Callable[[str], Node]) -> Node:
-    """A node without the two keywords, which evaluate all that is left for those around it."""
+    """A node without the two keywords, which would evaluate everything that is left."""
     made = fresh(node.pointer)
     for name in ("all_of", "any_of", "one_of", "if_", "properties", "pattern_properties", "additional"):
         setattr(made, name, getattr(node, name))
@@ -161,7 +178,7 @@ def _without_own(node: Node, fresh: Callable[[str], Node]) -> Node:
 
 
 def _option(way: Way, rest: Node, fresh: Callable[[str], Node]) -> Node:
-    """A schema that is met in one way."""
+    """A schema that is met in exactly one way."""
     made = fresh(rest.pointer)
     ordered = sorted(way.conditions, key=lambda condition: (condition[0].number, condition[1]))
     made.all_of = [*(node for node, sign in ordered if sign), rest]
@@ -170,7 +187,7 @@ def _option(way: Way, rest: Node, fresh: Callable[[str], Node]) -> Node:
 
 
 def _names(seen: Seen, rest: Node, fresh: Callable[[str], Node]) -> Node:
-    """A schema of which all names but those evaluated meet `rest`."""
+    """A schema whose unevaluated names meet `rest`."""
     made, anything = fresh(rest.pointer), fresh(rest.pointer)
     if not seen.all_names:
         made.properties = dict.fromkeys(sorted(seen.names), anything)
@@ -180,7 +197,7 @@ def _names(seen: Seen, rest: Node, fresh: Callable[[str], Node]) -> Node:
 
 
 def _items(seen: Seen, rest: Node, fresh: Callable[[str], Node]) -> Node:
-    """A schema of which all items but those evaluated meet `rest`."""
+    """A schema whose unevaluated items meet `rest`."""
     made, anything = fresh(rest.pointer), fresh(rest.pointer)
     if seen.all_items:
         return made

@@ -1,10 +1,10 @@
 """JSON that meets a goal, byte by byte: the states of a matcher (read `containers.py` next).
 
 JSON's structure is visible in its text: all alternatives of a schema open and close the same
-brackets at the same bytes. So alternatives run side by side as *items* of one level, as in an Earley
-parser. A value's *end* knows which items of the level around it depend on which goal. When the value
-is complete, the items go on whose goal it met; all others are dropped. A value has several goals
-only where the alternatives ask for different things.
+brackets at the same bytes. So alternatives run side by side as *items* of one level, as in an
+Earley parser. A value's *end* knows which items of the level around it depend on which goal. When
+the value is complete, the items go on whose goal it met; all others are dropped. A value has
+several goals only where the alternatives ask for different things.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Spacing:
 
 
 class Machine:
-    """The states of one schema, interned: equal states are one object, for as long as they are kept.
+    """The states of one schema, interned: equal states are one object, for as long as they are
+    kept.
 
     `containers.py` completes it with arrays and objects.
     """
@@ -71,7 +72,10 @@ class Machine:
         self.algebra.release()
 
     def gap(self, state: State, after: bool) -> State:
-        """A state with the white space that may stand before it; `after` a comma or colon, or elsewhere."""
+        """A state with the white space that may stand before it.
+
+        `after` a comma or colon, or elsewhere.
+        """
         most = self.spacing.after if after else self.spacing.around
         return self.intern(Space, state, most) if most else state
 
@@ -290,7 +294,10 @@ class Value(ByteState):
         different: tuple[Texts, ...],
         written: bytes,
     ) -> State:
-        """A lexeme's first state; `members` tell for each label which of the `different` sets it is in."""
+        """A lexeme's first state.
+
+        `members` tell for each label which of the `different` sets it is in.
+        """
         numbers = {texts: i for i, texts in enumerate(different)}
         of = [numbers.get(texts) for texts in sets]
         outcomes = tuple(frozenset(i for i, number in enumerate(of) if number in member) for member in members)

@@ -1,8 +1,9 @@
-"""The automata of JSON's own tokens: strings, names and numbers as lexemes (read `json_machine.py` next).
+"""The automata of JSON's own tokens: strings, names and numbers as lexemes (read `json_machine.py`
+next).
 
-A string's lexeme begins behind its opening quotation mark and includes the closing one. A free string may use every
-escape of RFC 8259; where a schema says something about the text, and in names, a text is written in one way only, so that
-two ways to write it can't be taken for two texts.
+A string's lexeme begins after its opening quotation mark and includes the closing one. A free
+string may use every escape of RFC 8259. Where a schema constrains the text, and in names, every
+text has one spelling, so that two spellings cannot be taken for two texts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ COLON = frozenset(b":") | BLANK
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JsonLexeme:
-    """A lexeme; `final` are states that accept and go no further, `universal` those of a string after which all is free."""
+    """A lexeme with two sets of states.
+
+    `final` states accept and go no further; after a `universal` state of a string every text is
+    allowed.
+    """
 
     lexeme: Lexeme
     final: frozenset[int]
@@ -54,7 +59,7 @@ class JsonLexeme:
 
 @lru_cache(maxsize=4)
 def free_string() -> JsonLexeme:
-    """Any string; its content's state is counted."""
+    """Any string; the state of its content is counted."""
     return _closed(to_json(Language.everything(), Escapes(slash=True, numbers=True)), ENDS, counted=True)
 
 
@@ -66,7 +71,9 @@ def free_key() -> JsonLexeme:
 
 @lru_cache(maxsize=256)
 def string_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[frozenset[int], ...]]:
-    """Strings of any of the languages; of each label in which of them it is (label 0: in none)."""
+    """Strings of any of the languages, and for every label the languages it stands for (label 0:
+    none).
+    """
     joined, sets = _joined(languages)
     universal = frozenset(_universal(joined)) if len(sets) == 2 else frozenset[int]()
     return _closed(_labelled(to_json(joined), joined, languages, sets), ENDS, universal=universal), tuple(sets)
@@ -74,14 +81,14 @@ def string_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[fr
 
 @lru_cache(maxsize=256)
 def key_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[frozenset[int], ...]]:
-    """The same of names."""
+    """The same for names."""
     joined, sets = _joined(languages)
     return _closed(_labelled(to_json(joined), joined, languages, sets), COLON), tuple(sets)
 
 
 @lru_cache(maxsize=256)
 def number_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[frozenset[int], ...]]:
-    """The same of numbers."""
+    """The same for numbers."""
     joined, sets = _joined(languages)
     dfa = _labelled(to_bytes(joined), joined, languages, sets)
     final = frozenset(np.nonzero((dfa.accept > 0) & ~dfa.table.any(axis=1))[0].tolist())
@@ -90,18 +97,18 @@ def number_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[fr
 
 @lru_cache(maxsize=4096)
 def _written(name: str) -> bytes:
-    """A name as it is written, behind its opening quotation mark."""
+    """A name as it is written after its opening quotation mark."""
     return json_text(name)[1:]
 
 
 def json_text(text: str) -> bytes:
-    """A string as JSON; half a surrogate pair, which UTF-8 does not have, as an escape."""
+    """A string as JSON; a lone surrogate, which UTF-8 cannot encode, becomes an escape."""
     written = json.dumps(text, ensure_ascii=False)
-    return SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", written).encode()
+    return SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", written).encode()
 
 
 def names_tree(machine: Any, names: tuple[str, ...]) -> Tree:
-    """Names as they are written, with the closing quotation mark, as a tree."""
+    """Names as they are written, with the closing quotation mark, as a tree of bytes."""
     root: Tree = {}
     for name in names:
         node = root
@@ -112,13 +119,16 @@ def names_tree(machine: Any, names: tuple[str, ...]) -> Tree:
 
 
 def _universal(language: Language) -> list[int]:
-    """The states from which every text is in the language; in a minimal automaton there is at most one."""
+    """The states from which every text is in the language.
+
+    In a minimal automaton there is at most one.
+    """
     stays = (language.table == np.arange(len(language.table))[:, None]).all(axis=1)
     return [state for state in np.nonzero(stays & language.accepting)[0].tolist() if state]
 
 
 def _joined(languages: Sequence[Language]) -> tuple[Language, list[frozenset[int]]]:
-    """Several languages run side by side as one that keeps apart which of them a text is in; unlike others not minimal."""
+    """Several languages as one that keeps apart which of them a text is in; it is not minimal."""
     if len(languages) == 1:
         return languages[0], [frozenset(), frozenset({0})]
     alphabet, classes = common_alphabet(languages)
@@ -152,19 +162,19 @@ def _labelled(dfa: Dfa, joined: Language, languages: Sequence[Language], sets: l
     if len(languages) == 1:
         return dfa
     _, classes = common_alphabet(languages)
-    places = {1: tuple(language.start for language in languages)}
+    states = {1: tuple(language.start for language in languages)}
     todo = [1]
     for state in todo:
         for c, after in enumerate(joined.table[state].tolist()):
-            if after and after not in places:
-                places[after] = tuple(
+            if after and after not in states:
+                states[after] = tuple(
                     int(language.table[q, classes[i][c]])
-                    for i, (language, q) in enumerate(zip(languages, places[state], strict=True))
+                    for i, (language, q) in enumerate(zip(languages, states[state], strict=True))
                 )
                 todo.append(after)
     accept = dfa.accept.copy()
-    for state, place in places.items():
-        member = frozenset(i for i, q in enumerate(place) if languages[i].accepting[q])
+    for state, joint in states.items():
+        member = frozenset(i for i, q in enumerate(joint) if languages[i].accepting[q])
         accept[state] = sets.index(member) if member else 0
     return Dfa(dfa.table, accept, dfa.start)
 
@@ -172,7 +182,7 @@ def _labelled(dfa: Dfa, joined: Language, languages: Sequence[Language], sets: l
 def _closed(
     dfa: Dfa, follow: frozenset[int], *, counted: bool = False, universal: frozenset[int] = frozenset()
 ) -> JsonLexeme:
-    """Add the closing quotation mark: a state for each label that only accepts."""
+    """Add the closing quotation mark: for each label a state that only accepts."""
     n, labels = len(dfa.table), int(dfa.accept.max(initial=0))
     table = np.zeros((n + labels, 256), np.int32)
     table[:n] = dfa.table

@@ -1,8 +1,9 @@
-"""A schema document as a graph of nodes: what is where, and what a reference names (read `reader.py` next).
+"""A schema document as a graph of nodes: schemas by location, and the targets of references (read
+`reader.py` next).
 
-References are followed within the document: JSON pointers, `$anchor`, `$id`; those that depend on the way by which a
-schema was come to (`$dynamicRef`, `$recursiveRef`) where all ways lead to one schema: there is only one, or the document's
-root has one, with which every way begins.
+References are followed within the document: JSON pointers, `$anchor`, `$id`. `$dynamicRef` and
+`$recursiveRef` depend on the path to a schema; they are followed where every path gives the same
+target: only one schema has the anchor, or the document's root has it, where every path begins.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ __all__ = ["Loader"]
 
 
 class Loader:
-    """Reads one document; `root` is its node, `problems` what was wrong, `ignored` annotations that look like more."""
+    """Reads one document. SchemaError for a document that is nested too deep, or too large.
+
+    `root` is its node, `problems` what is refused, `ignored` annotations that look like keywords.
+    """
 
     def __init__(self, document: Any, limits: Limits) -> None:
         self.problems: list[Problem] = []
@@ -30,7 +34,7 @@ class Loader:
         self._limits = limits
         self._document = document
         self._nodes: dict[int, Node] = {}
-        self._keep: list[Any] = []  # made up here; their ids must stay theirs
+        self._keep: list[Any] = []  # made up here, kept so that their ids stay unique
         self._draft = _draft_of(document)
         self._resources: dict[str, Any] = {"": document}
         self._pointers: dict[int, str] = {}
@@ -44,7 +48,7 @@ class Loader:
             self.problems += settle_unevaluated(list(self._nodes.values()), self.fresh, self._draft > 8)
 
     def _index(self, schema: Any, pointer: str, base: str, depth: int) -> None:
-        """Find every $id and $anchor, wherever a schema may be."""
+        """Record every $id and $anchor, wherever a schema may be."""
         if depth > self._limits.depth:
             raise SchemaError([Problem(pointer[:200], f"nested more than {self._limits.depth} deep")])
         if isinstance(schema, list):
@@ -52,14 +56,7 @@ class Loader:
                 self._index(item, f"{pointer}/{i}", base, depth + 1)
         if not isinstance(schema, dict):
             return
-        name = schema.get("$id", schema.get("id"))
-        if isinstance(name, str) and not ("$ref" in schema and self._draft < 8):
-            address, anchor = urldefrag(urljoin(base, name))
-            if address:
-                base = address
-                self._resources.setdefault(base, schema)
-            if anchor:
-                self._anchors.setdefault((base, anchor), schema)
+        base = self._index_id(schema, base)
         for key in ("$anchor", "$dynamicAnchor"):
             if isinstance(schema.get(key), str):
                 self._anchors.setdefault((base, schema[key]), schema)
@@ -72,6 +69,18 @@ class Loader:
         for key, value in schema.items():
             if key not in ("enum", "const", "default", "examples") and isinstance(value, dict | list):
                 self._index(value, f"{pointer}/{escaped(key)}", base, depth + 1)
+
+    def _index_id(self, schema: dict[str, Any], base: str) -> str:
+        """Record a schema's $id; return the base address inside it."""
+        name = schema.get("$id", schema.get("id"))
+        if isinstance(name, str) and not ("$ref" in schema and self._draft < 8):
+            address, anchor = urldefrag(urljoin(base, name))
+            if address:
+                base = address
+                self._resources.setdefault(base, schema)
+            if anchor:
+                self._anchors.setdefault((base, anchor), schema)
+        return base
 
     def release(self) -> None:
         """Cut the cycles of recursive schemas; no node may be read afterwards."""
@@ -102,33 +111,33 @@ class Loader:
         return made
 
     def made_up(self, schema: dict[str, Any], pointer: str) -> Node:
-        """The node of a schema that stands for a keyword of the document."""
+        """The node of a schema made for a keyword of the document."""
         self._keep.append(schema)
         return self.node(schema, pointer, "", 0)
 
     def fresh(self, pointer: str) -> Node:
-        """A new node that says nothing yet, for what a keyword comes to."""
+        """A new node without keywords."""
         key = object()
         self._keep.append(key)
         made = self._nodes[id(key)] = Node(pointer, len(self._nodes))
         return made
 
     def resolve_dynamic(self, key: str, reference: str, base: str) -> tuple[Any, str, str] | str:
-        """What a $dynamicRef or $recursiveRef names, or why that is not known."""
-        found = self.resolve(reference, base)
-        if found is None:
+        """The target of a $dynamicRef or $recursiveRef (as `resolve`), or why it is unknown."""
+        target = self.resolve(reference, base)
+        if target is None:
             return "nothing is there in this document"
-        schema, _, base_there = found
+        schema, _, base_there = target
         root_base = self._bases.get(id(self._document), "")
         if key == "$recursiveRef":
             if not (isinstance(schema, dict) and schema.get("$recursiveAnchor") is True):
-                return found
-            alike = {self._bases[id(one)]: one for one in self._resources.values() if _is_recursive(one)}
+                return target
+            alike = {self._bases[id(other)]: other for other in self._resources.values() if _is_recursive(other)}
         else:
             name = unquote(urldefrag(reference).fragment)
             alike = self._dynamic.get(name, {})
             if alike.get(base_there) is not schema:
-                return found  # a plain anchor or a pointer: as $ref
+                return target  # a plain anchor or a pointer: as $ref
         if root_base in alike:
             schema = alike[root_base]
         elif len(alike) > 1:
@@ -136,8 +145,8 @@ class Loader:
         return schema, self._pointers.get(id(schema), "#"), self._bases[id(schema)]
 
     def resolve(self, reference: str, base: str) -> tuple[Any, str, str] | None:
-        """What a $ref names: the schema, its pointer and its base; None if it is not in the document."""
-        local = reference.startswith("#")  # of names that are no paths (urn:…) urljoin knows nothing
+        """The target of a $ref: schema, pointer and base; None if it is not in the document."""
+        local = reference.startswith("#")  # urljoin does not know names such as urn:…
         address, fragment = (
             (base, reference[1:]) if local else urldefrag(urljoin(base, reference) if base else reference)
         )
@@ -145,24 +154,24 @@ class Loader:
             address = address if reference.startswith("#") is False and address else base
             if address not in self._resources:
                 return None
-        found = self._resources[address]
-        pointer = self._pointers.get(id(found), "#")
+        schema = self._resources[address]
+        pointer = self._pointers.get(id(schema), "#")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
-            found = self._anchors.get((address, fragment))
-            return None if found is None else (found, self._pointers.get(id(found), "#"), self._bases[id(found)])
-        base_there = self._bases.get(id(found), address) if isinstance(found, dict) else address
+            schema = self._anchors.get((address, fragment))
+            return None if schema is None else (schema, self._pointers.get(id(schema), "#"), self._bases[id(schema)])
+        base_there = self._bases.get(id(schema), address) if isinstance(schema, dict) else address
         for raw in fragment.split("/")[1:]:
             key = raw.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Mapping) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
+            if isinstance(schema, Mapping) and key in schema:
+                schema = schema[key]
+            elif isinstance(schema, list) and key.isdecimal() and int(key) < len(schema):
+                schema = schema[int(key)]
             else:
                 return None
-            base_there = self._bases.get(id(found), base_there)
+            base_there = self._bases.get(id(schema), base_there)
             pointer += f"/{raw}"
-        return found, pointer, base_there
+        return schema, pointer, base_there
 
 
 def _is_recursive(schema: Any) -> bool:
@@ -170,7 +179,7 @@ def _is_recursive(schema: Any) -> bool:
 
 
 def _draft_of(document: Any) -> int:
-    """4, 6, 7, 8 (2019-09) or 9 (2020-12, and where nothing is said)."""
+    """4, 6, 7, 8 (2019-09) or 9 (2020-12, the default)."""
     name = document.get("$schema") if isinstance(document, dict) else None
     for text, draft in (("draft-03", 4), ("draft-04", 4), ("draft-06", 6), ("draft-07", 7), ("2019-09", 8)):
         if isinstance(name, str) and text in name:

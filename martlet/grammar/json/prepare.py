@@ -69,7 +69,9 @@ def _children(algebra: Writers, goal: Goal) -> list[Goal]:
 
 
 def warm(vocabulary: Vocabulary) -> None:
-    """Compute once what nearly every schema needs: common formats, and a vocabulary's strings and keys."""
+    """Compute once what nearly every schema needs: common formats, and a vocabulary's strings and
+    keys.
+    """
     for name in COMMON_FORMATS:
         format_language(name)
     quote = vocabulary.find(0, b'"')

@@ -1,4 +1,7 @@
-"""One schema object into one node, a group of keywords at a time; spellings of all drafts become one (see `schema_nodes.py`)."""
+"""One schema object into one node.
+
+The spellings of all drafts are unified (read `evaluated.py` next).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from martlet.errors import RequestError
-from martlet.grammar.json.schema_nodes import KINDS, Node, Problem
+from martlet.grammar.json.schema_nodes import TYPES, Node, Problem
 from martlet.grammar.language import Language
 from martlet.grammar.numbers import Bound
 from martlet.grammar.regex import regex_language
@@ -120,7 +123,7 @@ class Reader:
         if "$ref" in schema:
             self._reference(schema["$ref"])
             if self.draft < 8:
-                return  # before 2019-09, what stands beside $ref says nothing
+                return  # before 2019-09, keywords beside $ref have no effect
         for key in ("$dynamicRef", "$recursiveRef"):
             if key in schema:
                 self._dynamic_reference(key, schema[key])
@@ -138,20 +141,20 @@ class Reader:
         self._objects()
 
     def wrong(self, key: str, expected: str) -> None:
-        """Refuse a keyword's value."""
+        """Note that a keyword's value is invalid."""
         self.loader.problem(f"{self.pointer}/{key}", f"is {shortened(self.schema[key])}; expected {expected}")
 
     def child(self, schema: Any, *path: str | int) -> Node:
-        """The node of a schema inside this one."""
-        pointer = "/".join([self.pointer, *(escaped(str(part)) for part in path)])
+        """The node of a schema inside this schema."""
+        pointer = "/".join([self.pointer, *(escaped(str(segment)) for segment in path)])
         return self.loader.node(schema, pointer, self.base, self.depth + 1)
 
     def sub(self, key: str) -> Node | None:
-        """The child that a keyword holds."""
+        """The node of the schema that a keyword holds, None if absent."""
         return self.child(self.schema[key], key) if key in self.schema else None
 
     def children(self, key: str) -> list[Node]:
-        """The children of a keyword that holds a list of schemas."""
+        """The nodes of a keyword that holds a list of schemas."""
         value = self.schema.get(key)
         if value is None:
             return []
@@ -161,7 +164,7 @@ class Reader:
         return [self.child(item, key, i) for i, item in enumerate(value)]
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """A keyword that holds an object."""
+        """The value of a keyword that holds an object."""
         value = self.schema.get(key, {})
         if not isinstance(value, dict):
             self.wrong(key, "an object")
@@ -169,19 +172,19 @@ class Reader:
         return value
 
     def count(self, key: str) -> int | None:
-        """A keyword that holds a number of things."""
+        """The value of a keyword that holds a count, None if absent."""
         value = self.schema.get(key)
         if value is None:
             return None
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            self.wrong(key, "a whole number from 0 on")
+            self.wrong(key, "an integer ≥ 0")
             return None
         return value
 
     def number(self, key: str) -> Decimal | None:
-        """A keyword that holds a number."""
+        """The value of a keyword that holds a number, None if absent."""
         value = self.schema.get(key)
         if value is None or isinstance(value, bool):
             return None
@@ -196,32 +199,32 @@ class Reader:
         if not isinstance(reference, str):
             self.wrong("$ref", "the address of a schema")
             return
-        found = self.loader.resolve(reference, self.base)
-        if found is None:
+        target = self.loader.resolve(reference, self.base)
+        if target is None:
             local = reference.startswith("#")
             why = "nothing is there" if local else "only references within the document are followed"
             self.loader.problem(f"{self.pointer}/$ref", f"{reference!r:.100}: {why}")
             return
-        schema, pointer, base = found
+        schema, pointer, base = target
         self.node.all_of.append(self.loader.node(schema, pointer, base, self.depth + 1))
 
     def _dynamic_reference(self, key: str, reference: Any) -> None:
         if not isinstance(reference, str) or (key == "$recursiveRef" and reference != "#"):
             self.wrong(key, "the address of a schema" if key == "$dynamicRef" else "'#'")
             return
-        found = self.loader.resolve_dynamic(key, reference, self.base)
-        if isinstance(found, str):
-            self.loader.problem(f"{self.pointer}/{key}", f"{reference!r:.100}: {found}")
+        target = self.loader.resolve_dynamic(key, reference, self.base)
+        if isinstance(target, str):
+            self.loader.problem(f"{self.pointer}/{key}", f"{reference!r:.100}: {target}")
             return
-        schema, pointer, base = found
+        schema, pointer, base = target
         self.node.all_of.append(self.loader.node(schema, pointer, base, self.depth + 1))
 
     def _types(self) -> None:
         schema, node = self.schema, self.node
         if "type" in schema:
             names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-            if not names or not all(isinstance(name, str) and name in (*KINDS, "integer") for name in names):
-                self.wrong("type", f"one or more of {', '.join(KINDS)}, integer")
+            if not names or not all(isinstance(name, str) and name in (*TYPES, "integer") for name in names):
+                self.wrong("type", f"one or more of {', '.join(TYPES)}, integer")
             else:
                 node.types = frozenset("number" if name == "integer" else name for name in names)
                 node.integer = "integer" in names and "number" not in names
@@ -257,7 +260,7 @@ class Reader:
         low, high = self.number("minimum"), self.number("maximum")
         above, below = self.number("exclusiveMinimum"), self.number("exclusiveMaximum")
         if low is not None:
-            node.low = Bound(low, schema.get("exclusiveMinimum") is True)  # draft 4 wrote it so
+            node.low = Bound(low, schema.get("exclusiveMinimum") is True)  # draft 4
         if high is not None:
             node.high = Bound(high, schema.get("exclusiveMaximum") is True)
         if above is not None and (node.low is None or above >= node.low.value):
@@ -277,9 +280,9 @@ class Reader:
             node.patterns += self._pattern(schema["pattern"], "pattern")
         if "format" in schema:
             name = schema["format"]
-            found = format_language(name) if isinstance(name, str) else None
-            if found is not None:
-                node.patterns.append(found)
+            language = format_language(name) if isinstance(name, str) else None
+            if language is not None:
+                node.patterns.append(language)
             elif name in ("regex", "idn-email", "idn-hostname"):
                 self.loader.problem(
                     f"{self.pointer}/format", f"{name!r} is no regular language, or needs tables of names"
@@ -327,7 +330,7 @@ class Reader:
                 node.pattern_properties.append((language, self.child(value, "patternProperties", pattern)))
         node.additional = self.sub("additionalProperties")
         node.names = self.sub("propertyNames")
-        if "required" in schema and not isinstance(schema["required"], bool):  # draft 3: says nothing since
+        if "required" in schema and not isinstance(schema["required"], bool):  # draft 3: no effect since
             node.required = self._names(schema["required"], "required")
         node.min_properties = self.count("minProperties") or 0
         node.max_properties = self.count("maxProperties")

@@ -1,7 +1,7 @@
 """States inside strings, numbers and words (read `json_machine.py` next).
 
-A scalar from a list of texts is followed by bisecting the sorted list; any other by the automaton of
-its lexeme.
+A scalar from a list of texts is followed by bisecting the sorted list; any other by the automaton
+of its lexeme.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class End(Protocol):
         """The state after a value that met these goals."""
 
     def sealed(self, met: Survivors) -> State:
-        """The same for an unknown text, if it keeps texts: a state that stops where the text would matter."""
+        """The same for an unknown text, if it keeps texts: a state that stops where the text would
+        matter.
+        """
 
 
 class Linked:
@@ -82,7 +84,9 @@ class EnumTable:
 
 
 class EnumState(ByteState):
-    """Inside a listed text: the table's texts `first` to `stop` - 1 agree in their first `depth` bytes."""
+    """Inside a listed text: the table's texts `first` to `stop` - 1 agree in their first `depth`
+    bytes.
+    """
 
     __slots__ = ("depth", "end", "first", "stop", "table")
 
@@ -147,8 +151,8 @@ class LexemeUse:
 class LexemeState(ByteState):
     """Inside a string or a number.
 
-    `left` is the least and the most characters still to come (None: free); `text` is what was written
-    of it, where that matters later.
+    `left` is the least and the most characters still to come (None: free); `text` is what was
+    written of it, where that matters later.
     """
 
     __slots__ = ("left", "state", "text", "use")

@@ -1,8 +1,9 @@
-"""A JSON Schema read strictly: references followed, spellings of all drafts made one, what cannot be enforced refused.
+"""A JSON Schema read strictly: references followed, the spellings of all drafts unified, the rest
+refused.
 
-A `Node` is a schema object; children are nodes, so a recursive schema is a graph with cycles. Everything that asserts
-something is either in a node or among `problems`, each with its JSON pointer: nothing is ignored in silence. Read
-`sets.py` next. Source: json-schema.org, drafts 4, 6, 7, 2019-09 and 2020-12.
+A `Node` is a schema object; its children are nodes, so a recursive schema is a graph with cycles.
+Every assertion is either in a node or among `problems`, with its JSON pointer: nothing is ignored
+in silence. Read `loader.py` next. Source: json-schema.org, drafts 4, 6, 7, 2019-09 and 2020-12.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from martlet.errors import RequestError
 from martlet.grammar.language import Language
 from martlet.grammar.numbers import Bound
 
-__all__ = ["KINDS", "Node", "Problem", "SchemaError"]
+__all__ = ["TYPES", "Node", "Problem", "SchemaError"]
 
-KINDS = ("null", "boolean", "number", "string", "array", "object")
+TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that cannot be enforced, or is no schema."""
+    """A keyword that cannot be enforced, or is invalid."""
 
     pointer: str
     why: str
@@ -32,7 +33,7 @@ class Problem:
 
 
 class SchemaError(RequestError):
-    """A schema that is refused; `problems` has every reason with its JSON pointer."""
+    """A refused schema; `problems` has every reason with its JSON pointer."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -43,13 +44,13 @@ class SchemaError(RequestError):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One schema. Absent keywords are None or empty; `types` None is any."""
+    """One schema. Absent keywords are None or empty; `types` None allows any type."""
 
     pointer: str
-    number: int = 0  # in the order of the document
+    number: int = 0  # in document order
     never: bool = False  # the schema `false`
     types: frozenset[str] | None = None
-    integer: bool = False  # of numbers, only whole ones
+    integer: bool = False  # of numbers, only integers
     values: list[Any] | None = None  # enum, const
     all_of: list[Node] = field(default_factory=list)  # and $ref
     any_of: list[list[Node]] = field(default_factory=list)
@@ -77,7 +78,7 @@ class Node:
     max_properties: int | None = None
     dependent_required: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dependent_schemas: dict[str, Node] = field(default_factory=dict)
-    unevaluated_properties: Node | None = None  # `evaluated.py` makes ordinary schemas of both
+    unevaluated_properties: Node | None = None  # `evaluated.py` turns both into ordinary schemas
     unevaluated_items: Node | None = None
 
     def unlink(self) -> None:
@@ -89,7 +90,7 @@ class Node:
 
     @property
     def is_any(self) -> bool:
-        """Whether it says nothing at all."""
+        """Whether every value meets it."""
         return not (
             self.never or self.types is not None or self.values is not None or self.has_combinators or self.constrains
         )
@@ -101,21 +102,21 @@ class Node:
 
     @property
     def constrains(self) -> bool:
-        """Whether a keyword of a kind of value is there."""
+        """Whether it has a keyword for strings, numbers, arrays or objects."""
         return bool(
             self.low or self.high or self.multiple is not None or self.min_length or self.max_length is not None
         ) or bool(self.patterns or self.constrains_arrays or self.constrains_objects)
 
     @property
     def constrains_arrays(self) -> bool:
-        """Whether a keyword about arrays is there."""
+        """Whether it has a keyword for arrays."""
         return bool(self.prefix or self.items or self.contains or self.min_items or self.unique) or (
             self.max_items is not None
         )
 
     @property
     def constrains_objects(self) -> bool:
-        """Whether a keyword about objects is there."""
+        """Whether it has a keyword for objects."""
         return bool(
             self.properties
             or self.pattern_properties

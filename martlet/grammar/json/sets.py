@@ -1,8 +1,10 @@
-"""Sets of scalars: strings and numbers that a schema allows, with their exact algebra (read `shapes.py` next).
+"""Sets of scalars: the words, strings and numbers that a schema allows, with their exact algebra
+(read `shapes.py` next).
 
-A set is a list of texts, or a language with bounds on the number of characters. Lists stay lists and bounds stay numbers
-as long as they can: an automaton is made only where the algebra needs one. For numbers the texts are what stands in the
-JSON; for strings what stands between the quotation marks, before escaping.
+A set is a list of texts, or a language with bounds on the number of characters. Lists stay lists
+and bounds stay numbers as long as possible: an automaton is made only where the algebra needs it.
+The texts of numbers are what stands in the JSON; the texts of strings stand between the quotation
+marks, unescaped.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ MOST_BOUNDED = 40_000  # states of a pattern with a bound on its length
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """`finite`, or else the texts of `language` (None: all) with `low` to `high` characters."""
+    """A set of texts: `finite`, or else the texts of `language` (None: all) with `low` to `high`
+    characters.
+    """
 
     finite: frozenset[str] | None = None
     language: Language | None = None
@@ -40,7 +44,10 @@ class Texts:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no text, as far as it is known without an automaton; `settled` knows."""
+        """Whether the set is empty, as far as that is known without an automaton.
+
+        `settled` knows.
+        """
         if self.finite is not None:
             return not self.finite
         return (self.high is not None and self.high < self.low) or (
@@ -68,9 +75,9 @@ class Texts:
             return Texts(frozenset(text for text in self.finite if text in other))
         if other.finite is not None:
             return other & self
-        languages = [one.language for one in (self, other) if one.language is not None]
+        languages = [texts.language for texts in (self, other) if texts.language is not None]
         language = languages[0] & languages[1] if len(languages) == 2 else (languages[0] if languages else None)
-        highs = [one.high for one in (self, other) if one.high is not None]
+        highs = [texts.high for texts in (self, other) if texts.high is not None]
         return Texts(None, language, max(self.low, other.low), min(highs, default=None)).settled()
 
     def __or__(self, other: Texts) -> Texts:
@@ -90,7 +97,7 @@ class Texts:
         return Texts(None, ~self.as_language()).settled()
 
     def settled(self) -> Texts:
-        """The same set, an empty one as NO_TEXT, with the bounds inside the language where it has one."""
+        """The same set with the bounds inside the language; an empty set becomes NO_TEXT."""
         if self.finite is not None or self.language is None:
             return NO_TEXT if self.is_empty else self
         language = self.as_language()
@@ -125,7 +132,9 @@ def _lengths(low: int, high: int | None) -> Language:
 
 @lru_cache(maxsize=512)
 def _bounded(language: Language, low: int, high: int | None) -> Language:
-    """The texts of a language with `low` to `high` characters: its automaton once for each number of them."""
+    """The texts of a language with `low` to `high` characters: a copy of its automaton for every
+    length.
+    """
     n, last = len(language.table), low if high is None else high
     if n * (last + 1) > MOST_BOUNDED:
         raise RequestError(
@@ -168,27 +177,27 @@ def word_leaf(node: Node, positive: bool) -> frozenset[str]:
 
 
 def string_leaf(node: Node, positive: bool) -> Texts:
-    """The strings that a node's own keywords allow, or those that they do not."""
+    """The strings that a node's own keywords allow, or those they exclude."""
     if node.never or (node.types is not None and "string" not in node.types):
         return NO_TEXT if positive else ANY_TEXT
-    parts = [Texts(None, language) for language in node.patterns]
+    demands = [Texts(None, language) for language in node.patterns]
     if node.values is not None:
-        parts.append(Texts(frozenset(value for value in node.values if isinstance(value, str))))
+        demands.append(Texts(frozenset(value for value in node.values if isinstance(value, str))))
     if node.min_length or node.max_length is not None:
-        parts.append(Texts(None, None, node.min_length, node.max_length))
+        demands.append(Texts(None, None, node.min_length, node.max_length))
     if positive:
-        found = ANY_TEXT
-        for part in sorted(parts, key=lambda part: part.finite is None):
-            found = found & part
-        return found.settled() if found.finite is None else found
-    found = NO_TEXT
-    for part in parts:
-        found = found | ~part
-    return found
+        texts = ANY_TEXT
+        for demand in sorted(demands, key=lambda demand: demand.finite is None):
+            texts = texts & demand
+        return texts.settled() if texts.finite is None else texts
+    texts = NO_TEXT
+    for demand in demands:
+        texts = texts | ~demand
+    return texts
 
 
 def number_text(value: Any) -> list[str]:
-    """How a number is written: as in the schema, and a whole one without fraction."""
+    """How a number is written: as in the schema, and an integral one also without fraction."""
     if isinstance(value, Decimal):
         return [str(value)]
     text = json.dumps(value)
@@ -209,10 +218,10 @@ def all_numbers(digits: Digits) -> Language:
 
 
 def number_leaf(node: Node, positive: bool, digits: Digits) -> Texts:
-    """The numbers that a node's own keywords allow, or those that they do not, as they may be written.
+    """The numbers that a node's own keywords allow, or those they exclude, as they may be written.
 
-    Both are what may be generated, and none of them is wrong; of numbers written with an exponent only those are known
-    that nothing constrains.
+    Each set holds only valid numbers to generate. Numbers with an exponent are in it only where no
+    keyword constrains them.
     """
     if node.never or (node.types is not None and "number" not in node.types):
         return NO_TEXT if positive else Texts(None, number_language(integer=False, digits=digits))
@@ -243,7 +252,7 @@ def number_leaf(node: Node, positive: bool, digits: Digits) -> Texts:
 
 
 def _spellings(value: Any) -> str:
-    """A pattern of all ways to write a number without exponent."""
+    """A pattern of all spellings of a number without exponent."""
     plain = f"{Decimal(repr(value) if isinstance(value, float) else value):f}"
     whole, _, fraction = plain.partition(".")
     fraction = fraction.rstrip("0")

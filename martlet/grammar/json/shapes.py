@@ -1,4 +1,5 @@
-"""Arrays and objects as alternatives, each a conjunction of positive demands (read `algebra.py` next).
+"""Arrays and objects as alternatives, each a conjunction of positive demands (read `algebra.py`
+next).
 
 A *literal* is a schema that a value must meet, `(node, True)`, or must not meet, `(node, False)`; a
 *goal* is a set of literals for one value. A *form* gives the goal of every element or property of a
@@ -42,7 +43,9 @@ class Contains(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """Arrays of `low` to `high` elements: `prefix` holds the first goals, `rest` is the goal of all others."""
+    """Arrays of `low` to `high` elements: `prefix` holds the first goals, `rest` is the goal of all
+    others.
+    """
 
     prefix: tuple[Literals, ...] = ()
     rest: Literals = ANYTHING
@@ -81,7 +84,10 @@ class Exists(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectForm:
-    """Objects whose properties meet every schema of `nodes` and the literals in `own`; `names` is the goal of all names."""
+    """Objects whose properties meet every schema of `nodes` and the literals in `own`.
+
+    `names` is the goal of all names.
+    """
 
     nodes: frozenset[Node] = frozenset()
     own: frozenset[tuple[str, Literal]] = frozenset()
@@ -116,7 +122,9 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 
 def array_leaf(node: Node, positive: bool) -> list[ArrayForm]:
-    """The arrays that a node's own keywords allow, or those they exclude (`join_enum` adds enum and const)."""
+    """The arrays that a node's own keywords allow, or those they exclude (`join_enum` adds enum and
+    const).
+    """
     if positive:
         contains: set[Contains] = set()
         if node.contains is not None:
@@ -154,7 +162,9 @@ def array_leaf(node: Node, positive: bool) -> list[ArrayForm]:
 
 
 def object_leaf(node: Node, positive: bool) -> list[ObjectForm]:
-    """The objects that a node's own keywords allow, or those they exclude (`join_enum` adds enum and const)."""
+    """The objects that a node's own keywords allow, or those they exclude (`join_enum` adds enum
+    and const).
+    """
     if not positive:
         return _not_object(node)
     names = ANYTHING if node.names is None else frozenset({(node.names, True)})

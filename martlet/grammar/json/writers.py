@@ -1,8 +1,8 @@
 """How an object that meets a form is written, property by property (read `json_machine.py` next).
 
 A writer answers three questions at every position: what may come next, may the container end here,
-and can it still be completed? The third is asked before a choice is offered, so no choice leads to a
-dead end. `Writers` keeps the writers of all forms, and completes `Algebra` with what they know.
+and can it still be completed? The third is asked before a choice is offered, so no choice leads to
+a dead end. `Writers` keeps the writers of all forms, and completes `Algebra` with what they know.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class KeyClass:
 class ObjectWriter:
     """Writes the objects of one form.
 
-    Its positions are (bits of the names used up, number of properties, bits of `exists` not met yet).
-    In the schema's own order a name is also used up once a later name, or an unknown name, is written.
-    With `prune`, a question that costs too much is answered yes. SchemaError for a form that cannot be
-    enforced.
+    Its positions are (bits of the names used up, number of properties, bits of `exists` not met
+    yet). In the schema's own order a name is also used up once a later name, or an unknown name, is
+    written. With `prune`, a question that costs too much is answered yes. SchemaError for a form
+    that cannot be enforced.
     """
 
     def __init__(self, form: ObjectForm, algebra: Writers, prune: bool) -> None:
@@ -227,7 +227,10 @@ class ObjectWriter:
 
 
 class _Covering:
-    """A search for properties that meet every `exists` still missing; one property may meet several."""
+    """A search for properties that meet every `exists` still missing.
+
+    One property may meet several.
+    """
 
     def __init__(self, writer: ObjectWriter, used: int, needed: int) -> None:
         self._writer, self._used, self._needed = writer, used, needed
