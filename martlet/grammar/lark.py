@@ -208,16 +208,16 @@ class _Body:
         """Read alternatives, each with an optional alias."""
         if depth > _DEEPEST:
             raise _wrong(self.name, f"more than {_DEEPEST} groups inside one another")
-        found = []
+        rows = []
         while True:
             items: list[Rule] = []
             while self.peek()[0] and self.peek()[1] not in ("|", ")", "]", "->"):
                 items.append(self.repeated(self.item(depth)))
-            found.append(flat(items))
+            rows.append(flat(items))
             if self.take("->"):
                 self.at += 1
             if not self.take("|"):
-                return choice(found)
+                return choice(rows)
 
     def item(self, depth: int) -> Rule:
         """Read one item."""

@@ -281,8 +281,8 @@ def _classes_under(nodes: list[dict[int, Branch]]) -> list[list[int]]:
     """For each node the classes of its leaves; a node's branches are made before it."""
     under: list[set[int]] = []
     for branches in nodes:
-        found: set[int] = set()
+        classes: set[int] = set()
         for is_class, to in set(branches.values()):
-            found |= {to} if is_class else under[to]
-        under.append(found)
-    return [sorted(found) for found in under]
+            classes |= {to} if is_class else under[to]
+        under.append(classes)
+    return [sorted(classes) for classes in under]

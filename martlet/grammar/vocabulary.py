@@ -196,7 +196,9 @@ class Suffixes:
         numbers: dict[bytes, int] = {b"": NOTHING, b"\0": NEVER}
         starts, flat = vocabulary.starts, vocabulary.flat
         n_tokens = len(starts) - 1
-        self._starts = (starts[:-1] + np.arange(n_tokens)).astype(np.int32)  # each token has a offset more, for its end
+        self._starts = (starts[:-1] + np.arange(n_tokens)).astype(
+            np.int32
+        )  # every token has one more entry, for its end
         self._at = np.full(len(flat) + n_tokens, NEVER, np.int32)  # token's start + offset → suffix
         self._at[starts[1:] + np.arange(n_tokens)] = NOTHING
         last = np.zeros(len(flat) + 1, np.bool_)

@@ -1,1 +1,4 @@
-"""Text to tokens and back: byte-level BPE, SentencePiece, chat templates, streaming. Read `tokenizer.py` first."""
+"""Text to tokens and back: byte-level BPE, SentencePiece, chat templates, streaming.
+
+Read `tokenizer.py` first.
+"""

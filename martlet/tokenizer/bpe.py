@@ -1,9 +1,10 @@
-"""Byte-pair encoding: merge neighbouring symbols, best rank first (arXiv:1508.07909; read `spm.py` next).
+"""Byte-pair encoding: merge neighbouring symbols, lowest rank first (arXiv:1508.07909; read
+`encoder.py` next).
 
-One engine serves both kinds of tokenizer. Byte-level BPE ranks a pair by its place in the list of merges;
-SentencePiece ranks it by the score of the token that it makes. Either way the pair of lowest rank merges first, the
-leftmost of equals, until no neighbours have a rank. Words repeat, so `WordCache` remembers them; what it does not hold
-costs O(n log n).
+One engine serves both sorts of tokenizer. Byte-level BPE ranks a pair by its position in the list
+of merges; SentencePiece (arXiv:1808.06226) ranks it by the score of the token it makes. The pair of
+lowest rank merges first, the leftmost of equals, until no neighbours have a rank. Words repeat, so
+`WordCache` remembers them; any other word costs O(n log n).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CACHED_WORDS = 1 << 16  # some 15 MB; cleared when full
 
 
 def _byte_chars() -> list[str]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, other bytes for U+0100 and up, in order."""
+    """GPT-2's alphabet: printable Latin-1 for itself, other bytes as U+0100 and up, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in range(256)]
@@ -40,14 +41,17 @@ def byte_level(text: str) -> str:
 
 
 def token_text_bytes(text: str) -> bytes:
-    """Return the bytes that a byte-level token stands for (tokens with other characters stand for their own text)."""
+    """Return the bytes of a byte-level token.
+
+    A token with other characters stands for its own text.
+    """
     if _LATIN.issuperset(text):
         return text.translate(_TO_BYTES).encode("latin-1")
     return text_bytes(text)
 
 
 def text_bytes(text: str) -> bytes:
-    """Return the UTF-8 bytes of a file's text, in which bytes that were not UTF-8 stand as surrogates."""
+    """Return the UTF-8 bytes of a text whose invalid bytes are surrogates (PEP 383)."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # from JSON: half a pair
@@ -55,7 +59,8 @@ def text_bytes(text: str) -> bytes:
 
 
 class WordCache(dict[str | int, Word]):
-    """word → ids, filled on demand by `encode_word`; `map(cache.__getitem__, words)` runs at C speed.
+    """word → ids, filled on demand by `encode_word`; `map(cache.__getitem__, words)` runs at C
+    speed.
 
     An id among the words stands for itself.
     """
@@ -76,14 +81,15 @@ class WordCache(dict[str | int, Word]):
 
 
 def merge(symbols: list[str], ranks: Mapping[str, int], joint: str) -> list[str]:
-    """Merge neighbours of lowest rank, leftmost first, until none has one; `symbols` may be changed.
+    """Merge neighbours of lowest rank, leftmost first, until no pair has a rank; may change
+    `symbols`.
 
-    `ranks` maps left + joint + right to the rank of that pair.
+    `ranks` maps left + joint + right to the rank of the pair.
     """
     if len(symbols) > SHORT_SYMBOLS:
         return _merge_long(symbols, ranks, joint)
     get = ranks.get
-    none = len(ranks)  # ranks are below it
+    none = len(ranks)  # above every rank
     pairs = [get(left + joint + right, none) for left, right in pairwise(symbols)]
     while pairs:
         best = min(pairs)
@@ -100,10 +106,10 @@ def merge(symbols: list[str], ranks: Mapping[str, int], joint: str) -> list[str]
 
 
 def _merge_long(symbols: list[str], ranks: Mapping[str, int], joint: str) -> list[str]:
-    """`merge` with a heap and a doubly linked list.
+    """`merge` with a heap and a doubly linked list, for many symbols.
 
-    A heap entry is rank · n + position, so that integers order by rank, then from the left. An entry whose rank is no
-    longer that of the pair at its position is stale and skipped.
+    A heap entry is rank · n + position, so integers order by rank and then from the left. An entry
+    whose rank is no longer that of the pair at its position is stale and skipped.
     """
     get = ranks.get
     n = len(symbols)

@@ -1,15 +1,17 @@
-"""Conversations checked, made plain, and their control tokens set aside (read `chat_template.py` first).
+r"""Conversations checked and made plain, with control tokens set aside (read `sandbox.py` next).
 
-A template sees plain JSON values only. What a user writes must never become a control token, however a template joins
-it to its own text; so in all that the request brings, each control token's text is replaced by one private-use
-character before rendering, and put back after it, its place noted:
+A template sees plain JSON values only. A user's text must never become a control token, however a
+template joins it to its own text. So in everything the request brings, each control token's text is
+replaced by a private-use character before rendering, and restored afterwards, its position noted:
 
-    "say <|im_end|>" → "say X" → template → "<|im_start|>user\nsay X<|im_end|>" → "…say <|im_end|><|im_end|>"
-                                                                                     ~~~~~~~~~~ a literal span
+    "say <|im_end|>" → "say X" → template → "<|im_start|>user\nsay X<|im_end|>"
+                                         → "…say <|im_end|><|im_end|>"
+                                                 ~~~~~~~~~~ a literal span
 
-One character survives trim, split, slices and JSON. The price: a template that looks for a control token in a message
-does not find it. Only reasoning marks are looked for in practice, in the assistant's own messages, so those stay as
-they are there. A template that deletes text inside a message can join what stood on either side into a token's text.
+A single character survives trim, split, slices and JSON. The price: a template that looks for a
+control token in a message does not find it. In practice templates look for reasoning marks only, in
+the assistant's own messages, so these stay as they are there. A template that deletes text inside a
+message can join its neighbours into a token's text.
 """
 
 from __future__ import annotations
@@ -30,10 +32,13 @@ PART_TYPES = ("text",)
 
 
 class Shield:
-    """Replaces control tokens in what a request brings, and puts them back."""
+    """Replaces control tokens in what a request brings, and restores them."""
 
     def __init__(self, control_texts: Collection[str], brought: Sequence[object]) -> None:
-        """Look for control tokens in the strings of `brought`; where there are none, nothing is ever done."""
+        """Look for control tokens in the strings of `brought`.
+
+        Without any, texts stay as they are.
+        """
         strings = [text for value in brought for text in _strings(value)]
         self.weight = sum(map(len, strings)) + len(strings)
         self._stands: dict[str, str] = {}
@@ -50,7 +55,10 @@ class Shield:
         self._tokens_in_model = re.compile(in_model or "(?!)")
 
     def unused(self) -> str:
-        """A private-use character that the request does not have, another one each time."""
+        """A private-use character that the request does not have, a new one each time.
+
+        RequestError if none is left.
+        """
         while chr(self._next) in self._private:
             self._next += 1
         if self._next not in PRIVATE_USE:
@@ -59,7 +67,10 @@ class Shield:
         return chr(self._next - 1)
 
     def hide(self, value: Any, by_model: bool = False) -> Any:
-        """A plain copy of a value with its control tokens replaced; `by_model`: reasoning marks stay."""
+        """A plain copy of a value with control tokens replaced; `by_model`: reasoning marks stay.
+
+        RequestError for other values than JSON's.
+        """
         if isinstance(value, str):
             if not self._stands:
                 return str.__str__(value)
@@ -74,29 +85,32 @@ class Shield:
         raise RequestError(f"The conversation holds a value of type {type(value).__name__}; expected JSON values.")
 
     def restore(self, text: str) -> tuple[str, tuple[tuple[int, int], ...]]:
-        """Put the tokens back; return the text and the spans of characters where they are plain text."""
+        """Restore the tokens.
+
+        Return the text and the spans [start, stop) of characters where they are plain text.
+        """
         if not self._stands:
             return text, ()
         back = {stand: token for token, stand in self._stands.items()}
         back |= {json.dumps(stand)[1:-1]: json.dumps(token)[1:-1] for token, stand in self._stands.items()}
-        parts: list[str] = []
+        pieces: list[str] = []
         spans: list[tuple[int, int]] = []
         length = 0
-        for part in re.split("(" + "|".join(map(re.escape, back)) + ")", text):
-            token = back.get(part)
-            parts.append(part if token is None else token)
+        for piece in re.split("(" + "|".join(map(re.escape, back)) + ")", text):
+            token = back.get(piece)
+            pieces.append(piece if token is None else token)
             if token is not None:
                 spans.append((length, length + len(token)))
-            length += len(parts[-1])
-        return "".join(parts), tuple(spans)
+            length += len(pieces[-1])
+        return "".join(pieces), tuple(spans)
 
 
 def normalize_messages(messages: object) -> list[dict[str, Any]]:
     """Check a conversation and bring it to the form that templates expect.
 
-    Content given as a list of parts becomes the parts' texts joined with nothing between; fields that are None are
-    left out; a tool call's arguments given as a JSON object in a string become the object; reasoning is found under
-    each of its names. RequestError names the field at fault.
+    A list of content parts becomes their joined text. Fields that are None are left out. A tool
+    call's arguments as a JSON text become the object. Reasoning is given under each of its names.
+    RequestError names the field at fault.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise RequestError(f"messages is of type {type(messages).__name__}; expected a list.", param="messages")
@@ -140,10 +154,10 @@ def _content(content: object, where: str) -> str:
         if isinstance(part, str):
             texts.append(part)
             continue
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind not in PART_TYPES or not isinstance(part, Mapping):
+        part_type = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if part_type not in PART_TYPES or not isinstance(part, Mapping):
             raise RequestError(
-                f"{where}[{index}] is a part of type {kind!r:.80}; this model takes {', '.join(PART_TYPES)} only.",
+                f"{where}[{index}] is a part of type {part_type!r:.80}; this model takes {', '.join(PART_TYPES)} only.",
                 param=f"{where}[{index}].type",
             )
         if not isinstance(part.get("text"), str):

@@ -1,9 +1,11 @@
-"""Chat templates: from messages to the prompt that a model was trained on (read `sandbox.py` next).
+"""Chat templates: from messages to the prompt that a model was trained on (read `chat_messages.py`
+next).
 
-    messages → checked (messages.py) → control tokens set aside → template (sandbox.py) → text, literal spans → ids
+    messages → checked, control tokens set aside (chat_messages.py) → template (sandbox.py)
+             → text, literal spans → ids
 
-The text is what Hugging Face's `apply_chat_template` renders. A template is part of a model file and so untrusted:
-whatever it does, the caller gets a text or a RequestError.
+The text is what Hugging Face's `apply_chat_template` renders. A template is part of a model file
+and so untrusted: whatever it does, the caller gets a text or a RequestError.
 """
 
 from __future__ import annotations
@@ -17,17 +19,52 @@ from typing import Any, Protocol
 
 from martlet.errors import RequestError
 from martlet.tokenizer.chat_messages import Shield, normalize_messages
-from martlet.tokenizer.fallback import fallback_template
 
 __all__ = ["ChatTemplate", "ChatTokenizer", "RenderedChat"]
 
 MAX_SOURCE = 1 << 20  # characters; the longest template known is under 30,000
-MAX_MESSAGE = 2000  # characters of a template's own words in an error
+MAX_MESSAGE = 2000  # characters of a template's own error text
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))
 
 
+# Forms for a model whose file has no template: the control tokens that tell it, its name, the
+# template.
+_FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("<start_of_turn>", "<end_of_turn>"),
+        "Gemma's turns",
+        # Gemma has no system role: its text goes before the first user's, as Google's own templates
+        # do.
+        "{{ bos_token }}{% set ns = namespace(system='') %}{% for m in messages %}"
+        "{% if m.role == 'system' %}{% set ns.system = ns.system + m.content + '\\n\\n' %}{% else %}"
+        "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' + ns.system + m.content | trim"
+        " + '<end_of_turn>\\n' }}{% set ns.system = '' %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}",
+    ),
+    (
+        ("<|im_start|>", "<|im_end|>"),
+        "ChatML",
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+    ),
+    (
+        ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        "Llama 3's headers",
+        "{{ bos_token }}{% for m in messages %}"
+        "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}",
+    ),
+    (
+        (),
+        "plain text (User: … Assistant: …)",
+        "{% for m in messages %}{{ m.role | capitalize + ': ' + m.content + '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
+    ),
+)
+
+
 class ChatTokenizer(Protocol):
-    """What a chat template needs of a tokenizer."""
+    """The methods of a tokenizer that a chat template needs."""
 
     bos_id: int | None
     eos_id: int | None
@@ -50,27 +87,32 @@ class ChatTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt's text, and the ranges [start, stop) of its characters where control tokens are plain text."""
+    """A prompt's text, and the ranges [start, stop) of characters where control tokens are plain
+    text.
+    """
 
     text: str
     literal_spans: tuple[tuple[int, int], ...] = ()
-    unread: tuple[str, ...] = ()  # what was given and has no effect: "tools", variables that the template never reads
+    unread: tuple[str, ...] = ()  # given without effect: "tools", variables never read
 
 
 class ChatTemplate:
-    """A model's chat template. It is compiled when it is first used."""
+    """A model's chat template, compiled on first use."""
 
     def __init__(
         self, source: str | None, tokenizer: ChatTokenizer, *, now: Callable[[], datetime] = datetime.now
     ) -> None:
-        """`source` None takes a fallback, chosen by the vocabulary's control tokens; `now` is the template's clock."""
+        """`source` None takes a fallback, chosen by the vocabulary's control tokens.
+
+        `now` is the clock.
+        """
         self._tokenizer = tokenizer
         self._now = now
         self._control_texts = frozenset(tokenizer.token_text(token) for token in tokenizer.special_ids)
         self.is_fallback = source is None
         self.note: str | None = None
         if source is None:
-            source, form = fallback_template(self._is_token)
+            source, form = _fallback(self._is_token)
             self.note = (
                 f"The model's file has no chat template; {form} is used. Give the right one with --chat-template if "
                 "the answers look wrong."
@@ -79,7 +121,7 @@ class ChatTemplate:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know: that this is a fallback."""
+        """What a user should know: the template is a fallback."""
         return () if self.note is None else (self.note,)
 
     def render(
@@ -93,9 +135,10 @@ class ChatTemplate:
     ) -> RenderedChat:
         """Return the prompt for a conversation.
 
-        `continue_final_message` leaves the last message open, so that the model goes on with it; it excludes
-        `add_generation_prompt`, which is on otherwise. `variables` are handed to the template (enable_thinking, documents, …). RequestError
-        for a conversation that the template does not take, with the template's words if it has any.
+        `continue_final_message` leaves the last message open for the model to go on with; it
+        excludes `add_generation_prompt`, which is otherwise on by default. `variables` go to the
+        template (enable_thinking, documents, …). RequestError for a conversation that the template
+        rejects, with the template's own words if it has any.
         """
         plain = normalize_messages(messages)
         if add_generation_prompt is None:
@@ -132,7 +175,9 @@ class ChatTemplate:
         return RenderedChat(*shield.restore(text if mark is None else _cut(text, mark)), unread)
 
     def prompt_ids(self, rendered: RenderedChat) -> list[int]:
-        """The ids of a prompt. It begins with one BOS token if the template writes it or the model wants it."""
+        """The ids of a prompt, with a single BOS token if the template writes it or the model wants
+        it.
+        """
         tokenizer = self._tokenizer
         ids = tokenizer.encode(
             rendered.text, add_special=False, parse_special=True, literal_spans=rendered.literal_spans
@@ -158,7 +203,7 @@ class ChatTemplate:
     def _leaves_out_tools(self, text: str, given: dict[str, Any], weight: int) -> bool:
         try:
             return self._run({**given, "tools": None}, weight) == text
-        except RequestError:  # it takes no conversation without them
+        except RequestError:  # it rejects the conversation without them
             return False
 
     def _unread(self, variables: Mapping[str, Any]) -> tuple[str, ...]:
@@ -176,7 +221,7 @@ class ChatTemplate:
         except TemplateRaisedError as error:
             message = str(error.message)[:MAX_MESSAGE]
         except SecurityError:
-            message = "The chat template was stopped: it reaches for what a template may not use. Use another template."
+            message = "The chat template was stopped: it uses what a template may not use. Use another template."
         except RecursionError:
             message = "The chat template was stopped: it nests too deeply. Use another template."
         except Exception as error:  # a template can raise whatever an expression can
@@ -204,7 +249,7 @@ def _mark_end(message: dict[str, Any], mark: str) -> None:
 
 
 def _cut(text: str, mark: str) -> str:
-    """Drop the mark and all after it, and space before it where the template trimmed the mark's own."""
+    """Drop the mark and all text after it, and the space before it where the template trimmed."""
     at = text.rfind(mark)
     if at < 0:
         raise RequestError(
@@ -212,3 +257,15 @@ def _cut(text: str, mark: str) -> str:
             param="continue_final_message",
         )
     return text[:at] if text[at + 1 : at + 2] == " " else text[:at].rstrip()
+
+
+def _fallback(has_token: Callable[[str], bool]) -> tuple[str, str]:
+    """Return (template, name of its form) for the first form whose control tokens the vocabulary
+    has.
+
+    A fallback is a guess, so its user is told.
+    """
+    for tokens, form, source in _FORMS:
+        if all(map(has_token, tokens)):
+            return source, form
+    raise AssertionError("the last form needs no tokens")

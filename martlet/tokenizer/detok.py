@@ -1,9 +1,11 @@
-"""From token ids back to text, piece by piece (read `chat_template.py` next for the way from messages to ids).
+"""From token ids back to text, piece by piece (read `chat_template.py` next for the way from
+messages to ids).
 
     ids → bytes → whole characters → text that can no longer be part of a stop string → the caller
 
-Each stage holds back only what may still change, so the joined pieces are the text of the whole, and the work is
-linear in its length. Stop strings are found by the automaton of Aho and Corasick (CACM 18:6, 1975).
+Each stage holds back only what may still change, so the joined pieces are the whole text, and the
+work is linear in its length. Stop strings are found by the automaton of Aho and Corasick (CACM
+18:6, 1975).
 """
 
 from __future__ import annotations
@@ -20,23 +22,26 @@ __all__ = ["Delta", "Detokenizer", "StopChecker", "TextStream", "TokenBytes"]
 
 
 class TokenBytes(Protocol):
-    """What streaming needs of a tokenizer."""
+    """The methods of a tokenizer that streaming needs."""
 
     strips_space: bool
 
     def token_bytes(self, token: int, *, special: bool = True) -> bytes:
-        """The bytes that a token adds to the text; b"" for a control token if `special` is False."""
+        """The bytes that a token adds to the text.
+
+        B"" for a control token if `special` is False.
+        """
 
     def is_added(self, token: int) -> bool:
         """Whether a token is a control token or a user-defined one."""
 
 
 class Detokenizer:
-    """Turns ids into text as they come; the joined text equals `Tokenizer.decode` of all of them.
+    """Turns ids into text as they arrive; the joined text equals `Tokenizer.decode` of all ids.
 
-    Bytes that are no UTF-8 become U+FFFD exactly as in `bytes.decode(errors="replace")` of the whole. `after` is the
-    last token of the prompt: where the text goes on in the middle, the first token's leading space is part of it. The
-    prompt's own bytes never show: a character that the prompt left unfinished is not completed by what follows.
+    Invalid UTF-8 becomes U+FFFD exactly as in `bytes.decode(errors="replace")` of the whole.
+    `after` is the prompt's last token: where the text goes on in the middle, the first token's
+    leading space belongs to it. A character that the prompt left unfinished is not completed.
     """
 
     def __init__(self, tokenizer: TokenBytes, *, skip_special: bool = True, after: int | None = None) -> None:
@@ -47,7 +52,7 @@ class Detokenizer:
 
     @property
     def is_inside_character(self) -> bool:
-        """Whether the last bytes are the start of a character that is not complete."""
+        """Whether the last bytes begin a character that is not complete."""
         return bool(self._decoder.getstate()[0])
 
     def feed(self, token: int) -> str:
@@ -66,10 +71,10 @@ class Detokenizer:
 
 
 class StopChecker:
-    """Finds stop strings in a text that comes in pieces and lets through only what cannot belong to one.
+    """Finds stop strings in a text that arrives in pieces, and passes on what cannot belong to one.
 
-    The match that is complete first wins, wherever the pieces' borders lie; of those complete at the same character,
-    the longest. The result is therefore that of reading character by character.
+    The first match to be complete wins, wherever the pieces' borders lie; of matches complete at
+    the same character, the longest. So the result is that of reading character by character.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -77,9 +82,9 @@ class StopChecker:
         if not all(stops):
             raise RequestError("A stop string is empty; leave it out, or give at least one character.", param="stop")
         self._include = include
-        self._next: list[dict[str, int]] = [{}]  # a state is a prefix of a stop string; 0 is the empty one
+        self._next: list[dict[str, int]] = [{}]  # a state is a prefix of a stop string; 0 is empty
         self._depth = [0]
-        self._match: list[str | None] = [None]  # the longest stop string that ends here
+        self._match: list[str | None] = [None]  # the longest stop string that ends there
         for stop in stops:
             self._insert(stop)
         self._fail = self._link()
@@ -88,24 +93,27 @@ class StopChecker:
         self._matched: str | None = None
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return (text that may be shown, the stop string found or None). After a match nothing more is let through."""
+        """Return (text that may be shown, the stop string or None).
+
+        After a match no more text is passed on.
+        """
         if self._matched is not None:
             return "", self._matched
         held = len(self._held)
         text = self._held + text
         for at in range(held, len(text)):
             self._state = self._step(self._state, text[at])
-            found = self._match[self._state]
-            if found is not None:
-                self._held, self._matched = "", found
+            stop_string = self._match[self._state]
+            if stop_string is not None:
+                self._held, self._matched = "", stop_string
                 stop = at + 1
-                return text[: stop if self._include else stop - len(found)], found
+                return text[: stop if self._include else stop - len(stop_string)], stop_string
         shown = len(text) - self._depth[self._state]
         self._held = text[shown:]
         return text[:shown], None
 
     def finish(self) -> str:
-        """Return what was held back, now that nothing follows."""
+        """Return the text held back, now that nothing follows."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -121,7 +129,7 @@ class StopChecker:
         self._match[state] = stop
 
     def _link(self) -> list[int]:
-        """For each state the state of its longest proper suffix, breadth first."""
+        """For each state, the state of its longest proper suffix, breadth first."""
         self._fail = [0] * len(self._next)
         queue = deque([0])
         while queue:
@@ -144,9 +152,10 @@ class StopChecker:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text, and how many more tokens it completes: their log-probabilities belong with it.
+    """New text, and how many more tokens it completes, whose log-probabilities belong to it.
 
-    Of those tokens the last `hidden` left nothing in the text: all of theirs belongs to a stop string, or follows it.
+    The last `hidden` of these tokens left nothing in the text: they belong to a stop string, or
+    follow it.
     """
 
     text: str = ""
@@ -156,10 +165,11 @@ class Delta:
 
 
 class TextStream:
-    """A detokenizer and a stop checker in a row, keeping count of the tokens whose text is out.
+    """A detokenizer and a stop checker in a row, counting the tokens whose text is out.
 
-    A token counts once all of its text is out; one that only begins a character counts with the character. At the end,
-    or at a stop string, all tokens that are left count, so every token counts exactly once.
+    A token counts once all of its text is out; a token that begins a character counts with the
+    character. At the end, or at a stop string, all remaining tokens count, so every token counts
+    exactly once.
     """
 
     def __init__(self, detokenizer: Detokenizer, stopper: StopChecker | None = None) -> None:
@@ -167,8 +177,8 @@ class TextStream:
         self._stopper = stopper
         self._decoded = 0  # characters
         self._shown = 0
-        self._ends: deque[int] = deque()  # where the text of each token that has not counted ends
-        self._begin = 0  # where that of the first of them begins
+        self._ends: deque[int] = deque()  # ends of the texts of tokens not counted yet
+        self._begin = 0  # where the first of these texts begins
 
     def feed(self, token: int) -> Delta:
         """Take a token; return what can be shown now."""
@@ -178,7 +188,7 @@ class TextStream:
         return self._release(text)
 
     def finish(self) -> Delta:
-        """Return what is left at the end."""
+        """Return the remaining text at the end."""
         delta = self._release(self._detokenizer.finish())
         rest = self._stopper.finish() if self._stopper is not None and delta.stop is None else ""
         left, self._ends = len(self._ends), deque()

@@ -1,7 +1,8 @@
-"""From a text without added tokens to ids: normalise, split into words, look each word up (read `tokenizer.py` next).
+"""From a text without added tokens to ids: normalise, split into words, look each word up (read
+`tokenizer.py` next).
 
-Words are of two kinds. In `byte_level_words` symbols are bytes (GPT-2 and after); in `char_words` they are characters,
-with bytes as the last resort (SentencePiece and its tokenizer.json form).
+Words come in two forms. In `byte_level_words` symbols are bytes (GPT-2 and later); in `char_words`
+they are characters, with bytes as the last resort (SentencePiece and its tokenizer.json form).
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ Lead = Callable[[str, bool], str]
 
 
 def unchanged(text: str) -> str:
-    """The normaliser of tokenizers that have none."""
+    """The normaliser of tokenizers without a normaliser."""
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """The stages between added tokens and ids. `lead` marks spaces, given whether the piece starts the text."""
+    """The stages between added tokens and ids.
+
+    `lead` marks spaces, given whether the piece starts the text.
+    """
 
     normalize: Normalize
     split: Step
@@ -61,9 +65,10 @@ def byte_level_words(
     unk: int | None = None,
     mapped: bool = False,
 ) -> WordCache:
-    """Words whose symbols are bytes. `mapped`: they come in the alphabet of bytes already.
+    """Words whose symbols are bytes. `mapped`: they arrive in the alphabet of bytes.
 
-    A byte without a token becomes `unk`, and nothing where that is None; `missing_bytes` tells of them.
+    A byte without a token becomes `unk`; with `unk` None it is left out, and `missing_bytes` warns
+    of it.
     """
 
     def encode_word(word: str) -> Word:
@@ -73,15 +78,17 @@ def byte_level_words(
         symbols = merge(list(text), ranks, joint)
         try:
             return tuple([ids[symbol] for symbol in symbols])
-        except KeyError:  # a byte that is no token, or a merge that makes none
-            found = [ids.get(char, unk) for symbol in symbols for char in ([symbol] if symbol in ids else symbol)]
-            return tuple([token for token in found if token is not None])
+        except KeyError:  # a byte without a token, or a merge whose result has none
+            tokens = [ids.get(char, unk) for symbol in symbols for char in ([symbol] if symbol in ids else symbol)]
+            return tuple([token for token in tokens if token is not None])
 
     return WordCache(encode_word)
 
 
 def missing_bytes(ids: Mapping[str, int]) -> str | None:
-    """A warning if bytes have no token, so that they are left out of a text (as the model's own tokenizer does)."""
+    """A warning if bytes have no token, so that encoding loses them, as the model's own tokenizer
+    does.
+    """
     possible = (*range(0xC0), *range(0xC2, 0xF5))  # in UTF-8
     missing = [f"0x{byte:02X}" for byte in possible if BYTE_CHARS[byte] not in ids]
     if not missing:
@@ -106,8 +113,8 @@ def char_words(
 ) -> WordCache:
     """Words whose symbols are characters.
 
-    A symbol that is no token becomes byte tokens, or else `unk` (one for a run of them if `fuse_unk`), or else a
-    RequestError.
+    A symbol without a token becomes byte tokens, else `unk` (once for a run with `fuse_unk`), else
+    a RequestError.
     """
 
     def encode_word(word: str) -> Word:
@@ -137,10 +144,10 @@ def char_words(
 
 
 def _as_bytes(symbol: str, bytes_: tuple[int | None, ...]) -> list[int] | None:
-    """Byte tokens of a symbol, None if one of them is missing."""
-    found = [bytes_[byte] for byte in symbol.encode("utf-8")]
-    known = [token for token in found if token is not None]
-    return known if len(known) == len(found) else None
+    """The byte tokens of a symbol, None if any of them is missing."""
+    tokens = [bytes_[byte] for byte in symbol.encode("utf-8")]
+    known = [token for token in tokens if token is not None]
+    return known if len(known) == len(tokens) else None
 
 
 def _no_token(symbol: str) -> RequestError:

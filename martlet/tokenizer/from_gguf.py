@@ -1,11 +1,13 @@
-"""A tokenizer from the metadata of a GGUF file (keys `tokenizer.ggml.*`; `from_json.py` does the same from a tokenizer.json).
+"""A tokenizer from a GGUF file's metadata, keys `tokenizer.ggml.*` (`from_json.py` reads a
+tokenizer.json).
 
-Keys and defaults follow GGUF's specification (ggml/docs/gguf.md) and, where it is silent, llama.cpp's loader.
+Keys and defaults follow GGUF's specification (ggml/docs/gguf.md); where it is silent, llama.cpp's
+loader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +16,7 @@ from numpy.typing import NDArray
 
 from martlet.errors import FormatError, UnsupportedError
 from martlet.tokenizer.encoder import TextEncoder, byte_level_words, byte_tokens, char_words, missing_bytes, unchanged
-from martlet.tokenizer.split import PreTokenizer, isolate, pipeline, pre_tokenizer
-from martlet.tokenizer.spm import escape_space, score_ranks, word_splitter
+from martlet.tokenizer.split import SPACE, PreTokenizer, isolate, pipeline, pre_tokenizer, word_splitter
 from martlet.tokenizer.vocab import (
     AddedToken,
     SpecialIds,
@@ -26,40 +27,43 @@ from martlet.tokenizer.vocab import (
     end_of_generation,
 )
 
-__all__ = ["Parts", "parts_from_metadata"]
+__all__ = ["Tables", "tables_from_gguf"]
 
 PREFIX = "tokenizer.ggml."
 SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a `Tokenizer` is made of."""
+class Tables:
+    """The tables and settings that make a `Tokenizer`."""
 
-    name: str  # the model: "gpt2", "llama", "BPE" …
-    pre: str | None  # the pre-tokenizer's name, None where there is none
+    name: str  # of the model: "gpt2", "llama", "BPE" …
+    pre: str | None  # the pre-tokenizer's name, None without one
     vocab: Vocab
     encoder: TextEncoder
     special: SpecialIds
     before: tuple[int, ...]  # ids that `add_special` puts before and after a text
     after: tuple[int, ...]
-    byte_level: bool  # texts of tokens are in GPT-2's alphabet of bytes
+    byte_level: bool  # token texts are in GPT-2's alphabet of bytes
     byte_fallback: bool  # tokens <0x00> … <0xFF> are bytes, ▁ is a space
     strips_space: bool  # decoding drops the space that encoding put in front
 
 
-def parts_from_metadata(metadata: Mapping[str, Any], *, pre: str | None, source: str) -> Parts:
-    """Read a tokenizer; `pre` overrides the pre-tokenizer's name. FormatError or UnsupportedError if it is unusable."""
+def tables_from_gguf(metadata: Mapping[str, Any], *, pre: str | None, source: str) -> Tables:
+    """Read a tokenizer; `pre` overrides the pre-tokenizer's name.
+
+    FormatError or UnsupportedError, with `source` as the file, if it is unusable.
+    """
     model = metadata.get(PREFIX + "model")
-    readers = {"gpt2": _byte_level_parts, "llama": _scored_parts}
+    readers = {"gpt2": _byte_level_tables, "llama": _scored_tables}
     if model is None:
-        raise _missing(source, "model", "the kind of tokenizer")
+        raise _missing(source, "model", "the model of the tokenizer")
     if not isinstance(model, str) or model not in readers:
         raise UnsupportedError(f"Tokenizer model {model!r} is not supported", sorted(readers))
     texts = _array(metadata, "tokens", "the vocabulary", source)
     types = metadata.get(PREFIX + "token_type")
-    kinds = bytes([TokenType.NORMAL]) * len(texts) if types is None else _type_bytes(types, source)
-    return readers[model](metadata, build_vocab(texts, kinds, source=source), pre, source)
+    type_bytes = bytes([TokenType.NORMAL]) * len(texts) if types is None else _type_bytes(types, source)
+    return readers[model](metadata, build_vocab(texts, type_bytes, source=source), pre, source)
 
 
 def _array(metadata: Mapping[str, Any], key: str, what: str, source: str) -> list[Any]:
@@ -83,15 +87,15 @@ def _missing(source: str, key: str, what: str) -> FormatError:
 
 def _type_bytes(types: Any, source: str) -> bytes:
     try:
-        kinds = np.asarray(types, dtype=np.int64).reshape(-1)
+        type_bytes = np.asarray(types, dtype=np.int64).reshape(-1)
     except (TypeError, ValueError, OverflowError):
         raise FormatError(source, f"{PREFIX}token_type holds other things than integers.") from None
-    kinds = np.where((kinds < 0) | (kinds > max(TokenType)), int(TokenType.UNDEFINED), kinds)
-    return kinds.astype(np.uint8).tobytes()
+    type_bytes = np.where((type_bytes < 0) | (type_bytes > max(TokenType)), int(TokenType.UNDEFINED), type_bytes)
+    return type_bytes.astype(np.uint8).tobytes()
 
 
 def _special_ids(metadata: Mapping[str, Any], vocab: Vocab, defaults: Mapping[str, int]) -> SpecialIds:
-    """Ids by role; `defaults` serve where the file is silent and the token there is no ordinary one."""
+    """Ids by role; where the file is silent, `defaults` that are control tokens."""
 
     def read(name: str) -> int | None:
         key = f"{PREFIX}{name}_token_id"
@@ -107,8 +111,11 @@ def _special_ids(metadata: Mapping[str, Any], vocab: Vocab, defaults: Mapping[st
 
 
 def _added_tokens(vocab: Vocab, metadata: Mapping[str, Any]) -> tuple[AddedToken, ...]:
-    """Control, unknown and user-defined tokens. Phi-3's control tokens swallow whitespace after them (its
-    tokenizer.json says so; GGUF has no key for it)."""
+    """Control, unknown and user-defined tokens.
+
+    Phi-3's control tokens swallow the whitespace after them: its tokenizer.json says so, GGUF has
+    no key.
+    """
     phi3 = metadata.get("general.architecture") == "phi3" and metadata.get(PREFIX + "model") == "llama"
     plain = {"<unk>", "<s>", "<|endoftext|>"}
     ids = vocab.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
@@ -126,7 +133,7 @@ def _added_tokens(vocab: Vocab, metadata: Mapping[str, Any]) -> tuple[AddedToken
 def _ends_of_text(
     metadata: Mapping[str, Any], vocab: Vocab, special: SpecialIds, add_bos: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that go before and after a text."""
+    """The ids before and after a text."""
     sides: list[tuple[int, ...]] = []
     for name, token, default in (("bos", special.bos, add_bos), ("eos", special.eos, False)):
         wanted = bool(metadata.get(f"{PREFIX}add_{name}_token", default))
@@ -136,7 +143,7 @@ def _ends_of_text(
     return sides[0], sides[1]
 
 
-def _byte_level_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None, source: str) -> Parts:
+def _byte_level_tables(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None, source: str) -> Tables:
     name, rules = _rules(metadata, vocab, pre)
     ranks = _merge_ranks(_array(metadata, "merges", "the order in which symbols join", source), source)
     special = _special_ids(metadata, vocab, {})
@@ -149,7 +156,7 @@ def _byte_level_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None
     encoder = TextEncoder(unchanged, split, words)
     vocab.note(missing_bytes(vocab.ids))
     before, after = _ends_of_text(metadata, vocab, special, rules.add_bos)
-    return Parts(
+    return Tables(
         "gpt2", name, vocab, encoder, special, before, after, byte_level=True, byte_fallback=False, strips_space=False
     )
 
@@ -170,7 +177,7 @@ def _merge_ranks(lines: list[Any], source: str) -> dict[str, int]:
         raise FormatError(source, f"{PREFIX}merges holds other things than strings.")
     if " ".join(lines).count(" ") != max(2 * len(lines) - 1, 0):
         raise FormatError(source, f"an entry of {PREFIX}merges is not two symbols with a space between them.")
-    return dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))  # of doubled ones the first counts
+    return dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))  # the first of doubles counts
 
 
 def _scores(metadata: Mapping[str, Any], source: str) -> NDArray[np.float64]:
@@ -183,16 +190,33 @@ def _scores(metadata: Mapping[str, Any], source: str) -> NDArray[np.float64]:
         raise FormatError(source, f"{PREFIX}scores holds other things than numbers.") from None
 
 
+def _score_ranks(
+    texts: Sequence[str], scores: NDArray[Any], candidates: Iterable[int], *, source: str
+) -> dict[str, int]:
+    """Return the rank of each token that merging may make, from `scores`, float [V].
+
+    0 is the best score; equal scores have equal ranks. FormatError for a score that is NaN.
+    """
+    ids = [token for token in candidates if len(texts[token]) > 1]
+    if not ids:
+        return {}
+    values = np.asarray(scores, dtype=np.float64)[ids]
+    if np.isnan(values).any():
+        raise FormatError(source, "a token's score is not a number; expected one for each token. Get another file.")
+    ranks = np.unique(-values, return_inverse=True)[1]
+    return dict(zip([texts[token] for token in ids], ranks.tolist(), strict=True))
+
+
 def _byte_types(types: bytes, bytes_: tuple[int | None, ...]) -> bytes:
-    """Types with BYTE for the tokens <0x00> … <0xFF> and for no others, whatever the file says."""
-    kinds = bytearray(types.replace(bytes([TokenType.BYTE]), bytes([TokenType.NORMAL])))
+    """Token types with BYTE for exactly the tokens <0x00> … <0xFF>, whatever the file says."""
+    type_bytes = bytearray(types.replace(bytes([TokenType.BYTE]), bytes([TokenType.NORMAL])))
     for token in bytes_:
         if token is not None:
-            kinds[token] = TokenType.BYTE
-    return bytes(kinds)
+            type_bytes[token] = TokenType.BYTE
+    return bytes(type_bytes)
 
 
-def _scored_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None, source: str) -> Parts:
+def _scored_tables(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None, source: str) -> Tables:
     if pre is not None:
         vocab.warnings.append(f"This tokenizer has no pre-tokenizer; pre={pre!r} is ignored.")
     scores = _scores(metadata, source)
@@ -205,15 +229,15 @@ def _scored_parts(metadata: Mapping[str, Any], vocab: Vocab, pre: str | None, so
     for token in vocab.of_type(TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE, TokenType.UNUSED):
         vocab.ids.pop(vocab.texts[token], None)
     normal = vocab.of_type(TokenType.NORMAL, TokenType.UNDEFINED)
-    ranks = score_ranks(vocab.texts, scores, normal, source=source)
+    ranks = _score_ranks(vocab.texts, scores, normal, source=source)
     prefix = bool(metadata.get(PREFIX + "add_space_prefix", True))
 
     def normalize(text: str) -> str:
-        return escape_space(" " + text if prefix else text)
+        return (" " + text if prefix else text).replace(" ", SPACE)
 
     words = char_words(vocab.ids, ranks, joint="", bytes_=bytes_, unk=special.unk)
     encoder = TextEncoder(normalize, word_splitter(ranks), words)
     before, after = _ends_of_text(metadata, vocab, special, add_bos=True)
-    return Parts(
+    return Tables(
         "llama", None, vocab, encoder, special, before, after, byte_level=False, byte_fallback=True, strips_space=prefix
     )

@@ -1,8 +1,9 @@
-"""A tokenizer from a Hugging Face directory: tokenizer.json and tokenizer_config.json (`from_gguf.py` is for GGUF).
+"""A tokenizer from a Hugging Face directory: tokenizer.json and tokenizer_config.json
+(`from_gguf.py` is for GGUF).
 
-tokenizer.json spells the pipeline out: `normalizer`, `pre_tokenizer`, `model`, `post_processor` (what goes around a
-text), `decoder`, `added_tokens`. tokenizer_config.json gives tokens their roles. The meaning is that of the
-`tokenizers` library.
+tokenizer.json spells the pipeline out: `normalizer`, `pre_tokenizer`, `model`, `post_processor`
+(what goes around a text), `decoder`, `added_tokens`. tokenizer_config.json gives tokens their
+roles. The meaning is that of the `tokenizers` library.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from typing import Any
 
 from martlet.errors import FormatError, UnsupportedError
 from martlet.tokenizer.encoder import TextEncoder, byte_level_words, byte_tokens, char_words, missing_bytes
-from martlet.tokenizer.from_gguf import Parts
+from martlet.tokenizer.from_gguf import Tables
 from martlet.tokenizer.normalize import normalizer
 from martlet.tokenizer.presplit import PreSplit, metaspace_scheme, pre_split
-from martlet.tokenizer.split import isolate, pipeline, pre_tokenizer
-from martlet.tokenizer.spm import SPACE, word_splitter
+from martlet.tokenizer.split import SPACE, isolate, pipeline, pre_tokenizer, word_splitter
 from martlet.tokenizer.vocab import (
     AddedToken,
     SpecialIds,
@@ -28,45 +28,48 @@ from martlet.tokenizer.vocab import (
     end_of_generation,
 )
 
-__all__ = ["parts_from_hf"]
+__all__ = ["tables_from_hf"]
 
-JOINTS = (" ", "\0", "\uffff")  # between the two symbols of a merge: the first that no symbol holds
+JOINTS = (" ", "\0", "\uffff")  # between the two symbols of a merge: the first text that no symbol holds
 
 
-def parts_from_hf(
+def tables_from_hf(
     tokenizer: Mapping[str, Any],
     config: Mapping[str, Any],
     *,
     pre: str | None,
     eos_ids: Iterable[int],
     source: str,
-) -> Parts:
-    """Read a tokenizer; FormatError or UnsupportedError if it is unusable."""
+) -> Tables:
+    """Read a tokenizer.
+
+    FormatError or UnsupportedError, with `source` as the file, if it is unusable.
+    """
     model = tokenizer.get("model")
     if not isinstance(model, Mapping) or not isinstance(model.get("vocab"), (Mapping, list)):
         raise FormatError(source, "there is no model with a vocab in it; expected a tokenizer.json of Hugging Face.")
-    kind = model.get("type", "BPE" if "merges" in model else "?")
-    if kind != "BPE":
-        raise UnsupportedError(f"Tokenizer model {kind!r} of tokenizer.json is not supported", ["BPE"])
+    model_type = model.get("type", "BPE" if "merges" in model else "?")
+    if model_type != "BPE":
+        raise UnsupportedError(f"Tokenizer model {model_type!r} of tokenizer.json is not supported", ["BPE"])
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise UnsupportedError(f"BPE with {key} = {model[key]!r} is not supported")
     try:
-        return _parts(tokenizer, model, config, pre, eos_ids, source)
+        return _tables(tokenizer, model, config, pre, eos_ids, source)
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise FormatError(
             source, f"an object in it has not the expected form ({type(error).__name__}: {error}). Get another file."
         ) from error
 
 
-def _parts(
+def _tables(
     tokenizer: Mapping[str, Any],
     model: Mapping[str, Any],
     config: Mapping[str, Any],
     pre: str | None,
     eos_ids: Iterable[int],
     source: str,
-) -> Parts:
+) -> Tables:
     fallback = bool(model.get("byte_fallback"))
     vocab = _vocab(tokenizer, model, config, source)
     bytes_ = byte_tokens(vocab.ids) if fallback else (None,) * 256
@@ -80,7 +83,7 @@ def _parts(
         steps = PreSplit([isolate(pattern) for pattern in pre_tokenizer(pre).patterns], byte_level=True)
     unk = special.unk if model.get("unk_token") is not None else None
     encoder = _encoder(tokenizer, model, vocab, steps, bytes_, unk)
-    return Parts(
+    return Tables(
         name="BPE",
         pre=pre,
         vocab=vocab,
@@ -95,7 +98,7 @@ def _parts(
 
 
 def _vocab(tokenizer: Mapping[str, Any], model: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Vocab:
-    """The model's vocabulary and the added tokens, which may lie beyond it."""
+    """The model's vocabulary with the added tokens, which may lie beyond it."""
     ids: dict[str, int] = dict(model["vocab"])
     added = {token.id: token for token in _added_tokens(tokenizer, config)}
     size = 1 + max([*ids.values(), *added], default=-1)
@@ -121,7 +124,7 @@ def _vocab(tokenizer: Mapping[str, Any], model: Mapping[str, Any], config: Mappi
 
 
 def _added_tokens(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> Iterable[AddedToken]:
-    """Those of tokenizer.json, then what only tokenizer_config.json knows."""
+    """The added tokens of tokenizer.json, and the tokens that only tokenizer_config.json has."""
     entries = {int(entry["id"]): entry for entry in tokenizer.get("added_tokens") or ()}
     for token, entry in (config.get("added_tokens_decoder") or {}).items():
         entries.setdefault(int(token), entry)
@@ -135,7 +138,7 @@ def _added_tokens(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> It
 
 
 def _with_control(vocab: Vocab) -> tuple[AddedToken, ...]:
-    """The added tokens, where every control token is among them and special, also those known by their text alone."""
+    """The added tokens with every control token among them, as special."""
     added = {token.id: token for token in vocab.added}
     for token in vocab.of_type(TokenType.CONTROL):
         known = added.get(token, AddedToken(token, vocab.texts[token], special=True))
@@ -165,7 +168,7 @@ def _special_ids(
 def _around(
     spec: Mapping[str, Any] | None, vocab: Vocab, special: SpecialIds, config: Mapping[str, Any]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids before and after a text. What tokenizer_config.json says about bos and eos outright wins."""
+    """The ids before and after a text; an explicit setting in tokenizer_config.json wins."""
     before, after = _post_processed(spec)
     if any(not 0 <= token < len(vocab.texts) for token in (*before, *after)):
         raise ValueError("the post-processor adds an id outside the vocabulary")
@@ -185,17 +188,17 @@ def _around(
 def _post_processed(spec: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if spec is None:
         return (), ()
-    kind = spec.get("type")
-    if kind == "ByteLevel":
+    processor = spec.get("type")
+    if processor == "ByteLevel":
         return (), ()
-    if kind == "Sequence":
+    if processor == "Sequence":
         before: tuple[int, ...] = ()
         after: tuple[int, ...] = ()
-        for part in spec["processors"]:
-            left, right = _post_processed(part)
+        for step in spec["processors"]:
+            left, right = _post_processed(step)
             before, after = left + before, after + right
         return before, after
-    if kind == "TemplateProcessing":
+    if processor == "TemplateProcessing":
         sides: tuple[list[int], list[int]] = ([], [])
         side = 0
         for item in spec["single"]:
@@ -204,16 +207,19 @@ def _post_processed(spec: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tu
             else:
                 sides[side].extend(map(int, spec["special_tokens"][item["SpecialToken"]["id"]]["ids"]))
         return tuple(sides[0]), tuple(sides[1])
-    if kind in ("RobertaProcessing", "BertProcessing"):
+    if processor in ("RobertaProcessing", "BertProcessing"):
         return (int(spec["cls"][1]),), (int(spec["sep"][1]),)
     raise UnsupportedError(
-        f"Post-processor {kind!r} of tokenizer.json is not supported",
+        f"Post-processor {processor!r} of tokenizer.json is not supported",
         ["BertProcessing", "ByteLevel", "RobertaProcessing", "Sequence", "TemplateProcessing"],
     )
 
 
 def _merge_ranks(merges: Sequence[Any]) -> tuple[dict[str, int], str]:
-    """Ranks by left + joint + right, and the joint. Merges are "left right" or, in newer files, [left, right]."""
+    """Ranks by left + joint + right, and the joint.
+
+    Merges are "left right" or, in newer files, [left, right].
+    """
     lines: Sequence[str] = merges
     joint = " "
     if merges and not isinstance(merges[0], str):
@@ -249,13 +255,13 @@ def _encoder(
 
 
 def _is_byte_level(tokenizer: Mapping[str, Any], steps: PreSplit) -> bool:
-    return steps.byte_level or "ByteLevel" in _kinds(tokenizer.get("normalizer"), "normalizers")
+    return steps.byte_level or "ByteLevel" in _types(tokenizer.get("normalizer"), "normalizers")
 
 
-def _kinds(spec: Mapping[str, Any] | None, children: str) -> list[str]:
+def _types(spec: Mapping[str, Any] | None, children: str) -> list[str]:
     if spec is None:
         return []
-    return [str(spec.get("type")), *(kind for part in spec.get(children) or () for kind in _kinds(part, children))]
+    return [str(spec.get("type")), *(name for child in spec.get(children) or () for name in _types(child, children))]
 
 
 def _strips_space(decoder: Mapping[str, Any] | None) -> bool:
@@ -263,7 +269,7 @@ def _strips_space(decoder: Mapping[str, Any] | None) -> bool:
     if decoder is None:
         return False
     if decoder.get("type") == "Sequence":
-        return any(_strips_space(part) for part in decoder["decoders"])
+        return any(_strips_space(step) for step in decoder["decoders"])
     if decoder.get("type") == "Metaspace":
         return metaspace_scheme(decoder) != "never"
     return bool(decoder.get("type") == "Strip" and decoder.get("content") == " " and int(decoder.get("start", 0)))

@@ -1,7 +1,7 @@
-"""The normalisers that a tokenizer.json may ask for (read `from_json.py` next).
+"""The normalisers of a tokenizer.json (read `from_json.py` next).
 
-Each object of the file's `normalizer` becomes a function from text to text, with the meaning that the `tokenizers`
-library documents for it.
+Each object of the file's `normalizer` becomes a function from text to text, with the meaning that
+the `tokenizers` library documents.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ TextMap = Callable[[str], str]
 
 
 def normalizer(spec: Mapping[str, Any] | None) -> TextMap:
-    """Return the function that `spec` describes; UnsupportedError names a kind that is not known."""
+    """Return the function that `spec` describes; UnsupportedError for an unknown normaliser."""
     if spec is None:
         return _same
-    kind = spec.get("type")
-    make = NORMALIZERS.get(str(kind))
+    name = spec.get("type")
+    make = NORMALIZERS.get(str(name))
     if make is None:
-        raise UnsupportedError(f"Normalizer {kind!r} of tokenizer.json is not supported", sorted(NORMALIZERS))
+        raise UnsupportedError(f"Normalizer {name!r} of tokenizer.json is not supported", sorted(NORMALIZERS))
     return make(spec)
 
 
@@ -39,7 +39,7 @@ def _same(text: str) -> str:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"found {value!r}, expected a string")
+        raise TypeError(f"got {value!r}, expected a string")
     return value
 
 
@@ -48,7 +48,7 @@ def _replaced(text: str, *, old: str, new: str) -> str:
 
 
 def _sequence(spec: Mapping[str, Any]) -> TextMap:
-    maps = [normalizer(part) for part in spec["normalizers"]]
+    maps = [normalizer(child) for child in spec["normalizers"]]
     return lambda text: reduce(lambda so_far, step: step(so_far), maps, text)
 
 

@@ -1,8 +1,8 @@
-"""The pre-tokenizers that a tokenizer.json may ask for, as steps of a pipeline (read `from_json.py` next; `split.py` has the
-ones that GGUF names).
+"""The pre-tokenizers of a tokenizer.json, as steps of a pipeline (read `from_json.py` next).
 
-A step cuts a piece at the matches of a pattern. What becomes of a match is the `behavior`: dropped, a piece of its own,
-or joined to a neighbour.
+A step cuts a piece at the matches of a pattern. The `behavior` says what becomes of a match: it is
+dropped, a piece of its own, or joined to a neighbour. `split.py` has the pre-tokenizers that GGUF
+names.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 from martlet.errors import UnsupportedError
 from martlet.tokenizer.bpe import byte_level
-from martlet.tokenizer.split import FILE_TIMEOUT_S, GPT2, Step, file_pattern, isolate, literal
-from martlet.tokenizer.spm import SPACE
+from martlet.tokenizer.split import FILE_TIMEOUT_S, GPT2, SPACE, Step, file_pattern, isolate, literal
 
 __all__ = ["PreSplit", "metaspace_scheme", "pre_split"]
 
@@ -26,8 +25,8 @@ PUNCTUATION = r"[\p{P}$+<=>^`|~]"
 class PreSplit:
     """The steps of a `pre_tokenizer` object.
 
-    `byte_level`: words become bytes; `mapped`: the steps have done so already. `lead` replaces spaces and puts one in
-    front (Metaspace), given whether the piece starts the text.
+    `byte_level`: words become bytes; `mapped`: the steps have done so already. `lead` replaces
+    spaces and puts one in front (Metaspace), given whether the piece starts the text.
     """
 
     steps: list[Step]
@@ -37,20 +36,20 @@ class PreSplit:
 
 
 def pre_split(spec: Mapping[str, Any] | None) -> PreSplit:
-    """Return the steps that `spec` describes; UnsupportedError names a kind that is not known."""
-    parts = _flat(spec)
+    """Return the steps that `spec` describes; UnsupportedError for an unknown pre-tokenizer."""
+    specs = _flat(spec)
     out = PreSplit([])
-    for i, part in enumerate(parts):
-        kind = str(part.get("type"))
-        if kind == "ByteLevel":
-            _add_byte_level(out, part, last=i == len(parts) - 1)
-        elif kind == "Metaspace":
-            _add_metaspace(out, part, alone=i == 0)
-        elif kind in SPLITS:
-            out.steps.append(SPLITS[kind](part))
+    for i, step in enumerate(specs):
+        name = str(step.get("type"))
+        if name == "ByteLevel":
+            _add_byte_level(out, step, last=i == len(specs) - 1)
+        elif name == "Metaspace":
+            _add_metaspace(out, step, alone=i == 0)
+        elif name in SPLITS:
+            out.steps.append(SPLITS[name](step))
         else:
             known = sorted([*SPLITS, "ByteLevel", "Metaspace", "Sequence"])
-            raise UnsupportedError(f"Pre-tokenizer {kind!r} of tokenizer.json is not supported", known)
+            raise UnsupportedError(f"Pre-tokenizer {name!r} of tokenizer.json is not supported", known)
     return out
 
 
@@ -58,7 +57,7 @@ def _flat(spec: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     if spec is None:
         return []
     if spec.get("type") == "Sequence":
-        return [leaf for part in spec["pretokenizers"] for leaf in _flat(part)]
+        return [leaf for child in spec["pretokenizers"] for leaf in _flat(child)]
     return [spec]
 
 
@@ -76,7 +75,7 @@ def _add_byte_level(out: PreSplit, spec: Mapping[str, Any], *, last: bool) -> No
 
 
 def metaspace_scheme(spec: Mapping[str, Any]) -> str:
-    """When Metaspace puts a space in front: "always", "first" (at the start of a text only) or "never"."""
+    """When Metaspace puts a space in front: "always", "first" (at a text's start) or "never"."""
     return str(spec.get("prepend_scheme", "always" if spec.get("add_prefix_space", True) else "never"))
 
 
@@ -184,8 +183,8 @@ BEHAVIORS: Mapping[str, Callable[[Spans], Pieces]] = {
 
 
 def _split(spec: Mapping[str, Any]) -> Step:
-    given = spec["pattern"]
-    pattern = given["Regex"] if "Regex" in given else literal(given["String"])
+    wanted = spec["pattern"]
+    pattern = wanted["Regex"] if "Regex" in wanted else literal(wanted["String"])
     return _split_step(pattern, spec.get("behavior", "Isolated"), invert=bool(spec.get("invert", False)))
 
 

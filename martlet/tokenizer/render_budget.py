@@ -1,12 +1,12 @@
-"""How much a chat template may do: steps, processor time and sizes (read `sandbox.py` next, which asks at every step).
+"""How much a chat template may do: steps, processor time and sizes (read `sandbox.py` first).
 
-Why counting and not a watchdog: signals reach the main thread only, a thread cannot be stopped from outside while it
-is inside one long call of C code, and a process a render costs more than the render. So `sandbox.py` asks before each
-operation that could be long or large, and nothing that it does not ask about is either:
+Why counting and not a watchdog: signals reach the main thread only, a thread cannot be stopped from
+outside during a long call of C code, and a process for each render costs more than the render. So
+`sandbox.py` asks before each operation that could be long or large:
 
-    a step     an iteration, a call, a filter, an operator: counted, and the thread's clock is looked at
-    a value    everything that is made is weighed; one value and all together have a limit
-    growth     an operation whose result can be far larger than what it is given is computed ahead and refused
+    a step     an iteration, a call, a filter, an operator: counted, and the thread's clock is read
+    a value    every new value is weighed; each value and their sum have a limit
+    growth     an operation whose result can be far larger than its inputs is computed ahead
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Budget", "TemplateLimitError", "check_format"]
 MAX_STEPS = 1_000_000
 MAX_SECONDS = 3.0  # of processor time of the rendering thread
 STEPS_A_LOOK = 16  # steps between looks at the clock
-VALUE_WEIGHT = 1 << 20  # characters and items of one value, beyond 4 times what the request brought
+VALUE_WEIGHT = 1 << 20  # characters and items of a value, beyond 4 times the request's
 TOTAL_VALUES = 8  # weight of everything made, in largest values
 MAX_NUMBER = 10_000  # of a width, a precision, a count
 MAX_BITS = 1 << 14  # of a whole number
@@ -34,14 +34,14 @@ class TemplateLimitError(Exception):
 
 
 class Budget:
-    """What one rendering has used and may use. `given` is the weight of what the request brought."""
+    """What a rendering has used and may use. `given` is the weight of what the request brought."""
 
     def __init__(self, given: int) -> None:
         self._max_weight = VALUE_WEIGHT + 4 * given
         self._left = TOTAL_VALUES * self._max_weight
         self._steps = 0
         self._until = time.thread_time() + MAX_SECONDS
-        self._weights: dict[int, tuple[object, int]] = {}  # a container by its id; kept alive, so the id stays its own
+        self._weights: dict[int, tuple[object, int]] = {}  # a container by id, kept alive so that its id stays unique
 
     def step(self) -> None:
         """Count one step."""
@@ -52,7 +52,9 @@ class Budget:
             raise TemplateLimitError(f"it takes more than {MAX_SECONDS:g} seconds")
 
     def weigh(self, value: object) -> int:
-        """Characters and items of a value, those of shared parts once for each place: what printing it would cost."""
+        """Characters and items of a value, shared values counted every time: the cost of printing
+        it.
+        """
         if isinstance(value, str | bytes | range):
             return len(value)
         if isinstance(value, int):
@@ -62,8 +64,8 @@ class Budget:
         known = self._weights.get(id(value))
         if known is not None:
             return known[1]
-        parts = value if not isinstance(value, dict) else [*value.keys(), *value.values()]
-        weight = 1 + sum(1 + self.weigh(part) for part in parts)
+        items = value if not isinstance(value, dict) else [*value.keys(), *value.values()]
+        weight = 1 + sum(1 + self.weigh(item) for item in items)
         self._weights[id(value)] = (value, weight)
         return weight
 
@@ -73,7 +75,7 @@ class Budget:
         self.expect(weight)
         self._left -= 4 * len(value) if isinstance(value, list | tuple | dict) else weight
         if self._left < 0:
-            raise TemplateLimitError("the values that it makes are too large together")
+            raise TemplateLimitError("the values that it makes are too large in sum")
         return value
 
     def expect(self, weight: int) -> None:
@@ -97,7 +99,10 @@ class Budget:
             check_format(left)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Refuse a text method or filter whose result would be too large; the first argument is its subject."""
+        """Refuse a text method or filter whose result would be too large.
+
+        The first argument is its subject.
+        """
         if name in _TAKES_NUMBERS:
             for value in (*args[1:], *kwargs.values()):
                 if isinstance(value, int) and abs(value) > MAX_NUMBER:
@@ -108,7 +113,7 @@ class Budget:
 
 
 def check_format(text: str) -> None:
-    """Refuse a format text whose widths are large, or come from its arguments."""
+    """Refuse a format text whose widths are large, or taken from its arguments."""
     if _WIDTH.search(text):
         raise TemplateLimitError("a format has a width of five digits or more, or one that is computed")
 

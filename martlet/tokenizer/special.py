@@ -1,8 +1,8 @@
 """Find added tokens (control tokens, user-defined tokens) in a text (read `tokenizer.py` next).
 
-The match is the leftmost, and the longest there. Control tokens are found only where the caller wants them: never when
-`parse_special` is off, and never where they touch a literal span, which is how a chat prompt keeps a user's text from
-closing its turn.
+The match is the leftmost, and the longest there. Control tokens are found only with
+`parse_special`, and never where they touch a literal span, which keeps a user's text from closing
+its turn in a chat prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["AddedTokenFinder", "LiteralSpans"]
 LiteralSpans = Sequence[tuple[int, int]]
 """Ranges [start, stop) of characters, ascending and apart, in which control tokens are plain text."""
 
-SIMPLE_TOKENS = 512  # up to here one pattern is small
+SIMPLE_TOKENS = 512  # up to here a single pattern is small
 SIMPLE_CHARS = 64
 PREFIX_CHARS = 2  # a token is looked up where its first characters match
 _SPACE = re.compile(r"\s*")
@@ -36,14 +36,14 @@ class AddedTokenFinder:
         self._plain = self._all if len(plain) == len(usable) else _Index(plain)
 
     def split(self, text: str, parse_special: bool, literal: LiteralSpans = ()) -> list[str | int]:
-        """Return the parts of `text` in order: token ids for the added tokens found, text between them."""
+        """Return the pieces of `text` in order: ids for added tokens, texts between them."""
         index = self._all if parse_special else self._plain
         if index.prefixes is None:
             return [text] if text else []
         if index.alone is not None and not (parse_special and literal):
             ids = index.ids
-            return [ids.get(part, part) for part in index.alone.split(text) if part]
-        parts: list[str | int] = []
+            return [ids.get(piece, piece) for piece in index.alone.split(text) if piece]
+        pieces: list[str | int] = []
         done = at = 0
         while (start := index.prefixes.search(text, at)) is not None:
             at = start.start()
@@ -55,25 +55,26 @@ class AddedTokenFinder:
                 continue
             stop = at + len(token.text)
             if token.single_word and _inside_word(text, at, stop):
-                at = stop  # a shorter token is not looked for: so does the `tokenizers` library
+                at = stop  # no shorter token is tried, as in the `tokenizers` library
                 continue
             if token.lstrip:
                 at = done + len(text[done:at].rstrip())
             if at > done:
-                parts.append(text[done:at])
-            parts.append(token.id)
+                pieces.append(text[done:at])
+            pieces.append(token.id)
             if token.rstrip:
                 stop = _end_of_space(text, stop)
             done = at = stop
         if done < len(text):
-            parts.append(text[done:])
-        return parts
+            pieces.append(text[done:])
+        return pieces
 
 
 class _Index:
-    """Token by text, and the lengths to try after each prefix.
+    """Tokens by text, and the lengths to try after each prefix.
 
-    `alone` finds few tokens without conditions at C speed, which matters for vocabularies with newlines among them.
+    `alone` finds few tokens without conditions at C speed; vocabularies with newlines among them
+    need it.
     """
 
     def __init__(self, tokens: Sequence[AddedToken]) -> None:
@@ -88,7 +89,7 @@ class _Index:
         self.prefixes = re.compile("|".join(map(re.escape, by_size))) if tokens else None
 
     def longest(self, text: str, at: int) -> AddedToken | None:
-        """The longest token that stands at `at`."""
+        """The longest token that begins at `at`."""
         for n in range(PREFIX_CHARS, 0, -1):
             for size in self.lengths.get(text[at : at + n], ()):
                 if (token := self.tokens.get(text[at : at + size])) is not None:
@@ -103,7 +104,7 @@ def _simple(tokens: Sequence[AddedToken]) -> bool:
 
 
 def _longest(texts: Sequence[str]) -> str:
-    """The pattern of a trie: it matches the longest of `texts` (sorted, distinct) at a place."""
+    """The pattern of a trie: it matches the longest of `texts` (sorted, distinct)."""
     branches: list[str] = []
     for _, group in groupby(texts, key=lambda text: text[:1]):
         same = list(group)

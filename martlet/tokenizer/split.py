@@ -1,14 +1,15 @@
-"""Pre-tokenizers: cut a text into the pieces that byte-level BPE may not merge across (read `bpe.py` next).
+"""Pre-tokenizers: cut a text into the pieces that BPE may not merge across (read `bpe.py` next).
 
-A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`); `PRE_TOKENIZERS` holds the rules of each name as published
-in the model's own tokenizer.json (patterns are facts of the model; the names and their grouping are llama.cpp's,
-src/llama-vocab.cpp). A rule list is a pipeline: each pattern cuts every piece left by the one before into its matches
-and the gaps between them, and loses nothing. `from_json.py` builds the same pipeline from a tokenizer.json.
+A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`); `PRE_TOKENIZERS` holds the rules of each
+name as published in the model's own tokenizer.json. The patterns are facts of the model; the names
+and their grouping are llama.cpp's (src/llama-vocab.cpp). A rule list is a pipeline: each pattern
+cuts every piece of the step before into its matches and the gaps between them, and loses nothing.
+`from_json.py` builds the same pipeline from a tokenizer.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "FILE_TIMEOUT_S",
     "GPT2",
     "PRE_TOKENIZERS",
+    "SPACE",
     "PreTokenizer",
     "Step",
     "file_pattern",
@@ -27,15 +29,18 @@ __all__ = [
     "literal",
     "pipeline",
     "pre_tokenizer",
+    "word_splitter",
 ]
+
+SPACE = "▁"  # SentencePiece's space
 
 Step = Callable[[str], list[str]]
 """Cuts one piece into pieces."""
 
-FILE_TIMEOUT_S = 5.0  # for a pattern that a file brings along, on one text
+FILE_TIMEOUT_S = 5.0  # for a file's own pattern, on one text
 
-# Linear time by construction: in every pattern below a failed alternative gives back at most one run, and the next
-# alternative consumes that run.
+# Linear time by construction: in every pattern below, a failed alternative gives back at most one
+# run, and the next alternative consumes that run.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,7 +63,8 @@ CASED_LETTER = (  # of DeepSeek-LLM: the letters of scripts with case
     r"𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
 LINE = r"[\r\n]"
-# Whitespace at the end; the lookbehind keeps a long run elsewhere from being retried at each of its characters.
+# Whitespace at the end; the lookbehind keeps a long run elsewhere from being retried at every
+# character.
 TRAILING_SPACE = r"(?<!\s)\s++\Z"
 WIDE_CJK = r"[一-龥ࠀ-一가-\ud7ff]+"
 
@@ -67,8 +73,9 @@ WIDE_CJK = r"[一-龥ࠀ-一가-\ud7ff]+"
 class PreTokenizer:
     """The rules of one pre-tokenizer name.
 
-    `whole_words`: a piece that is itself a token becomes it without merging (`ignore_merges` of tokenizer.json);
-    `add_bos`: what a file means that does not say whether to add the beginning-of-sequence token.
+    `whole_words`: a piece that is itself a token becomes that token without merging
+    (`ignore_merges` of tokenizer.json). `add_bos`: whether a file that does not say means to add
+    the beginning-of-sequence token.
     """
 
     patterns: tuple[str, ...]
@@ -77,7 +84,9 @@ class PreTokenizer:
 
 
 def _table() -> dict[str, PreTokenizer]:
-    """One line a family: names, rules, and (as a comment) a model whose tokenizer.json they come from."""
+    """A line for each family: names, rules, and (as a comment) a model whose tokenizer.json has
+    them.
+    """
     p = PreTokenizer
     rows: list[tuple[str, PreTokenizer]] = [
         ("gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert", p((GPT2,))),  # gpt2
@@ -121,7 +130,9 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 
 
 def file_pattern(pattern: str) -> Any:
-    """Compile a pattern of a tokenizer.json as Oniguruma reads it: ^ and $ border lines, && intersects sets."""
+    """Compile a pattern of a tokenizer.json as Oniguruma reads it: ^ and $ match at lines, &&
+    intersects sets.
+    """
     flags = regex.MULTILINE | (regex.VERSION1 if "&&" in pattern else regex.VERSION0)
     try:
         return regex.compile(pattern, flags)
@@ -130,14 +141,14 @@ def file_pattern(pattern: str) -> Any:
 
 
 def literal(text: str) -> str:
-    """The pattern that matches `text` only."""
+    """The pattern that matches exactly `text`."""
     return str(regex.escape(text, special_only=True))
 
 
 def isolate(pattern: str, *, from_file: bool = False) -> Step:
     """Return a step that cuts a text into the matches of `pattern` and the gaps between them.
 
-    A pattern that comes `from_file` may be hostile: its time on one text is bounded (TimeoutError).
+    A pattern `from_file` may be hostile: its time on a text is bounded (TimeoutError).
     """
     compiled = file_pattern(pattern) if from_file else regex.compile(pattern)
     timeout_s = FILE_TIMEOUT_S if from_file else None
@@ -146,9 +157,9 @@ def isolate(pattern: str, *, from_file: bool = False) -> Step:
 
 def _cut(compiled: Any, text: str, timeout_s: float | None) -> list[str]:
     if not compiled.groups:
-        found: list[str] = compiled.findall(text, timeout=timeout_s)
-        if sum(map(len, found)) == len(text):  # the usual case: matches cover everything
-            return found if "" not in found else [piece for piece in found if piece]
+        matches: list[str] = compiled.findall(text, timeout=timeout_s)
+        if sum(map(len, matches)) == len(text):  # the usual case: matches cover everything
+            return matches if "" not in matches else [piece for piece in matches if piece]
     pieces: list[str] = []
     at = 0
     for match in compiled.finditer(text, timeout=timeout_s):
@@ -164,14 +175,29 @@ def _cut(compiled: Any, text: str, timeout_s: float | None) -> list[str]:
 
 
 def pipeline(steps: list[Step]) -> Step:
-    """Chain steps: each cuts every piece that the one before left. With none, a text is one piece."""
+    """Chain steps: each cuts every piece of the step before. Without steps, a text is one piece."""
     if len(steps) == 1:
         return steps[0]
 
     def cut(text: str) -> list[str]:
         pieces = [text]
         for step in steps:
-            pieces = [part for piece in pieces for part in step(piece)]
+            pieces = [smaller for piece in pieces for smaller in step(piece)]
         return pieces
 
     return cut
+
+
+def word_splitter(tokens: Iterable[str]) -> Step:
+    """Return a step that cuts before a run of ▁, unless a token of `tokens` continues across the
+    cut.
+
+    A merge makes a token, so it cannot join what no token holds: cutting there changes no result
+    (SentencePiece, arXiv:1808.06226, where a text is one word in principle).
+    """
+    joined = "\0".join(tokens)
+    bound = sorted(set(regex.findall(rf"([^{SPACE}\0]){SPACE}", joined)))  # such as the > of ">▁</"
+    chars = "".join(map(regex.escape, bound))
+    further = rf"(?:(?<=[{chars}]){SPACE}+[^{SPACE}]*)*" if bound else ""
+    words: Step = regex.compile(rf"{SPACE}*[^{SPACE}]+{further}|{SPACE}+").findall
+    return words

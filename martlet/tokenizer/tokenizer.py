@@ -1,9 +1,11 @@
-"""The tokenizer: text to token ids and back (read `encoder.py` for the way there, `detok.py` for streaming back).
+"""The tokenizer: text to token ids and back (read `encoder.py` for encoding, `detok.py` for
+streaming back).
 
-    text → added tokens found (special.py) → normalised, split, merged (encoder.py) → ids
+    text → added tokens cut out (special.py) → normalised, split, merged (encoder.py) → ids
 
-Rules that callers can rely on. Control tokens in a text are plain characters unless `parse_special` asks otherwise,
-and always inside `literal_spans`. `decode` gives back what was encoded. Only caches change after construction.
+Callers can rely on three rules. Control tokens in a text are plain characters unless
+`parse_special` is set, and always inside `literal_spans`. `decode` gives back what was encoded.
+Only caches change after construction.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from typing import Any
 
 from martlet.errors import RequestError
 from martlet.tokenizer.bpe import text_bytes, token_text_bytes
-from martlet.tokenizer.from_gguf import Parts, parts_from_metadata
-from martlet.tokenizer.from_json import parts_from_hf
+from martlet.tokenizer.from_gguf import Tables, tables_from_gguf
+from martlet.tokenizer.from_json import tables_from_hf
 from martlet.tokenizer.special import AddedTokenFinder, LiteralSpans
-from martlet.tokenizer.spm import SPACE
+from martlet.tokenizer.split import SPACE
 from martlet.tokenizer.vocab import TokenType
 
 __all__ = ["Tokenizer"]
@@ -27,22 +29,22 @@ CONTROL = (TokenType.CONTROL, TokenType.UNKNOWN)
 class Tokenizer:
     """Encodes text to ids and decodes ids to text, for one model."""
 
-    def __init__(self, parts: Parts) -> None:
-        vocab, special = parts.vocab, parts.special
-        self.name = parts.name
-        self.pre = parts.pre
+    def __init__(self, tables: Tables) -> None:
+        vocab, special = tables.vocab, tables.special
+        self.name = tables.name
+        self.pre = tables.pre
         self.vocab_size = len(vocab.texts)
         self.bos_id, self.eos_id, self.pad_id, self.unk_id = special.bos, special.eos, special.pad, special.unk
         self.eog_ids = special.ends
         self.special_ids = frozenset(vocab.of_type(*CONTROL))
         self.unused_ids = frozenset(vocab.of_type(TokenType.UNUSED))
-        self.add_bos = bool(parts.before)
-        self.add_eos = bool(parts.after)
-        self.strips_space = parts.strips_space
-        self.notes = tuple(vocab.notes)  # those of the warnings that are worth a line only to who asks
+        self.add_bos = bool(tables.before)
+        self.add_eos = bool(tables.after)
+        self.strips_space = tables.strips_space
+        self.notes = tuple(vocab.notes)  # warnings of little weight, shown on request
         self.warnings = (*vocab.warnings, *vocab.notes)
-        self._parts = parts
-        self._encoder = parts.encoder
+        self._tables = tables
+        self._encoder = tables.encoder
         self._texts = vocab.texts
         self._types = vocab.types
         self.texts_alone: Mapping[int, str] = _TextsAlone(self)
@@ -50,7 +52,7 @@ class Tokenizer:
         self._bytes: tuple[dict[int, bytes], dict[int, bytes]] = (
             {},
             {},
-        )  # that were asked for, without and with `special`
+        )  # known already, without and with `special`
         early = [token for token in vocab.added if not token.normalized]
         late = [token for token in vocab.added if token.normalized]
         self._finder = AddedTokenFinder(early)
@@ -60,8 +62,11 @@ class Tokenizer:
     def from_gguf(
         cls, metadata: Mapping[str, Any], pre: str | None = None, *, source: str = "GGUF metadata"
     ) -> Tokenizer:
-        """Build from a GGUF file's metadata; `pre` overrides `tokenizer.ggml.pre`, `source` names it in errors."""
-        return cls(parts_from_metadata(metadata, pre=pre, source=source))
+        """Build from a GGUF file's metadata; `pre` overrides `tokenizer.ggml.pre`.
+
+        FormatError or UnsupportedError, with `source` as the file, if it is unusable.
+        """
+        return cls(tables_from_gguf(metadata, pre=pre, source=source))
 
     @classmethod
     def from_hf(
@@ -75,10 +80,11 @@ class Tokenizer:
     ) -> Tokenizer:
         """Build from a parsed tokenizer.json and tokenizer_config.json.
 
-        `pre` replaces the file's pre-tokenizer by one of GGUF's names; `eos_ids` are further ids that end an answer
-        (generation_config.json's `eos_token_id`).
+        `pre` replaces the file's pre-tokenizer by one of GGUF's names. `eos_ids` are further ids
+        that end an answer (generation_config.json's `eos_token_id`). FormatError or
+        UnsupportedError if it is unusable.
         """
-        return cls(parts_from_hf(tokenizer_json, tokenizer_config or {}, pre=pre, eos_ids=eos_ids, source=source))
+        return cls(tables_from_hf(tokenizer_json, tokenizer_config or {}, pre=pre, eos_ids=eos_ids, source=source))
 
     def encode(
         self,
@@ -90,57 +96,47 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of `text`.
 
-        `add_special` puts the beginning and end tokens that the model wants around it. `parse_special` turns the texts
-        of control tokens into those tokens, except where they touch one of `literal_spans`: ascending, disjoint ranges
-        [start, stop) of characters. The rest of the text is encoded as one, so a span's borders split no token.
-        RequestError for text that is not Unicode (lone surrogates).
+        `add_special` adds the model's beginning and end tokens. `parse_special` turns the texts of
+        control tokens into these tokens, except where they touch one of `literal_spans`: ascending,
+        disjoint ranges [start, stop) of characters. The remaining text is encoded as a whole, so a
+        span's borders split no token. RequestError for text that is not Unicode (lone surrogates),
+        or that a file's pattern is too slow on.
         """
         if not text.isascii():
             _refuse_surrogates(text)
         words: list[str | int] = []
         first = True
         try:
-            for part in self._finder.split(text, parse_special, literal_spans):
-                if isinstance(part, int):
-                    words.append(part)
+            for piece in self._finder.split(text, parse_special, literal_spans):
+                if isinstance(piece, int):
+                    words.append(piece)
                 else:
-                    words += self._words(part, first)
+                    words += self._words(piece, first)
                 first = False
         except TimeoutError:
             raise _too_slow(text) from None
         ids = self._encoder.ids(words)
-        return [*self._parts.before, *ids, *self._parts.after] if add_special else list(ids)
+        return [*self._tables.before, *ids, *self._tables.after] if add_special else list(ids)
 
     def _words(self, text: str, first: bool) -> Sequence[str | int]:
-        """Words of a text that holds no added token that must be found before normalising."""
+        """The words of a text without the added tokens that are found before normalising."""
         encoder = self._encoder
         normalized = encoder.normalize(text)
         if self._late_finder is None:
             return encoder.cut(normalized, first)
         words: list[str | int] = []
-        for part in self._late_finder.split(normalized, parse_special=False):
-            words += [part] if isinstance(part, int) else encoder.cut(part, first)
+        for piece in self._late_finder.split(normalized, parse_special=False):
+            words += [piece] if isinstance(piece, int) else encoder.cut(piece, first)
             first = False
         return words
 
-    def encode_parts(self, parts: Sequence[tuple[str, bool]], *, add_special: bool = False) -> list[int]:
-        """Encode a chat prompt given as (text, whether the template wrote it).
-
-        The ids are those of the joined text, save that control tokens are recognised in the template's text alone.
-        """
-        spans: list[tuple[int, int]] = []
-        at = 0
-        for text, from_template in parts:
-            if text and not from_template:
-                spans.append((at, at + len(text)))
-            at += len(text)
-        joined = "".join(text for text, _ in parts)
-        return self.encode(joined, add_special=add_special, parse_special=True, literal_spans=spans)
-
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """Return the text of `ids`, without control tokens if `skip_special`; bytes not UTF-8 become U+FFFD."""
+        """Return the text of `ids`, without control tokens if `skip_special`.
+
+        Invalid UTF-8 becomes U+FFFD.
+        """
         pieces: list[bytes] = []
-        fresh = self.strips_space  # the next piece starts with the space that encoding put there
+        fresh = self.strips_space  # the next piece starts with encoding's space
         for token in ids:
             piece = self.token_bytes(token, special=not skip_special)
             if token in self._added:
@@ -152,37 +148,45 @@ class Tokenizer:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def token_bytes(self, token: int, *, special: bool = True) -> bytes:
-        """Return the bytes that a token adds to the text; b"" for a control token if `special` is False."""
+        """Return the bytes that a token adds to the text.
+
+        B"" for a control token if `special` is False.
+        """
         known = self._bytes[special]
-        found = known.get(token)
-        if found is None:
-            found = known[token] = self._make_bytes(token, special)
-        return found
+        piece = known.get(token)
+        if piece is None:
+            piece = known[token] = self._make_bytes(token, special)
+        return piece
 
     def _make_bytes(self, token: int, special: bool) -> bytes:
         text = self.token_text(token)
-        kind = self._types[token]
-        if kind in CONTROL:
+        token_type = self._types[token]
+        if token_type in CONTROL:
             return text_bytes(text) if special else b""
         if token in self._added:
             return text_bytes(text)
-        if self._parts.byte_level:
+        if self._tables.byte_level:
             return token_text_bytes(text)
-        if kind == TokenType.BYTE and self._parts.byte_fallback:
+        if token_type == TokenType.BYTE and self._tables.byte_fallback:
             return bytes([int(text[3:5], 16)])
         return text_bytes(text.replace(SPACE, " "))
 
     def has_same_tokens(self, other: Tokenizer) -> bool:
-        """Whether the ids that both have mean the same: one vocabulary may be filled up further."""
+        """Whether all ids in both vocabularies mean the same; one may have more ids."""
         n = min(self.vocab_size, other.vocab_size)
         return list(self._texts[:n]) == list(other._texts[:n]) and self.eog_ids == other.eog_ids
 
     def is_added(self, token: int) -> bool:
-        """Whether a token is a control token or a user-defined one, which a text is cut at before anything else."""
+        """Whether a token is a control token or a user-defined token, which is cut out of a text
+        first.
+        """
         return token in self._added
 
     def token_text(self, token: int) -> str:
-        """Return a token's text as the vocabulary writes it."""
+        """Return a token's text as the vocabulary writes it.
+
+        RequestError for an id outside of it.
+        """
         if not 0 <= token < self.vocab_size:
             raise RequestError(
                 f"Token id {token} is outside the vocabulary; expected 0 to {self.vocab_size - 1}.", param="prompt"
@@ -191,7 +195,7 @@ class Tokenizer:
 
 
 class _TextsAlone(dict[int, str]):
-    """The text of each token alone, control tokens included: `decode` of it, remembered."""
+    """token → its text alone, control tokens included: `decode` of it, remembered."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()

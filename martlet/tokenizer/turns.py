@@ -1,15 +1,17 @@
-"""A chat's own tokens, kept: the next turn's prompt repeats them instead of cutting the text anew (read `chat_template.py` first).
+"""A chat's own tokens, kept: the next prompt reuses them instead of tokenizing the text anew (read
+`chat_template.py` first).
 
-A model may spell a text in other tokens than the tokenizer would. If the next prompt is tokenized from text, it leaves
-the cached path there, and everything after is computed again. So the ids of each answer are kept with the text that
-they made, and a prompt that begins with that very text takes the ids:
+A model may spell a text in other tokens than the tokenizer would. A prompt tokenized from text then
+leaves the cached prefix there, and everything after is computed again. So the ids of each answer
+are kept with their text, and a prompt that begins with exactly that text takes the ids:
 
     turn 1   [prompt 1][answer]
-    turn 2   [prompt 1][answer]<|im_end|> … the new message …        the bracketed ids are taken, the rest is encoded
+    turn 2   [prompt 1][answer]<|im_end|> … the new message …     bracketed ids are taken, the rest encoded
 
-The text must be the same to the character, and so must be which parts of it are literal: what a message says never
-becomes a control token. What follows must begin with a control token, for there no token can span the border. A
-template that rewrites earlier turns (drops their reasoning, say) is encoded from its text as ever.
+The text must be the same to the character, and so must its literal spans: a message's text never
+becomes a control token. What follows must begin with a control token, since no token can span that
+border. A template that rewrites earlier turns (drops their reasoning, say) is encoded from its
+text.
 """
 
 from __future__ import annotations
@@ -26,24 +28,27 @@ from martlet.tokenizer.tokenizer import Tokenizer
 __all__ = ["TurnMemory"]
 
 MAX_CHARACTERS = 16 << 20  # kept in all
-LAST_TOKENS = 8  # that may have added nothing to the text: the end of the answer, what a stop string cut off
+LAST_TOKENS = 8  # that may add nothing to the text: an end token, a stop string's tokens
 Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A prompt and the answer to it, with the token that ended it left out."""
+    """A prompt and its answer, without the token that ended it."""
 
     prompt: str
     spans: Spans
     prompt_ids: tuple[int, ...]
     answer: str
     answer_ids: tuple[int, ...]
-    salt: str  # turns are shared between requests of one cache salt only
+    salt: str  # only requests of the same cache salt share turns
 
 
 class TurnMemory:
-    """The turns of the last conversations, at most MAX_CHARACTERS of text; the oldest are forgotten first."""
+    """The turns of the last conversations, at most MAX_CHARACTERS of text.
+
+    The oldest are forgotten first.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -58,7 +63,7 @@ class TurnMemory:
         answer: str,
         salt: str = "",
     ) -> None:
-        """Keep the answer to a prompt. One whose text is not that of its ids, to a character, is not kept."""
+        """Keep the answer to a prompt, unless its text differs from that of its ids."""
         ids = self._ids_of(answer, answer_ids, prompt_ids[-1])
         if not ids:
             return
@@ -70,15 +75,15 @@ class TurnMemory:
             self._forget(next(iter(self._turns)))
 
     def prompt_ids(self, template: ChatTemplate, rendered: RenderedChat, salt: str = "") -> list[int]:
-        """The ids of a prompt: those of the longest turn that it goes on from, and the rest encoded."""
+        """The ids of a prompt: those of the longest turn it continues, and the rest encoded."""
         best: list[int] = []
         end = 0
         for turn in reversed(list(self._turns.values())):  # a copy: another thread may note a turn meanwhile
             if turn.salt != salt or len(turn.prompt) + len(turn.answer) <= end:
                 continue
-            found = self._continued(turn, rendered)
-            if found is not None and found[0] > end:
-                end, best = found
+            continued = self._continued(turn, rendered)
+            if continued is not None and continued[0] > end:
+                end, best = continued
         if not best:
             return template.prompt_ids(rendered)
         rest = RenderedChat(
@@ -90,7 +95,7 @@ class TurnMemory:
         )
 
     def is_rewritten(self, rendered: RenderedChat, messages: Sequence[Mapping[str, Any]], salt: str = "") -> bool:
-        """Whether the template wrote an answer that is kept here otherwise than it was generated."""
+        """Whether the template wrote a kept answer differently from how it was generated."""
         said = {str(m.get("content")) for m in messages if isinstance(m, Mapping) and m.get("role") == "assistant"}
         return any(
             turn.salt == salt
@@ -101,7 +106,10 @@ class TurnMemory:
         )
 
     def _continued(self, turn: _Turn, rendered: RenderedChat) -> tuple[int, list[int]] | None:
-        """How much of the text a turn stands for, and its ids; None if the text does not go on from it."""
+        """The length of text that a turn covers, and its ids.
+
+        None if the text does not continue it.
+        """
         start = len(turn.prompt)
         if not rendered.text.startswith(turn.prompt) or _until(rendered.literal_spans, start) != turn.spans:
             return None
@@ -114,7 +122,7 @@ class TurnMemory:
         return None
 
     def _is_border(self, rendered: RenderedChat, at: int) -> bool:
-        """Whether a control token of the template begins at `at`, or nothing does."""
+        """Whether the text ends at `at`, or a control token of the template begins there."""
         if at == len(rendered.text):
             return True
         if any(start <= at < stop for start, stop in rendered.literal_spans):
@@ -122,13 +130,17 @@ class TurnMemory:
         return any(rendered.text.startswith(self._tokenizer.token_text(i), at) for i in self._tokenizer.special_ids)
 
     def _ids_of(self, text: str, ids: Sequence[int], after: int) -> tuple[int, ...] | None:
-        """The ids up to the one that completes `text`: those that follow added nothing that was kept."""
+        """The ids up to the one that completes `text`.
+
+        The ids after it added nothing to the text.
+        """
         detokenizer = Detokenizer(self._tokenizer, after=after)
         pieces = [detokenizer.feed(token) for token in ids]
         length = sum(map(len, pieces))
         for count in range(len(ids), max(-1, len(ids) - LAST_TOKENS - 1), -1):
             if length == len(text):
-                # Ids behind it whose pieces are empty (an end token, half a character) are left out as well.
+                # Ids behind it whose pieces are empty (an end token, half a character) are left out
+                # as well.
                 while count and not pieces[count - 1]:
                     count -= 1
                 return tuple(ids[:count]) if "".join(pieces[:count]) == text else None
@@ -141,5 +153,5 @@ class TurnMemory:
 
 
 def _until(spans: Spans, end: int) -> Spans:
-    """The spans that lie before `end`; one that crosses it counts up to there."""
+    """The spans before `end`, cut there."""
     return tuple((start, min(stop, end)) for start, stop in spans if start < end)

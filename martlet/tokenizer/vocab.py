@@ -1,7 +1,8 @@
-"""The vocabulary: token texts, their types, special ids, and which tokens end an answer (read `special.py` next).
+"""The vocabulary: token texts, their types, special ids, and the tokens that end an answer (read
+`special.py` next).
 
-Everything here comes from an untrusted file. What makes a tokenizer impossible is a FormatError; what can be left out
-(a special id outside the vocabulary, a doubled token) becomes a warning.
+Everything here comes from an untrusted file. What makes a tokenizer impossible is a FormatError;
+what can be left out (a special id outside the vocabulary, a doubled token) becomes a warning.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is found in the text itself, before any splitting.
+    """A token that is cut out of the text before any splitting.
 
-    `special` ones are found only where the caller asks for it, so that a user's text cannot forge them.
-    `lstrip` and `rstrip` swallow the whitespace beside the token; they never require any.
+    `special` tokens are found only on request, so that a user's text cannot forge them. `lstrip`
+    and `rstrip` swallow the whitespace beside the token; they never require any.
     """
 
     id: int
@@ -41,46 +42,50 @@ class AddedToken:
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
-    normalized: bool = False  # found after normalisation, in the normalised text
+    normalized: bool = False  # found in the normalised text
 
 
 @dataclass(slots=True)
 class SpecialIds:
-    """Ids with a role; None where the vocabulary has none."""
+    """Ids with a role; None where the vocabulary has no such token."""
 
     bos: int | None = None
     eos: int | None = None
     pad: int | None = None
     unk: int | None = None
-    ends: frozenset[int] = frozenset()  # every token that ends an answer
+    ends: frozenset[int] = frozenset()  # all tokens that end an answer
 
 
 @dataclass(slots=True)
 class Vocab:
-    """Token texts by id. `ids` is the inverse, in the end for ordinary tokens only."""
+    """Token texts by id. `ids` is the inverse; once loaded, it holds ordinary tokens only."""
 
     texts: Sequence[str]
-    types: bytes  # a TokenType an id
+    types: bytes  # a TokenType for each id
     ids: dict[str, int]
     added: tuple[AddedToken, ...] = ()
     warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # warnings of little weight: as the model's own tokenizer behaves
+    notes: list[str] = field(default_factory=list)  # warnings of little weight: the model's own tokenizer does the same
 
     def note(self, message: str | None) -> None:
-        """Keep a note for the user, if there is one."""
+        """Keep a note for the user, if there is any."""
         if message is not None:
             self.notes.append(message)
 
     def of_type(self, *types: TokenType) -> list[int]:
         """Ids of the given types, ascending."""
-        wanted = {int(kind) for kind in types}
+        wanted = {int(token_type) for token_type in types}
         if not wanted.intersection(self.types):
             return []
-        return [token for token, kind in enumerate(self.types) if kind in wanted]
+        return [token for token, token_type in enumerate(self.types) if token_type in wanted]
 
 
 def build_vocab(texts: Sequence[str], types: bytes, *, source: str) -> Vocab:
-    """Check token texts and types, and index them; FormatError (with `source` as the file) where they are unusable."""
+    """Check token texts and types, and index them.
+
+    `types` has a TokenType byte for each token. FormatError, with `source` as the file, if they are
+    unusable.
+    """
     if not texts:
         raise FormatError(source, "the vocabulary has no tokens; expected at least one. Convert the model again.")
     if set(map(type, texts)) != {str}:
@@ -95,25 +100,26 @@ def build_vocab(texts: Sequence[str], types: bytes, *, source: str) -> Vocab:
     if len(vocab.ids) != len(texts):
         doubled = len(texts) - len(vocab.ids)
         vocab.ids = dict(zip(reversed(texts), range(len(texts) - 1, -1, -1), strict=True))
-        vocab.warnings.append(f"{doubled:,} tokens have the text of another one; the lowest id of each is used.")
+        vocab.warnings.append(f"{doubled:,} tokens have the text of another token; the lowest id of each is used.")
     return vocab
 
 
-def checked_id(found: object, key: str, vocab: Vocab) -> int | None:
+def checked_id(value: object, key: str, vocab: Vocab) -> int | None:
     """Return a special id that is inside the vocabulary; otherwise None, with a warning."""
-    if found is None:
+    if value is None:
         return None
     try:
-        token = int(found)  # type: ignore[call-overload]
+        token = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
         token = -1
     if 0 <= token < len(vocab.texts):
         return int(token)
-    vocab.warnings.append(f"{key} is {found!r}, outside the vocabulary of {len(vocab.texts):,} tokens; it is ignored.")
+    vocab.warnings.append(f"{key} is {value!r}, outside the vocabulary of {len(vocab.texts):,} tokens; it is ignored.")
     return None
 
 
-# Texts of control tokens that end a turn or a document, over the families (as in llama.cpp's src/llama-vocab.cpp).
+# Texts of control tokens that end a turn or a document, over the families (as in llama.cpp's
+# src/llama-vocab.cpp).
 END_TEXTS = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
     *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "<turn|>"),
@@ -121,15 +127,15 @@ END_TEXTS = (
     *("<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<fim-repo>", "<|repo_name|>", "<reponame>", "<REPO>"),
     "<|file_sep|>",
 )
-# Of these, the ones that no ordinary text means. They are control tokens even where a file says otherwise.
+# Texts that no ordinary text means: control tokens even where a file says otherwise.
 FORGEABLE = frozenset(END_TEXTS[: END_TEXTS.index("</s>")])
 
 
 def end_of_generation(vocab: Vocab, declared: Iterable[int | None]) -> frozenset[int]:
-    """Return the ids that end an answer: those the file declares, and control tokens known by their text.
+    """Return the ids that end an answer: declared ids, and control tokens known by their text.
 
-    A token such as <|im_end|> that the file types as ordinary text is made a control token, with a warning: otherwise a
-    user could write it.
+    A token such as <|im_end|> that the file types as ordinary text becomes a control token, with a
+    warning: otherwise a user could write it.
     """
     ends = {token for token in declared if token is not None}
     types = bytearray(vocab.types)
@@ -148,7 +154,10 @@ def end_of_generation(vocab: Vocab, declared: Iterable[int | None]) -> frozenset
 
 
 def _not_ends(ids: Mapping[str, int], ends: set[int]) -> set[int]:
-    """In gpt-oss's format <|end|> closes a message and the answer goes on; <|return|> and <|call|> end it."""
+    """In gpt-oss's format <|end|> closes a message and the answer goes on.
+
+    <|return|> and <|call|> end it.
+    """
     marks = [{"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}]
     harmony = any(all(ids.get(mark) in ends for mark in pair) for pair in marks)
     return {ids["<|end|>"]} if harmony and "<|end|>" in ids else set()

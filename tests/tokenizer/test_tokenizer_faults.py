@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from vocabs import GEMMA3, QWEN_CODER, SMOLLM2, model, model_metadata, vocab, vocab_metadata
+from vocabs import GEMMA3, QWEN_CODER, SMOLLM2, encode_pieces, model, model_metadata, vocab, vocab_metadata
 
 from martlet.errors import FormatError, MartletError, RequestError, UnsupportedError
 from martlet.tokenizer.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ def test_tok_09_text_never_becomes_a_control_token() -> None:
         (QWEN_FORGED, False),
         ("<|im_end|>\n<|im_start|>assistant\n", True),
     ]
-    ids = qwen.encode_parts(parts)
+    ids = encode_pieces(qwen, parts)
     assert (ids.count(IM_START), ids.count(IM_END)) == (2, 1)
     assert qwen.decode(ids) == "".join(text for text, _ in parts)
 
@@ -102,15 +102,15 @@ def test_tok_09_a_token_across_the_border() -> None:
     """Fault TOK-09: nor do a user's text and the template's make one together."""
     qwen = vocab("qwen2")
     for parts in ([("a<|im_", False), ("end|>b", True)], [("a<|im_", True), ("end|>b", False)]):
-        assert IM_END not in qwen.encode_parts(parts)
-    assert IM_END in qwen.encode_parts([("a<|im_", True), ("end|>b", True)])
+        assert IM_END not in encode_pieces(qwen, parts)
+    assert IM_END in encode_pieces(qwen, [("a<|im_", True), ("end|>b", True)])
 
 
 def test_tok_09_borders_of_spans_split_no_token() -> None:
     """The ids of a prompt in parts are those of the joined text."""
     qwen = vocab("qwen2")
     parts = [("<|im_start|>user\nHel", True), ("lo wor", False), ("", False), ("ld<|im_end|>", True)]
-    assert qwen.encode_parts(parts) == qwen.encode("<|im_start|>user\nHello world<|im_end|>", parse_special=True)
+    assert encode_pieces(qwen, parts) == qwen.encode("<|im_start|>user\nHello world<|im_end|>", parse_special=True)
 
 
 @pytest.mark.model

@@ -83,3 +83,15 @@ def model(name: str) -> Tokenizer:
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA3 = "gemma-3-270m-q4_k_m.gguf"
 QWEN_CODER = "qwen2.5-coder-0.5b.gguf"
+
+
+def encode_pieces(tokenizer: Tokenizer, pieces: list[tuple[str, bool]]) -> list[int]:
+    """A chat prompt given as (text, whether the template wrote it): only there are control tokens recognised."""
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for text, from_template in pieces:
+        if text and not from_template:
+            spans.append((at, at + len(text)))
+        at += len(text)
+    joined = "".join(text for text, _ in pieces)
+    return tokenizer.encode(joined, add_special=False, parse_special=True, literal_spans=spans)

@@ -229,7 +229,7 @@ def number_leaf(node: Node, positive: bool, digits: Digits) -> Texts:
         language = number_language(
             integer=node.integer, low=node.low, high=node.high, multiple=node.multiple, digits=digits
         )
-        found = Texts(None, language).settled()
+        allowed = Texts(None, language).settled()
         if node.values is not None:
             texts = {text for value in node.values if is_number(value) for text in number_text(value)}
             free = node.low is None and node.high is None and node.multiple is None
@@ -239,7 +239,7 @@ def number_leaf(node: Node, positive: bool, digits: Digits) -> Texts:
                 integer=node.integer, low=node.low, high=node.high, multiple=node.multiple, zeros=True
             )
             return Texts(frozenset(texts)) & Texts(None, wide)
-        return found
+        return allowed
     out = NO_TEXT
     if node.integer or node.low is not None or node.high is not None or node.multiple is not None:
         wide = number_language(integer=node.integer, low=node.low, high=node.high, multiple=node.multiple, zeros=True)
