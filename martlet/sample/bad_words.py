@@ -1,4 +1,6 @@
-"""Texts of a request turned into token ids: bad words, and the breakers of DRY (read `sampler.py` next)."""
+"""A request's texts as token ids: bad words, and the sequence breakers of DRY (read `sampler.py`
+next).
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ __all__ = ["bad_word_ids", "breaker_mask"]
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that spell each word at the start of a word and inside one (with a leading space, without).
+    """The token sequences that spell each word, with a leading space and without.
 
-    A text can be cut into tokens in more ways than these two; the others are not found.
+    A word can be cut into tokens in more ways; sequences from other ways are not included.
     """
     spellings: dict[tuple[int, ...], None] = {}
     for word in words:
         bare, spaced = word.lstrip(" ") or word, " " + word.lstrip(" ")
         for text in (bare, spaced):
             spellings[tuple(tokenizer.encode(text, add_special=False))] = None
-        if tokenizer.strips_space:  # this tokenizer puts a space before a text: what follows a line break has none
+        if tokenizer.strips_space:  # after a line break such a tokenizer puts no space before a word
             line = tokenizer.encode("\n", add_special=False)
             after = tokenizer.encode("\n" + bare, add_special=False)
             if after[: len(line)] == line:
@@ -30,9 +32,9 @@ def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[in
 
 
 def breaker_mask(tokenizer: Tokenizer, breakers: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Which tokens, [V], hold one of the breakers in their text.
+    """Which tokens hold one of the breakers in their text, bool [V].
 
-    Raises RequestError for a breaker that no token holds: it could never break a repetition.
+    RequestError for a breaker that no token holds: it could never break a repetition.
     """
     mask = np.zeros(tokenizer.vocab_size, np.bool_)
     if not breakers:
@@ -40,12 +42,12 @@ def breaker_mask(tokenizer: Tokenizer, breakers: tuple[str, ...]) -> NDArray[np.
     texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
     for breaker in dict.fromkeys(breakers):
         sought = breaker.encode()
-        found = np.fromiter((sought in text for text in texts), np.bool_, len(texts))
-        if not found.any():
+        holds = np.fromiter((sought in text for text in texts), np.bool_, len(texts))
+        if not holds.any():
             raise RequestError(
                 f"dry_sequence_breakers: no token of this model holds {breaker!r}; use a shorter text, which fits in one"
                 " token.",
                 param="dry_sequence_breakers",
             )
-        mask |= found
+        mask |= holds
     return mask

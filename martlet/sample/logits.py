@@ -1,9 +1,11 @@
-"""The steps between logits and a token: one function each, formula and source above the code (read `sampler.py` next).
+"""The steps between logits and a token: a function each, with formula and source (read `random.py`
+next).
 
-A step takes candidates and returns candidates. They are kept in ascending order of id from beginning to end: then "ties
-go to the lowest id" needs no rule of its own, and a sum is always taken in the same order. Nothing is sorted that need
-not be: a truncating step finds its border and keeps what is on the right side of it. Exponentials are summed block by
-block, since a temporary array of the vocabulary's size costs more in page faults than in arithmetic.
+A step takes candidates and returns candidates, always in ascending order of id. So ties go to the
+lowest id without a rule of their own, and sums are always taken in the same order. Nothing is
+sorted without need: a truncating step computes its threshold and keeps the candidates on the right
+side of it. Exponentials are summed block by block, since page faults of a temporary float64 [V]
+cost more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -46,52 +48,55 @@ _BUCKETS_PER_NAT = 16
 _BUCKETS = 1024
 _BLOCK = 8192  # 64 KiB of float64: stays in the nearest caches
 _GROUPS = 64
-_MAX_REPEAT = 1024  # DRY counts a repetition up to so many tokens, which bounds its work
+_MAX_REPEAT = 1024  # tokens: longer repetitions count as this long in DRY, which bounds its work
 
 
 class Candidates(NamedTuple):
-    """Tokens that may still be sampled: ids ascending, and their logits, owned (a penalty changes them in place)."""
+    """Tokens that may still be sampled: `ids` int64 [n], ascending, and their `logits` float64 [n].
+
+    The logits are owned: a penalty changes them in place.
+    """
 
     ids: I64
     logits: F64
 
     def take(self, keep: Keep) -> Candidates:
-        """Only these: a mask, or ascending indices."""
+        """The candidates of a mask, bool [n], or of ascending indices, int64 [k]."""
         return Candidates(self.ids[keep], self.logits[keep])
 
     def find(self, ids: I64) -> tuple[I64, NDArray[np.bool_]]:
-        """Where those of `ids` are that are candidates, and which of `ids` that are."""
+        """Positions of the `ids` that are candidates, int64 [k], and which of `ids` are, bool [m]."""
         at = np.searchsorted(self.ids, ids)
-        found = self.ids.take(at, mode="clip") == ids if len(self.ids) else np.zeros(len(ids), np.bool_)
-        return at[found], found
+        present = self.ids.take(at, mode="clip") == ids if len(self.ids) else np.zeros(len(ids), np.bool_)
+        return at[present], present
 
     def add(self, ids: I64, amount: float) -> None:
-        """Add to the logits of distinct tokens, in place."""
+        """Add to the logits of distinct tokens, int64 [m], in place."""
         self.logits[self.find(ids)[0]] += amount
 
 
 def _block_sums(logits: NDArray[np.floating], best: float) -> F64:
-    """Σ exp(x - best) of every block of logits; exponentials and sums in float64."""
+    """Σ exp(x - best) of every block of logits [n], float64 [blocks]."""
     starts = range(0, len(logits), _BLOCK)
     return np.array([np.exp(np.subtract(logits[at : at + _BLOCK], best, dtype=np.float64)).sum() for at in starts])
 
 
 def log_sum_exp(logits: NDArray[np.floating]) -> float:
-    """log Σ exp(x), shifted by the maximum, so that nothing overflows."""
+    """log Σ exp(x) over logits [n], shifted by the maximum against overflow."""
     best = float(logits.max())
     return best + math.log(_block_sums(logits, best).sum())
 
 
 def log_softmax(logits: F64) -> F64:
-    """x - log Σ exp(x)."""
+    """x - log Σ exp(x), float64 [n]."""
     return logits - log_sum_exp(logits)
 
 
 def highest(logits: NDArray[np.floating], k: int) -> I64:
-    """Indices, ascending, of the k highest; of equals the lowest indices.
+    """Ascending indices of the k highest logits, int64 [min(k, n)]; ties go to the lowest indices.
 
-    The k-th highest of the maxima of groups is a lower bound for the k-th highest of all, which leaves few to select
-    from.
+    The k-th highest of the maxima of groups is a lower bound of the k-th highest logit, which
+    leaves few to select from.
     """
     n = len(logits)
     if k >= n:
@@ -109,18 +114,20 @@ def highest(logits: NDArray[np.floating], k: int) -> I64:
 
 
 def _best(c: Candidates) -> Candidates:
-    """The best candidate alone; of equals the lowest id."""
+    """The best candidate alone; ties go to the lowest id."""
     at = int(c.logits.argmax())
     return Candidates(c.ids[at : at + 1], c.logits[at : at + 1])
 
 
-# -- steps that change logits ----------------------------------------------------------------------------------------
+# -- steps that change logits ----------------------------------------------------------------------
 
 
 def repetition_penalty(c: Candidates, seen: I64, penalty: float) -> Candidates:
-    """x → x / penalty if x > 0, else x · penalty, for every token seen before (arXiv:1909.05858, section 4.1).
+    """x → x / penalty if x > 0, else x · penalty, for every token of `seen`, int64 [m]
+    (arXiv:1909.05858, section 4.1).
 
-    The paper divides only; multiplying negative logits, as everybody does today, keeps a penalty a penalty.
+    The paper only divides. Multiplying negative logits, as all engines do, makes a penalty lower
+    them too.
     """
     at, _ = c.find(seen)
     x = c.logits[at]
@@ -129,14 +136,18 @@ def repetition_penalty(c: Candidates, seen: I64, penalty: float) -> Candidates:
 
 
 def presence_frequency_penalty(c: Candidates, ids: I64, counts: I64, presence: float, frequency: float) -> Candidates:
-    """x → x - presence - frequency · count, for every token that has been generated (OpenAI's API reference)."""
-    at, found = c.find(ids)
-    c.logits[at] -= presence + frequency * counts[found]
+    """x → x - presence - frequency · count for every generated token, int64 [m] each (OpenAI's API
+    reference).
+    """
+    at, present = c.find(ids)
+    c.logits[at] -= presence + frequency * counts[present]
     return c
 
 
 def _repeats(ids: I64, limit: int) -> tuple[I64, I64]:
-    """Positions that follow a repetition of the end of `ids`, and how long each repetition is, at most `limit`."""
+    """Positions after a repetition of the end of `ids` [n], and the repetition's length up to
+    `limit`; int64 [m] each.
+    """
     after = np.flatnonzero(ids[:-1] == ids[-1]) + 1
     lengths = np.ones(len(after), np.int64)
     alive = np.arange(len(after))
@@ -152,10 +163,12 @@ def _repeats(ids: I64, limit: int) -> tuple[I64, I64]:
 def dry(
     c: Candidates, ids: I64, breakers: NDArray[np.bool_], multiplier: float, base: float, allowed: int
 ) -> Candidates:
-    """x → x - multiplier · base^(n - allowed) for a token that would make a repetition of n ≥ allowed tokens longer.
+    """x → x - multiplier · base^(n - allowed) for a token that would lengthen a repetition of n ≥
+    allowed tokens.
 
-    `ids` are the last tokens; a repetition never reaches across a token of `breakers` ([V]), and none is penalised.
-    Source: oobabooga/text-generation-webui PR 5677; exponents end where float32 does, as in llama.cpp.
+    `ids`, int64 [n], are the last tokens. A repetition never crosses a token of `breakers`, bool
+    [V], and no breaker is penalised. Source: oobabooga/text-generation-webui PR 5677; the exponent
+    is capped where float32 overflows, as in llama.cpp.
     """
     stops = np.flatnonzero(breakers[ids])
     room = len(ids) - 1 - int(stops[-1]) if len(stops) else len(ids)
@@ -169,13 +182,15 @@ def dry(
     longest = np.zeros(len(tokens), np.int64)
     np.maximum.at(longest, inverse, lengths)
     longest[breakers[tokens]] = 0
-    at, found = c.find(tokens[longest > 0])
-    c.logits[at] -= multiplier * base ** (longest[longest > 0][found] - allowed).astype(np.float64)
+    at, present = c.find(tokens[longest > 0])
+    c.logits[at] -= multiplier * base ** (longest[longest > 0][present] - allowed).astype(np.float64)
     return c
 
 
 def ngram_followers(ids: I64, size: int) -> I64:
-    """The tokens that would complete an n-gram of `size` for the second time (arXiv:1705.04304, section 2.5)."""
+    """The tokens, int64 [m], that would complete an n-gram of `size` in `ids` again
+    (arXiv:1705.04304, section 2.5).
+    """
     n_prefix = size - 1
     if len(ids) < size:
         return ids[:0]
@@ -185,10 +200,12 @@ def ngram_followers(ids: I64, size: int) -> I64:
 
 
 def temperature(c: Candidates, value: float, spread: float = 0.0, exponent: float = 1.0) -> Candidates:
-    """x → x / T (arXiv:1503.02531, section 2); candidates whose probability is then 0 go, so T = 0 keeps the best one.
+    """x → x / T (arXiv:1503.02531, section 2); candidates whose probability underflows to 0 are
+    dropped.
 
-    With a `spread`, T = low + (high - low) · (entropy / log n)^exponent, low and high being value ∓ spread, low at
-    least 0: hot where the model is unsure (llama.cpp PR 4972).
+    T = 0 keeps the best candidate. With a `spread`, T = low + (high - low) · (entropy / log
+    n)^exponent, where low and high are value ∓ spread and low is at least 0: hot where the model is
+    unsure (llama.cpp PR 4972).
     """
     if spread and len(c.ids) > 1:
         logp = log_softmax(c.logits)
@@ -199,24 +216,26 @@ def temperature(c: Candidates, value: float, spread: float = 0.0, exponent: floa
         return _best(c)
     x = c.logits
     x -= x.max()
-    with np.errstate(over="ignore"):  # -inf is right for what is too far below the best
+    with np.errstate(over="ignore"):  # -inf is right for a logit too far below the best
         x /= value
     return c if x.min() > _LOG_ZERO else c.take(x > _LOG_ZERO)
 
 
-# -- steps that drop candidates --------------------------------------------------------------------------------------
+# -- steps that drop candidates --------------------------------------------------------------------
 
 
 def top_k(c: Candidates, k: int) -> Candidates:
-    """The k highest logits (arXiv:1805.04833, section 5.4)."""
+    """Keeps the k highest logits (arXiv:1805.04833, section 5.4)."""
     return c if k >= len(c.ids) else c.take(highest(c.logits, k))
 
 
 def smallest_set(scores: F64, weights: F64, target: float) -> I64:
-    """Indices, ascending, of the fewest items, best (lowest) score first, that weigh `target` together; at least one.
+    """Ascending indices of the fewest items, lowest score first, whose weights sum to `target`; at
+    least one.
 
-    Equivalent to sorting by score and summing up, in linear time: weights are summed by bucket of score, and only the
-    bucket in which the target is reached is sorted. Scores are ≥ 0, in nats.
+    `scores` float64 [n] are ≥ 0, in nats; `weights` float64 [n]. Equivalent to sorting by score and
+    summing, in linear time: weights are summed by bucket of score, and only the bucket that reaches
+    the target is sorted.
     """
     buckets = np.minimum(scores * _BUCKETS_PER_NAT, _BUCKETS - 1).astype(np.int64)
     held = np.cumsum(np.bincount(buckets, weights=weights))
@@ -230,10 +249,11 @@ def smallest_set(scores: F64, weights: F64, target: float) -> I64:
 
 
 def top_p(c: Candidates, share: float) -> Candidates:
-    """The fewest tokens whose probabilities sum to at least `share`: the nucleus (arXiv:1904.09751, section 3.1).
+    """Keeps the fewest tokens whose probabilities sum to `share`: the nucleus (arXiv:1904.09751,
+    section 3.1).
 
-    Tokens that weigh less than (1 - share) · total / n cannot be needed, as all of them together weigh less than what
-    the nucleus leaves over; half of that is used, so that rounding does not matter.
+    All tokens below (1 - share) · total / n weigh together less than the nucleus leaves over, so
+    they cannot be in it. Half of that bound is used, so that rounding does not matter.
     """
     best = float(c.logits.max())
     total = float(_block_sums(c.logits, best).sum())
@@ -244,7 +264,9 @@ def top_p(c: Candidates, share: float) -> Candidates:
 
 
 def typical_p(c: Candidates, share: float) -> Candidates:
-    """The fewest tokens that sum to `share`, those first whose -log p is nearest to the entropy (arXiv:2202.00666)."""
+    """Keeps the fewest tokens that sum to `share`, by distance of -log p from the entropy
+    (arXiv:2202.00666).
+    """
     logp = log_softmax(c.logits)
     p = np.exp(logp)
     entropy = -float((p * logp).sum())
@@ -252,22 +274,23 @@ def typical_p(c: Candidates, share: float) -> Candidates:
 
 
 def min_p(c: Candidates, ratio: float) -> Candidates:
-    """p ≥ ratio · max p, which is x ≥ max x + log ratio (arXiv:2407.01082)."""
+    """Keeps p ≥ ratio · max p, that is x ≥ max x + log ratio (arXiv:2407.01082)."""
     return c.take(c.logits >= c.logits.max() + math.log(ratio))
 
 
 def top_n_sigma(c: Candidates, n: float) -> Candidates:
-    """x ≥ max x - n · σ, σ being the standard deviation of the candidates' logits (arXiv:2411.07641)."""
+    """Keeps x ≥ max x - n · σ, where σ is the standard deviation of the logits (arXiv:2411.07641)."""
     x, mean = c.logits, c.logits.mean()
     squares = sum(float(np.square(x[at : at + _BLOCK] - mean).sum()) for at in range(0, len(x), _BLOCK))
     return c.take(x >= x.max() - n * math.sqrt(squares / len(x)))
 
 
 def xtc(c: Candidates, probability: float, threshold: float, u: float) -> Candidates:
-    """Exclude top choices: with `probability`, of all tokens with p ≥ threshold only the least probable stays.
+    """Exclude top choices: with `probability`, only the least probable of the tokens with p ≥
+    threshold stays.
 
-    `u` is uniform in [0, 1). With fewer than two such tokens nothing happens, so there is always one left that is
-    likely enough. Source: oobabooga/text-generation-webui PR 6335.
+    `u` is uniform in [0, 1). With fewer than two such tokens nothing changes, so a likely token
+    always remains. Source: oobabooga/text-generation-webui PR 6335.
     """
     if u >= probability:
         return c
@@ -275,39 +298,44 @@ def xtc(c: Candidates, probability: float, threshold: float, u: float) -> Candid
         top = np.flatnonzero(c.logits >= log_sum_exp(c.logits) + np.log(threshold))
     if len(top) < 2:
         return c
-    last = len(top) - 1 - int(np.argmin(c.logits[top][::-1]))  # of equals the highest id is the least probable
+    last = len(top) - 1 - int(np.argmin(c.logits[top][::-1]))  # among ties the highest id is the least probable
     keep = np.ones(len(c.ids), np.bool_)
     keep[np.delete(top, last)] = False
     return c.take(keep)
 
 
 def mirostat_keep(c: Candidates, mu: float) -> Candidates:
-    """Mirostat v2: tokens with a surprise -log2 p of at most mu, at least the best one (arXiv:2007.14966, alg. 2)."""
+    """Mirostat v2: keeps tokens with surprise -log2 p ≤ mu, at least the best (arXiv:2007.14966,
+    algorithm 2).
+    """
     keep = c.logits >= log_sum_exp(c.logits) - mu * math.log(2)
     return c.take(keep) if keep.any() else _best(c)
 
 
 def mirostat_mu(c: Candidates, token_id: int, mu: float, tau: float, eta: float) -> float:
-    """mu after sampling `token_id`: mu - eta · (surprise - tau), the surprise being that among the kept candidates."""
+    """mu after sampling `token_id`: mu - eta · (surprise - tau), its surprise being among the kept
+    candidates.
+    """
     logp = float(c.logits[np.searchsorted(c.ids, token_id)]) - log_sum_exp(c.logits)
     return mu - eta * (-logp / math.log(2) - tau)
 
 
 def draw(c: Candidates, u: float) -> int:
-    """The token whose stretch of the cumulated probabilities, in order of id, holds `u` in [0, 1).
+    """The token whose interval of the cumulated probabilities, in order of id, contains `u` in [0,
+    1).
 
-    The block in which the stretch lies is found first, then the token in it.
+    The interval's block is located first, then the token in it.
     """
     best = float(c.logits.max())
     sums = np.cumsum(_block_sums(c.logits, best))
     sought = u * sums[-1]
-    last = int(np.searchsorted(sums, sums[-1]))  # the last block that weighs anything
+    last = int(np.searchsorted(sums, sums[-1]))  # the last block of any weight
     block = min(int(np.searchsorted(sums, sought, side="right")), last)
     start = block * _BLOCK
     weights = np.exp(c.logits[start : start + _BLOCK] - best)
     cumulated = np.cumsum(weights)
     before = sums[block - 1] if block else 0.0
     at = int(np.searchsorted(cumulated, sought - before, side="right"))
-    if at == len(weights):  # rounding: the two ways of summing end at slightly different totals
+    if at == len(weights):  # rounding: the two sums differ slightly
         at = int(np.flatnonzero(weights)[-1])
     return int(c.ids[start + at])

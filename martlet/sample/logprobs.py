@@ -1,8 +1,9 @@
 """Log-probabilities, in float64 (read `sampler.py` next).
 
-What they are of is the caller's choice: of the model's own logits ("raw"; "allowed" lists only tokens that may be
-sampled), or of the candidates left after all steps ("processed"), which are the probabilities that the token was drawn with. Rows are taken one at a time: nothing of the
-size of a prompt times the vocabulary is ever held.
+The caller chooses the distribution. "raw" is the softmax of the model's own logits; "allowed" is
+the same, but lists only tokens that may be sampled; "processed" is that of the candidates left
+after all steps, from which the token was drawn. Rows are taken one at a time: no array of prompt ×
+vocabulary is ever held.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ __all__ = ["candidate_logprobs", "token_logprobs"]
 def token_logprobs(
     logits: NDArray[np.floating], token_id: int, top: int, ids: NDArray[np.int64] | None = None
 ) -> TokenLogprobs:
-    """Log-probability of a token under softmax(logits), its rank, and the `top` best (all of them for -1) among `ids`.
+    """A token's log-probability under softmax(logits), its rank, and the `top` best tokens (-1:
+    all).
 
-    `logits` is [V], `ids` ascend, None is all. Equal tokens rank by id. Tokens of probability 0 are not listed. Raises SampleError for NaN logits.
+    `logits` is float [V]. `ids`, int64 ascending, limits the best tokens listed; None: all. Ties
+    rank by id. Tokens of probability 0 are not listed. SampleError for logits without a finite
+    maximum.
     """
     best = float(logits.max())
     if not math.isfinite(best):
@@ -42,11 +46,11 @@ def token_logprobs(
 
 
 def candidate_logprobs(c: Candidates, token_id: int, top: int) -> TokenLogprobs:
-    """The same among candidates, of which the token is one."""
+    """The same among candidates, which must include the token."""
     entry = token_logprobs(c.logits, int(np.searchsorted(c.ids, token_id)), top)
     return TokenLogprobs(token_id, entry.logprob, entry.rank, _renamed(entry.top, c.ids))
 
 
 def _renamed(top: tuple[tuple[int, float], ...], ids: NDArray[np.int64]) -> tuple[tuple[int, float], ...]:
-    """Places among candidates as token ids."""
-    return tuple((int(ids[place]), logprob) for place, logprob in top)
+    """Indices of candidates as token ids."""
+    return tuple((int(ids[i]), logprob) for i, logprob in top)

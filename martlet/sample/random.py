@@ -1,12 +1,15 @@
-"""Random numbers that are a function of (seed, sequence, position): no generator, no state (read `sampler.py` next).
+"""Random numbers as a function of (seed, sequence, position): no generator, no state (read
+`sampler.py` next).
 
-Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011) turns a 128-bit
-counter and a 64-bit key into 128 random bits. The key is the request's seed; the counter says which number is wanted:
+Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC
+2011), turns a 128-bit counter and a 64-bit key into 128 random bits. The key is the request's seed;
+the counter selects the number:
 
     counter word   0               1               2          3
                    position, low   position, high  sequence   lane
 
-So a sample depends on nothing that happens in the batch, and can be drawn again after a preemption or a rejected draft.
+So a sample depends on nothing else in the batch, and can be drawn again after a preemption or a
+rejected draft.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _ROUNDS = 10
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10: four 32-bit words of counter and two of key to four random words."""
+    """Philox4x32-10: four 32-bit counter words and two key words to four random words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -37,19 +40,25 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
 
 
 def uniform(seed: int, sequence: int, position: int, lane: int = LANE_TOKEN) -> float:
-    """A number in [0, 1), a multiple of 2^-53. `seed` counts modulo 2^64, so negative seeds are seeds of their own."""
+    """A number in [0, 1), a multiple of 2^-53.
+
+    `seed` is taken modulo 2^64, so negative seeds are distinct.
+    """
     counter = (position & _MASK, position >> 32, sequence & _MASK, lane)
     high, low, _, _ = philox(counter, (seed & _MASK, (seed >> 32) & _MASK))
     return ((high << 32 | low) >> 11) * 2.0**-53
 
 
 def draw_seed() -> int:
-    """A 64-bit seed from the operating system, for a request that names none."""
+    """A 64-bit seed from the operating system, for a request without a seed."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 class SeedSource:
-    """Seeds for requests that name none: from the operating system, or the numbers that follow from a seed."""
+    """Seeds for requests without a seed, thread-safe.
+
+    They come from the operating system, or with `seed` from Philox keyed by it.
+    """
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed

@@ -1,10 +1,12 @@
-"""The sampler: one row of logits in, one token out (read `logits.py` next for the steps, `random.py` for the draw).
+"""The sampler: a row of logits in, a token out (read `logits.py` next for the steps, `random.py`
+for the draw).
 
     logits [V] → masks and bias → steps in the order of `samplers` → draw
 
-`Sampler` is what a model's sequences share; a `SequenceSampler` is one sequence: its parameters, ids and mirostat's mu.
-Nothing else enters a sample, so rows are independent of each other, and a sequence can be taken back to any earlier
-length. docs/sampling.md has the formulas and the meaning of every parameter.
+`Sampler` is shared by a model's sequences. A `SequenceSampler` is one sequence: its parameters, ids
+and mirostat's mu. Nothing else enters a sample, so rows are independent of each other, and a
+sequence can be taken back to any earlier length. docs/sampling.md has the formulas and the meaning
+of every parameter.
 """
 
 from __future__ import annotations
@@ -36,16 +38,17 @@ I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _BANNED_BIAS = -100.0
-MOST_FORCED = 15  # with the token before them they fill a tile of rows, whose weights are read once
+MOST_FORCED = 15  # with the token before them they fill a tile of rows, which reads the weights once
 LEAST_FORCED = 3  # bytes
 
 
 class Sampler:
-    """What the sequences of a model share: its vocabulary, and the seed from which unseeded requests draw theirs.
+    """What the sequences of a model share: its vocabulary, and the seeds of requests without a
+    seed.
 
-    `n_logits` is the width of the model's output: ids that only the tokenizer has cannot be sampled, and neither can rows
-    that only the output has. With `seed` None unseeded requests ask the operating system; else the k-th sequence that starts without a seed of its
-    own gets the k-th number after `seed`.
+    `n_logits` is the width of the model's output; an id is sampled only if both tokenizer and
+    output have it. With `seed` None, unseeded requests ask the operating system; otherwise the k-th
+    unseeded sequence gets the k-th number of a `SeedSource`.
     """
 
     def __init__(
@@ -56,10 +59,11 @@ class Sampler:
         constraints: Callable[[Structured], Constraint] | None = None,
     ) -> None:
         self.vocab = min(tokenizer.vocab_size, n_logits or tokenizer.vocab_size)
-        # The row in work, as it is and in float64, reused since new arrays cost page faults: one thread samples at a time.
+        # The current row, raw and in float64; reused, since new arrays cost page faults. Only one
+        # thread samples.
         self.row, self.row64 = np.zeros(self.vocab, np.float32), np.zeros(self.vocab)
         self.eog_ids = self._known(tokenizer.eog_ids)
-        self.banned = np.zeros(self.vocab, np.bool_)  # [V], shared by all sequences that ban nothing more
+        self.banned = np.zeros(self.vocab, np.bool_)  # [V], shared by all sequences without further bans
         self.banned[self._known(tokenizer.unused_ids)] = True
         self.ids = np.flatnonzero(~self.banned)
         self.bad_words = lru_cache(maxsize=64)(partial(bad_word_ids, tokenizer))
@@ -72,7 +76,10 @@ class Sampler:
         return np.array(sorted(token for token in ids if token < self.vocab), dtype=np.int64)
 
     def check(self, params: SamplingParams) -> None:
-        """Refuse what this model cannot do, before the request is accepted; RequestError names the parameter."""
+        """Refuse what this model cannot do, before the request is accepted.
+
+        RequestError names the parameter.
+        """
         validate_for_vocab(params, self.vocab)
         self.bad_words(params.bad_words)
         if "dry" in params.active_steps:
@@ -80,7 +87,10 @@ class Sampler:
         self.constraint_of(params)
 
     def constraint_of(self, params: SamplingParams) -> Constraint | None:
-        """What the answer is held to, at its beginning; RequestError if that cannot be compiled."""
+        """The answer's constraint at its beginning, if any.
+
+        RequestError if it cannot be compiled.
+        """
         if params.structured is None:
             return None
         if self._constraints is None:
@@ -90,16 +100,19 @@ class Sampler:
     def start(
         self, params: SamplingParams, prompt_ids: Sequence[int], index: int = 0, n_answered: int = 0
     ) -> SequenceSampler:
-        """Begin a sequence, the `index`-th of its request; a form has the last `n_answered` ids behind it already."""
+        """Begin a sequence, the `index`-th of its request.
+
+        The last `n_answered` ids of the prompt are part of the constrained answer.
+        """
         return SequenceSampler(self, params, prompt_ids, index, n_answered)
 
     def seed_of(self, params: SamplingParams) -> int:
-        """The request's seed, or one drawn for it."""
+        """The request's seed, or a seed drawn for it."""
         return self.seeds.draw() if params.seed is None else params.seed
 
 
 class SequenceSampler:
-    """Samples one sequence, token after token. `seed` is what its random numbers are made from."""
+    """Samples one sequence, token after token; `seed` determines its random numbers."""
 
     def __init__(
         self,
@@ -123,8 +136,8 @@ class SequenceSampler:
             for token_id in prompt_ids[len(prompt_ids) - n_answered :]:
                 _take(self.constraint, token_id)
         self._bits = np.zeros(n_mask_words(shared.vocab), np.uint32) if self.constraint is not None else None
-        self._bits_at = -1  # the number of generated tokens that the bits are for
-        self._coming: dict[int, tuple[int, int]] = {}  # position in the answer → the token there, where that was known
+        self._bits_at = -1  # the number of ids that the bits are for
+        self._coming: dict[int, tuple[int, int]] = {}  # position → (token, position where it was known)
         self._set_masks()
         self._bans = bool(
             params.logit_bias or params.allowed_token_ids or self._bad_words or params.no_repeat_ngram_size
@@ -133,7 +146,9 @@ class SequenceSampler:
         self._look_ahead()
 
     def _set_masks(self) -> None:
-        """Decide once what can never be sampled, and whether the best logit can be taken as it is."""
+        """Decide once which tokens are never sampled, and whether the best logit can be taken
+        directly.
+        """
         params, shared = self.params, self._shared
         bias = params.logit_bias or {}
         self._bad_words = shared.bad_words(params.bad_words)
@@ -155,7 +170,7 @@ class SequenceSampler:
             changed or self._bias or self._bad_words or params.no_repeat_ngram_size
         )
 
-    # -- the sequence so far ---------------------------------------------------------------------------------------
+    # -- the sequence so far -----------------------------------------------------------------------
     @property
     def n_generated(self) -> int:
         """Number of generated tokens."""
@@ -163,15 +178,15 @@ class SequenceSampler:
 
     @property
     def ids(self) -> I64:
-        """Prompt and generated tokens."""
+        """Prompt and generated tokens, int64 [n]."""
         return self._ids[: self._n_ids]
 
     def append(self, token_id: int) -> None:
-        """Take a token that was not sampled here as the next one (a grammar forced it, or another rank sampled it)."""
+        """Take a token that was not sampled here (forced by a grammar, or sampled on another rank)."""
         self._advance(token_id, self._mu[-1])
 
     def truncate(self, n_generated: int) -> None:
-        """Go back to the first `n_generated` generated tokens, as if the others had never been."""
+        """Go back to the first `n_generated` generated tokens, as if there had never been more."""
         assert 0 <= n_generated <= self.n_generated
         n_back = self.n_generated - n_generated
         self._n_ids = self._n_prompt + n_generated
@@ -193,16 +208,22 @@ class SequenceSampler:
             self._mu.append(mu)
         self._look_ahead()
 
-    # -- the grammar -----------------------------------------------------------------------------------------------
+    # -- the grammar -------------------------------------------------------------------------------
     def prepare(self) -> None:
-        """Compute the mask for the next token, which nothing but the tokens before it enters: at any time before `sample`."""
+        """Compute the mask for the next token, at any time before `sample`.
+
+        It depends on the tokens before it only.
+        """
         if self.constraint is not None and self._bits is not None and self._bits_at != self._n_ids:
             self.constraint.mask(self._bits)
             self._bits_at = self._n_ids
 
     @property
     def needs_mask(self) -> bool:
-        """Whether the next token's mask is wanted and takes more than copying. A greedy request asks for one token's bit."""
+        """Whether the next token's mask is needed and takes more than copying.
+
+        A greedy request needs only the bit of one token.
+        """
         return (
             self.constraint is not None
             and self._bits_at != self._n_ids
@@ -212,17 +233,18 @@ class SequenceSampler:
         )
 
     def forced_ids(self) -> tuple[int, ...]:
-        """The next ids, as far as they are known without any logits."""
+        """The next ids, as far as they are known without logits."""
         ids: list[int] = []
         while (known := self._coming.get(self.n_generated + len(ids))) is not None and len(ids) < MOST_FORCED:
             ids.append(known[0])
         return tuple(ids)
 
     def _look_ahead(self) -> None:
-        """Where the grammar leaves no choice of text, its tokens are those of the tokenizer, and known from here on.
+        """Where the grammar leaves no choice of text, note the tokenizer's tokens for it as known.
 
-        All but the last: that one may be part of a longer token, with what is chosen after it. They are the same whether a
-        step computes one of them or many, for they follow from the ids before them.
+        The last token is left out: with the text after it, it may be part of a longer token. The
+        ids are the same whether a step computes one of them or many, since they follow from the ids
+        before them.
         """
         at = self.n_generated
         if self.constraint is None or self._bans or self._lists_allowed or at in self._coming:
@@ -234,23 +256,24 @@ class SequenceSampler:
                 self._coming |= {at + i: (token, at) for i, token in enumerate(ids)}
 
     def _mask(self) -> Mask | None:
-        """The grammar's mask, [V]; None without one."""
+        """The grammar's mask, bool [V]; None without a grammar."""
         if self._bits is None:
             return None
         self.prepare()
         return np.unpackbits(self._bits.view(np.uint8), count=self._shared.vocab, bitorder="little").view(np.bool_)
 
-    # -- sampling --------------------------------------------------------------------------------------------------
+    # -- sampling ----------------------------------------------------------------------------------
     def sample(self, logits: F32, mask: Mask | None = None) -> tuple[int, TokenLogprobs | None]:
-        """Choose the next token and append it; the logits are left as they are.
+        """Choose the next token and append it; the logits stay as they are.
 
-        `logits` is [V]; rows beyond the tokenizer's vocabulary are never sampled. `mask` ([V]) is False for tokens that
-        a constraint forbids. Raises SampleError, and appends nothing, if there is nothing to choose from.
+        `logits` is float32 [V or more]; rows beyond the tokenizer's vocabulary are never sampled.
+        `mask`, bool [V], is False for forbidden tokens. SampleError, with nothing appended, if no
+        token can be chosen.
         """
         known = logits[: self._shared.vocab]
         best = int(known.argmax())  # of a row with NaN: the first NaN
         if not math.isfinite(known[best]):
-            raise SampleError(f"The model's logits are not usable: found {known[best]} for token {best}.")
+            raise SampleError(f"The model's logits are not usable: token {best} has {known[best]}.")
         params, mu = self.params, self._mu[-1]
         forced = self._coming.get(self.n_generated)
         if forced is not None:
@@ -280,7 +303,7 @@ class SequenceSampler:
         return candidate_logprobs(c, token_id, top)
 
     def _may(self, token_id: int, mask: Mask | None) -> bool:
-        """Whether a token passes the masks that the direct way for greedy requests knows."""
+        """Whether a token passes the masks of the direct way for greedy requests."""
         return not (
             self._banned[token_id]
             or (self.n_generated < self.params.min_tokens and token_id in self._end_ids)
@@ -289,7 +312,7 @@ class SequenceSampler:
         )
 
     def _candidates(self, logits: F32, mask: Mask | None) -> Candidates:
-        """All tokens that may be sampled, with bias; what a grammar allows takes the place of `mask`."""
+        """All tokens that may be sampled, with bias. A grammar's mask replaces `mask`."""
         ids, mask = self._allowed_ids, mask if self.constraint is None else self._mask()
         if mask is not None:
             ids = np.flatnonzero(mask[: self._shared.vocab] & ~self._banned)
@@ -311,7 +334,10 @@ class SequenceSampler:
         return c
 
     def _left(self, c: Candidates, x: NDArray[np.float64]) -> Candidates:
-        """The candidates that nothing forbids. Where a grammar's text is complete, min_tokens cannot make it longer."""
+        """The candidates that are not forbidden.
+
+        If a grammar's text is complete, min_tokens cannot lengthen it.
+        """
         left = c.take(x > -np.inf)
         if not len(left.ids) and self.constraint is not None and self.constraint.is_done():
             ends = np.intersect1d(c.ids, self._shared.eog_ids)
@@ -319,28 +345,31 @@ class SequenceSampler:
         return left
 
     def _completing(self) -> I64:
-        """Tokens that would complete a bad word, or an n-gram that was there before."""
-        found: list[int] = []
+        """Tokens that would complete a bad word, or an n-gram for the second time; int64 [n]."""
+        tokens: list[int] = []
         ids, start = self.ids, self._n_prompt
         for *head, last in self._bad_words:
             if not head or (self.n_generated >= len(head) and ids[max(start, len(ids) - len(head)) :].tolist() == head):
-                found.append(last)
+                tokens.append(last)
         if self.params.no_repeat_ngram_size:
-            found += steps.ngram_followers(ids, self.params.no_repeat_ngram_size).tolist()
-        return np.unique(np.array(found, dtype=np.int64))
+            tokens += steps.ngram_followers(ids, self.params.no_repeat_ngram_size).tolist()
+        return np.unique(np.array(tokens, dtype=np.int64))
 
     def window(self, last_n: int) -> int:
-        """Where the last `last_n` ids begin; -1 means all ids."""
+        """Index of the first of the last `last_n` ids; -1 means all ids."""
         return 0 if last_n < 0 else max(0, self._n_ids - last_n)
 
 
 def _take(constraint: Constraint, token_id: int) -> None:
     if not constraint.advance(token_id):
-        raise SampleError(f"Token {token_id} is not one that the grammar allows here.")
+        raise SampleError(f"Token {token_id} is not allowed by the grammar here.")
 
 
 def _tokens_of(tokenizer: Tokenizer, text: bytes) -> tuple[int, ...]:
-    """The ids of a text that goes on from another; none of one that ends inside a character, or that no ids give back."""
+    """The ids of a text that continues another text.
+
+    Empty for a text that ends inside a character, or that its ids do not give back.
+    """
     try:
         ids = tuple(tokenizer.encode(text.decode(), add_special=False))
     except UnicodeDecodeError:
@@ -349,7 +378,9 @@ def _tokens_of(tokenizer: Tokenizer, text: bytes) -> tuple[int, ...]:
 
 
 def _penalties(seq: SequenceSampler, c: Candidates) -> Candidates:
-    """Repetition counts prompt and answer, presence and frequency the answer only, all within penalty_last_n."""
+    """Repetition counts prompt and answer, presence and frequency the answer only, within
+    penalty_last_n.
+    """
     p, start = seq.params, seq.window(seq.params.penalty_last_n)
     if p.repetition_penalty != 1:
         c = steps.repetition_penalty(c, np.unique(seq.ids[start:]), p.repetition_penalty)
@@ -378,7 +409,7 @@ def _temperature(seq: SequenceSampler, c: Candidates) -> Candidates:
     return steps.temperature(c, p.temperature, p.dynatemp_range, p.dynatemp_exponent)
 
 
-# What each name in `samplers` does. The functions look their numbers up in the sequence's parameters.
+# The step of each name in `samplers`; it reads its numbers from the sequence's parameters.
 _STEPS: Mapping[str, Callable[[SequenceSampler, Candidates], Candidates]] = MappingProxyType(
     {
         "penalties": _penalties,
