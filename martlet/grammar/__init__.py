@@ -1,3 +1,1 @@
-"""Constrained decoding: from a schema, a pattern or a grammar to masks over tokens (read
-`states.py` first).
-"""
+"""Constrained decoding: schemas, patterns and grammars to masks over tokens (see README.md)."""

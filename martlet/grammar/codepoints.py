@@ -28,9 +28,7 @@ _SURROGATES = (0xD800, 0xDFFF)
 
 
 class Alphabet(NamedTuple):
-    """Interval i holds the characters from starts[i] up to before starts[i + 1], all of class
-    classes[i].
-    """
+    """Interval i holds the characters from starts[i] to starts[i + 1] - 1, of class classes[i]."""
 
     starts: tuple[int, ...]
     classes: tuple[int, ...]
@@ -87,7 +85,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 def alphabet_of(sets: Sequence[Ranges]) -> tuple[Alphabet, list[frozenset[int]]]:
-    """Return the coarsest alphabet that separates the sets, and the classes that make up each set."""
+    """Return the coarsest alphabet that separates the sets, and the classes of each set."""
     starts = sorted({0}.union(*({first, last + 1} for ranges in sets for first, last in ranges)) - {LAST + 1})
     points = np.array(starts)
     inside = np.zeros((len(sets), len(starts)), np.bool_)
@@ -112,9 +110,7 @@ def merged(starts: Sequence[int], classes: Sequence[int]) -> Alphabet:
 
 @lru_cache(maxsize=64)
 def property_set(name: str) -> Ranges:
-    r"""Return the characters of a Unicode property named as in \p{…}; RequestError if there is
-    none.
-    """
+    r"""Return the characters of the Unicode property \p{name}; RequestError if there is none."""
     if not regex.fullmatch(r"[A-Za-z_ ]+([=:][A-Za-z0-9_ ]+)?", name):
         raise RequestError(f"There is no Unicode property {name!r:.60}.")
     try:

@@ -176,10 +176,9 @@ def _up_to(without: Language, marks: Sequence[str], at_start: bool) -> tuple[Dfa
 
 
 def one_of(texts: Sequence[str], after: Callable[[int], State], *, may_end: bool = False) -> State:
-    """One of the texts, and then the texts of `after(i)` for text i; with `may_end`, or nothing at
-    all.
+    """One of the texts, and then the texts of `after(i)` for text i.
 
-    RequestError if a text begins with another.
+    `may_end` also allows nothing at all. RequestError if a text begins with another.
     """
     rows: list[dict[int, int]] = [{}, {}]
     labels = [0, 0]
@@ -227,9 +226,7 @@ _CHARACTERS = bytes((*range(0x80), *range(0xC2, 0xF5)))  # with which a characte
 
 
 class _Then:
-    """The texts of one state followed by those of another, which begin where the first cannot go
-    on.
-    """
+    """The texts of one state, followed by those of another where the first cannot go on."""
 
     __slots__ = ("_first", "_made", "_second", "accepts", "budget", "is_json", "lexeme")
 

@@ -21,8 +21,7 @@ __all__ = ["compile_state", "releasing", "warm"]
 
 
 def compile_state(asked: Structured, made: list[State] | None = None) -> State:
-    """Return the first state of an answer; the first state of every schema in it is added to
-    `made`.
+    """Return the first state of an answer; `made` gets the first state of every schema in it.
 
     RequestError says what cannot be enforced, or is too much.
     """

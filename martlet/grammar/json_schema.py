@@ -1,8 +1,8 @@
-"""JSON Schema → grammar: document → nodes → sets and forms → writers → states (read
-`json/schema_nodes.py` next).
+"""JSON Schema → grammar: document → nodes → sets and forms → writers → states.
 
 What cannot be enforced is refused with its JSON pointer, and an answer that ends is valid: `format`
 is enforced for the formats of the standards, numbers are exact, `$ref` stays within the document.
+Read `json/schema_nodes.py` next.
 """
 
 from __future__ import annotations

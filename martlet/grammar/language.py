@@ -29,8 +29,9 @@ MOST_STATES = 20_000  # of an automaton over characters
 
 
 class Language:
-    """A set of texts: `table` int32 [states, classes], `accepting` bool [states]. Immutable,
-    compared by its texts.
+    """A set of texts. Immutable, compared by its texts.
+
+    `table` is int32 [states, classes], `accepting` bool [states].
     """
 
     __slots__ = ("_key", "accepting", "alphabet", "table")
@@ -152,7 +153,8 @@ class Language:
         alphabet, (mine, others) = common_alphabet((self, other))
         left, right = self.table.tolist(), other.table.tolist()
         a, b = self.accepting.tolist(), other.accepting.tolist()
-        alive = (keeps(True, False), keeps(False, True))  # whether a dead side leaves the other a chance
+        # Whether a dead side leaves the other a chance.
+        alive = (keeps(True, False), keeps(False, True))
 
         def step(pair: tuple[int, int], c: int) -> tuple[int, int] | None:
             p, q = left[pair[0]][mine[c]], right[pair[1]][others[c]]
@@ -273,8 +275,7 @@ def _minimal(alphabet: Alphabet, table: I32, accepting: Bools) -> Language:
 
 
 def _merge(table: I32, accepting: Bools) -> I32:
-    """Group equivalent states; int32 [states, classes + 1], each state's own group in the last
-    column.
+    """Group equivalent states: int32 [states, classes + 1], each state's own group last.
 
     Moore's refinement (1956). It starts from each state's distance to acceptance, and to death when
     one class repeats: lengths and counters, which are long chains, are then told apart at once.
@@ -344,9 +345,7 @@ def literals(texts: Iterable[str]) -> Language:
 
 
 def common_alphabet(languages: Sequence[Language]) -> tuple[Alphabet, list[list[int]]]:
-    """Return the coarsest common refinement of the alphabets, and every language's class for each
-    class of it.
-    """
+    """Return the coarsest common refinement of the alphabets, and each language's classes in it."""
     starts = sorted({start for language in languages for start in language.alphabet.starts})
     numbers: dict[tuple[int, ...], int] = {}
     classes = [

@@ -93,7 +93,7 @@ def _is_terminal(name: str) -> bool:
 
 
 def _bounded(bodies: list[Rule]) -> Rule:
-    """Ignored text, bounded: a number of single characters, and at most two of what may be longer."""
+    """Ignored text, bounded: a number of single characters, and at most two longer texts."""
     singles = [body.item if isinstance(body, Repeat) else body for body in bodies]
     plain = [body for body in singles if isinstance(body, Chars)]
     others = [body for body, single in zip(bodies, singles, strict=True) if not isinstance(single, Chars)]

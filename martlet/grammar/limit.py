@@ -1,11 +1,10 @@
-"""Strings, arrays and objects that a schema does not bound come to an end all the same (read
-`matcher.py` first).
+"""Strings, arrays and objects that a schema does not bound come to an end all the same.
 
 A model that repeats itself would write until it has no tokens left, and the answer would be no
 JSON. So beyond a number of bytes only the shortest way out of a string is allowed. In an array or
 object with a number of elements, no token may go beyond a comma; where it can be closed, only its
 bracket is allowed. This concerns one sequence's position: the shared states and masks know nothing
-of it.
+of it. Read `matcher.py` first.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def _distances(dfa: Dfa) -> NDArray[np.int32]:
 
 
 class Nesting(NamedTuple):
-    """A position in JSON: the commas behind it in each open array or object, and whether it is in a
+    """A position in JSON: the commas behind it in each open container, and whether it is in a
     string.
     """
 

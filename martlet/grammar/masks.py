@@ -1,9 +1,8 @@
-"""From states to masks: the code that every language shares (read `states.py` first, then
-`matcher.py`).
+"""From states to masks: the code that every language shares.
 
 A mask is what the tokens do from a state on. States are few, since they are interned and a text
 comes back to them. So a mask is computed once and kept: bits that many states share, and the few
-ids by which this state's mask differs.
+ids by which this state's mask differs. Read `states.py` first, then `matcher.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""One answer's position in a language: the Constraint that every language shares (read `masks.py`
-first).
+"""One answer's position in a language: the Constraint that every language shares.
 
 States and their masks are shared. What belongs to one sequence alone is the path of states behind
 it, and how much it has written of what its schema does not bound (`limit.py`). Read
-`json_schema.py` next.
+`json_schema.py` next. Read `masks.py` first.
 """
 
 from __future__ import annotations

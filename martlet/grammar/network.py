@@ -109,9 +109,7 @@ class Network:
         return node
 
     def _terminal(self, rule: Rule) -> tuple[int | None, bool]:
-        """A terminal's number (None if it has only the empty text), and whether it has the empty
-        text.
-        """
+        """A terminal's number (None: only the empty text), and whether it has the empty text."""
         known = self._numbers.get(rule)
         if known is None:
             language = node_language(rule)  # type: ignore[arg-type]  # it has no references
@@ -157,9 +155,7 @@ class Network:
         return alive
 
     def _trim(self) -> None:
-        """Remove edges that lead to no text, then follow the edges that take nothing once and for
-        all.
-        """
+        """Remove edges that lead to no text, and follow the edges that take nothing."""
         alive = self._alive(self._productive)
         n = len(self.takes)
         takes: list[list[tuple[int, int]]] = []

@@ -1,9 +1,8 @@
-"""JSON numbers as languages: bounds and multiples, exactly, for integers and decimals (read
-`language.py` first).
+"""JSON numbers as languages: bounds and multiples, exactly, for integers and decimals.
 
 A number is read digit by digit. The automaton's state keeps only how the number compares with the
 first digits of a bound, or its remainder. Nothing is rounded: 0.1 is a tenth, not the nearest
-double. Numbers with a bound or a multiple are written without exponent.
+double. Numbers with a bound or a multiple are written without exponent. Read `language.py` first.
 """
 
 from __future__ import annotations
@@ -129,9 +128,7 @@ def _compared(value: Decimal, wanted: set[int]) -> Language:
     length, depth = len(before), len(after)
 
     def whole(count: int, order: int) -> int:
-        """The order by the digits before the point: more digits are greater, since none starts with
-        0.
-        """
+        """The order by the digits before the point; more digits are greater."""
         return order if count == length else (1 if count > length else -1)
 
     # A key is (digits read, order so far, whether the point was read).

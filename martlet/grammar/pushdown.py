@@ -57,7 +57,8 @@ class _Machine:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.stacks: list[tuple[int, int]] = [(-1, -1)]  # (node to return to, the stack below); 0 is empty
+        # (node to return to, the stack below); 0 is empty.
+        self.stacks: list[tuple[int, int]] = [(-1, -1)]
         self._stack_numbers: dict[tuple[int, int], int] = {}
         self._item_sets: dict[tuple[frozenset[Item], bool], _ItemSet] = {}
         self._states: dict[frozenset[tuple[_ItemSet, int]], _State] = {}
@@ -125,8 +126,7 @@ class _Machine:
         return made
 
     def _union(self, terminals: frozenset[int]) -> tuple[Dfa, list[frozenset[int]]]:
-        """The automaton of several terminals, and for each of its labels the terminals that end
-        there.
+        """The automaton of several terminals, and for each label the terminals that end there.
 
         Nothing leads back to its first state. RequestError if it is too large.
         """
@@ -139,7 +139,8 @@ class _Machine:
         rows: list[np.ndarray] = [np.zeros(256, np.int32)]
         accept = [0]
         for key in keys:
-            table = np.stack([dfa.table[q] for dfa, q in zip(dfas, key, strict=True)])  # [terminals, 256]
+            # [terminals, 256].
+            table = np.stack([dfa.table[q] for dfa, q in zip(dfas, key, strict=True)])
             different, inverse = np.unique(table, axis=1, return_inverse=True)
             ids = []
             for column in different.T.tolist():

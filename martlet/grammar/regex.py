@@ -26,8 +26,7 @@ _MOST_LOOKS = 32
 
 @lru_cache(maxsize=512)
 def regex_language(pattern: str, search: bool = False) -> Language:
-    """Return the texts that a pattern matches as a whole; with `search`, texts with a match
-    anywhere.
+    """Return the texts that a pattern matches; with `search`, the texts with a match anywhere.
 
     RequestError names what is wrong in the pattern, not supported, or too much.
     """
@@ -45,7 +44,8 @@ def _language(node: Node, free_start: bool, free_end: bool) -> Language:
     return _Deterministic(_Automaton(Row((anything, node)) if free_start else node, free_end)).language()
 
 
-Thread = tuple[int, frozenset[tuple[int, int]]]  # a state; promises: (number of the look-ahead, its state)
+# A state; promises: (number of the look-ahead, its state).
+Thread = tuple[int, frozenset[tuple[int, int]]]
 _NO_PROMISES: frozenset[tuple[int, int]] = frozenset()
 
 
@@ -266,7 +266,7 @@ def _accepted(nfa: _Automaton) -> Key:
 
 
 def _alphabet(nfa: _Automaton) -> tuple[Alphabet, list[frozenset[int]], list[list[int]]]:
-    """The automaton's alphabet, each state's classes in it, and the classes in every look's own
+    """The automaton's alphabet, each state's classes in it, and its classes in every look's
     alphabet.
     """
     sets: dict[Ranges, int] = {WORD: 0} if nfa.has_words else {}

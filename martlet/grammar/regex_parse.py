@@ -52,9 +52,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A zero-width condition: "start" or "end" of the text, "word" boundary, or "inside" (no
-    boundary).
-    """
+    """A zero-width condition: "start", "end", "word" (boundary) or "inside" (no boundary)."""
 
     condition: str
 

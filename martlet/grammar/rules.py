@@ -1,9 +1,8 @@
-"""Rules of a context-free grammar, as the GBNF and Lark front ends make them, simplified (read
-`network.py` next).
+"""Rules of a context-free grammar, as the GBNF and Lark front ends make them, simplified.
 
 A rule's body is a tree of `regex_parse.py`'s nodes, with `Ref` for another rule. Whatever needs no
 recursion is made regular first: direct recursion at a rule's start or end becomes a loop, and rules
-without recursion are inlined. Only the rest needs a stack.
+without recursion are inlined. Only the rest needs a stack. Read `network.py` next.
 """
 
 from __future__ import annotations
@@ -168,9 +167,7 @@ def _items(rule: Rule) -> list[Rule]:
 
 # -- left recursion --------------------------------------------------------------------------------
 def _without_left_recursion(rules: dict[str, Rule]) -> dict[str, Rule]:
-    """Paull's algorithm on the rules of left cycles: expand references to earlier rules at the
-    start.
-    """
+    """Paull's algorithm on left cycles: expand references to earlier rules at the start."""
     empty = _nullable(rules)
     leads = {name: _first_refs(rule, empty) for name, rule in rules.items()}
     cyclic = _on_cycles(leads)

@@ -140,8 +140,7 @@ class State(Protocol):
         """The state after a reserved text, None if it is not allowed."""
 
     def split(self) -> tuple[bytes, State] | None:
-        """Before a lexeme or something else: the first bytes of all else, and the lexeme's first
-        state.
+        """Before a lexeme or something else: the other first bytes, and the lexeme's first state.
 
         No byte goes on with both. None where there is no such lexeme; then bytes are followed one
         by one.
@@ -158,10 +157,9 @@ class State(Protocol):
         """
 
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
-        """A state from which the same texts lead to `reached` states, and what follows each of them
-        here.
+        """A state with the same texts up to `reached` states, and what follows each of these here.
 
-        It serves languages that stand in many places: what tokens do inside is worked out once.
+        It serves languages that stand in many contexts: what tokens do inside is worked out once.
         """
 
     @property

@@ -1,10 +1,9 @@
-"""The formats of JSON Schema as languages, each after the standard it names (read `regex.py`
-first).
+"""The formats of JSON Schema as languages, each after the standard it names.
 
 A date exists (no February 30th, February 29th in leap years only), a leap second is written at
 23:59 UTC only, an address has the right number of groups. What a standard leaves to a registry
 (whether a country or a host exists) is not looked up. `idn-` formats and `regex` are not regular,
-or need tables that are not here: they are missing.
+or need tables that are not here: they are missing. Read `regex.py` first.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ _PRIVATE = r"\ue000-\uf8ff\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}"
 
 
 def _uri(more: str, private: str, relative: bool) -> str:
-    """The pattern of a URI (`more` and `private` empty) or an IRI; `relative` allows a reference."""
+    """The pattern of a URI (`more`, `private` empty) or an IRI; `relative` allows a reference."""
     char = rf"([{_UNRESERVED}{_SUB}:@{more}]|{_PERCENT})"
     name = rf"([{_UNRESERVED}{_SUB}{more}]|{_PERCENT})"
     user = rf"([{_UNRESERVED}{_SUB}:{more}]|{_PERCENT})"
@@ -82,7 +81,8 @@ def _uri(more: str, private: str, relative: bool) -> str:
     authority = rf"({user}*@)?(\[({_IPV6}|{future})\]|{name}*)(:\d*)?"
     rooted = rf"//{authority}(/{char}*)*|/({char}+(/{char}*)*)?"
     scheme = r"[a-zA-Z][a-zA-Z0-9+.-]*:"
-    first = rf"([{_UNRESERVED}{_SUB}@{more}]|{_PERCENT})"  # of a relative path: no colon, or it would be a scheme
+    # Of a relative path: no colon, or it would be a scheme.
+    first = rf"([{_UNRESERVED}{_SUB}@{more}]|{_PERCENT})"
     tail = rf"(\?({char}|[/?{private}])*)?(#({char}|[/?])*)?"
     whole = rf"{scheme}({rooted}|{char}+(/{char}*)*)?"
     return rf"({whole}|({rooted}|{first}+(/{char}*)*)?){tail}" if relative else rf"{whole}{tail}"

@@ -36,7 +36,8 @@ class Escapes(NamedTuple):
     """
 
     slash: bool = False  # "\\/"
-    numbers: bool = False  # "\\u0041" for any character, not only for control characters that have no short escape
+    # "\\u0041" for any character, not only for control characters that have no short escape.
+    numbers: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -236,9 +237,7 @@ def to_bytes(language: Language) -> Dfa:
 
 
 def to_json(language: Language, escapes: Escapes = FEWEST) -> Dfa:
-    """Return the automaton of what stands between the quotation marks when a language's texts are
-    JSON strings.
-    """
+    """Return the automaton of a language's texts as they stand inside a JSON string."""
     return _expand(language, *_json_tree(language.alphabet, escapes))
 
 

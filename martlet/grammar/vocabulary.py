@@ -1,12 +1,12 @@
-"""A tokenizer's tokens as bytes in a trie, and what an automaton does to all of them (read
-`masks.py` next).
+"""A tokenizer's tokens as bytes in a trie, and what an automaton does to all of them.
 
     Vocabulary   the trie, shared by all grammars of a tokenizer
     Region       the tokens below one node that stay inside a lexeme from one of its states on,
                  and those that leave it
     Suffixes     what a token may hold after a lexeme's end: few different texts, many tokens
 
-Tokens without a text (control tokens, unused ids) are in no trie, and so in no mask.
+Tokens without a text (control tokens, unused ids) are in no trie, and so in no mask. Read
+`masks.py` next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ __all__ = ["NOTHING", "Endings", "Exits", "Region", "Suffixes", "Vocabulary", "s
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
 Bools = NDArray[np.bool_]
-Endings = tuple[list[tuple[int, Any]], I32, I32]  # nodes with names; ranks where their tokens begin and end
+# Nodes with names; ranks where their tokens begin and end.
+Endings = tuple[list[tuple[int, Any]], I32, I32]
 
 MOST_INSIDE = 20_000
 NOTHING = 0  # the suffix of a token that ends where the lexeme does
@@ -143,8 +144,7 @@ class Vocabulary:
         return ids
 
     def endings(self, node: int, tree: Tree) -> Endings:
-        """Where the texts of a tree end below a node: (node, name) pairs, and ranks of their
-        tokens.
+        """Where the texts of a tree end below a node: (node, name) pairs, and their tokens' ranks.
 
         `lows` int32 [n] and `highs` int32 [n + 1] bound the ranks of the tokens that begin with
         each text; `highs` has a first 0 in front, for ranks below every text.
@@ -284,9 +284,7 @@ class Exits:
         return [token for number in numbers for token in self._with.get(number, ())]
 
     def allowed(self, suffixes: Bools, budget: tuple[int, int] | None) -> I32:
-        """The tokens that go on with an allowed suffix, bool [suffixes], within a budget of
-        characters.
-        """
+        """The tokens with an allowed suffix (bool [suffixes]) and characters within the budget."""
         chosen = suffixes[self.suffix]
         if budget is not None:
             chosen &= (self.count >= budget[0]) & (self.count <= budget[1])
@@ -317,8 +315,8 @@ class Region:
         self.n_bytes = 24 * len(leaving) + 8 * len(self.ids) + (4 * vocabulary.n_words if self.mask is not None else 0)
 
     def staying(self, most: int | None) -> tuple[I32, U32 | None]:
-        """The tokens that stay with at most `most` characters: ids int32 [n], and a mask if they
-        are many.
+        """The tokens that stay with at most `most` characters: int32 [n], and a mask if they are
+        many.
         """
         if most is None or most >= self.most_count:
             return self.ids, self.mask

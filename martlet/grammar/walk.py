@@ -1,9 +1,9 @@
-"""The walk of a trie along an automaton: compiled, or in Python, which defines it (read
-`ops/cpu/trie.py` next).
+"""The walk of a trie along an automaton: compiled, or in Python, which defines it.
 
 The walk visits the nodes below a trie node that the automaton lets through. A token *stays* if the
 automaton takes all its bytes. It *leaves* where the automaton accepts, does not go on with the next
-byte, and that byte may follow the lexeme; or where it ends in a state that nothing leaves.
+byte, and that byte may follow the lexeme; or where it ends in a state that nothing leaves. Read
+`ops/cpu/trie.py` next.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class _Record(threading.local):
 
 
 class Fill(NamedTuple):
-    """A mask as the kernel takes it: a record, and the arrays it points to (uint32 [words], int32
-    [n]).
-    """
+    """A mask as the kernel takes it: a record, and its arrays uint32 [words] and int32 [n]."""
 
     record: NDArray[np.int64]
     shared: U32 | None
@@ -123,9 +121,7 @@ class Walker:
             return self._staying[:n_staying].copy(), self._leaving[:n_leaving].copy(), mask
 
     def prepared(self, shared: U32 | None, ids: I32) -> Fill:
-        """A mask to be written often: `shared` uint32 [words], or nothing, joined with `ids` int32
-        [n].
-        """
+        """A mask to be written often: `shared` uint32 [words] or None, and `ids` int32 [n]."""
         record = np.zeros(RECORD_FIELDS, np.int64)
         record[trie.N_WORDS] = len(self._mask)
         record[trie.SHARED] = 0 if shared is None else address(shared)

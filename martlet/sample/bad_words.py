@@ -1,5 +1,6 @@
-"""A request's texts as token ids: bad words, and the sequence breakers of DRY (read `sampler.py`
-next).
+"""A request's texts as token ids: bad words, and the sequence breakers of DRY.
+
+Read `sampler.py` next.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[in
         bare, spaced = word.lstrip(" ") or word, " " + word.lstrip(" ")
         for text in (bare, spaced):
             spellings[tuple(tokenizer.encode(text, add_special=False))] = None
-        if tokenizer.strips_space:  # after a line break such a tokenizer puts no space before a word
+        # After a line break such a tokenizer puts no space before a word.
+        if tokenizer.strips_space:
             line = tokenizer.encode("\n", add_special=False)
             after = tokenizer.encode("\n" + bare, add_special=False)
             if after[: len(line)] == line:

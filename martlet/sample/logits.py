@@ -1,11 +1,10 @@
-"""The steps between logits and a token: a function each, with formula and source (read `random.py`
-next).
+"""The steps between logits and a token: a function each, with formula and source.
 
 A step takes candidates and returns candidates, always in ascending order of id. So ties go to the
 lowest id without a rule of their own, and sums are always taken in the same order. Nothing is
 sorted without need: a truncating step computes its threshold and keeps the candidates on the right
 side of it. Exponentials are summed block by block, since page faults of a temporary float64 [V]
-cost more than the arithmetic.
+cost more than the arithmetic. Read `random.py` next.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Candidates(NamedTuple):
         return Candidates(self.ids[keep], self.logits[keep])
 
     def find(self, ids: I64) -> tuple[I64, NDArray[np.bool_]]:
-        """Positions of the `ids` that are candidates, int64 [k], and which of `ids` are, bool [m]."""
+        """Positions of the `ids` that are candidates, int64 [k], and which are, bool [m]."""
         at = np.searchsorted(self.ids, ids)
         present = self.ids.take(at, mode="clip") == ids if len(self.ids) else np.zeros(len(ids), np.bool_)
         return at[present], present
@@ -123,11 +122,10 @@ def _best(c: Candidates) -> Candidates:
 
 
 def repetition_penalty(c: Candidates, seen: I64, penalty: float) -> Candidates:
-    """x → x / penalty if x > 0, else x · penalty, for every token of `seen`, int64 [m]
-    (arXiv:1909.05858, section 4.1).
+    """x → x / penalty if x > 0, else x · penalty, for every token of `seen`, int64 [m].
 
-    The paper only divides. Multiplying negative logits, as all engines do, makes a penalty lower
-    them too.
+    Source: arXiv:1909.05858, section 4.1, which only divides. Multiplying negative logits, as all
+    engines do, makes a penalty lower them too.
     """
     at, _ = c.find(seen)
     x = c.logits[at]
@@ -136,8 +134,9 @@ def repetition_penalty(c: Candidates, seen: I64, penalty: float) -> Candidates:
 
 
 def presence_frequency_penalty(c: Candidates, ids: I64, counts: I64, presence: float, frequency: float) -> Candidates:
-    """x → x - presence - frequency · count for every generated token, int64 [m] each (OpenAI's API
-    reference).
+    """x → x - presence - frequency · count for every generated token; `ids`, `counts` int64 [m].
+
+    Source: OpenAI's API reference.
     """
     at, present = c.find(ids)
     c.logits[at] -= presence + frequency * counts[present]
@@ -145,8 +144,9 @@ def presence_frequency_penalty(c: Candidates, ids: I64, counts: I64, presence: f
 
 
 def _repeats(ids: I64, limit: int) -> tuple[I64, I64]:
-    """Positions after a repetition of the end of `ids` [n], and the repetition's length up to
-    `limit`; int64 [m] each.
+    """Positions after repetitions of the end of `ids`, and their lengths up to `limit`.
+
+    Int64 [m].
     """
     after = np.flatnonzero(ids[:-1] == ids[-1]) + 1
     lengths = np.ones(len(after), np.int64)
@@ -163,7 +163,7 @@ def _repeats(ids: I64, limit: int) -> tuple[I64, I64]:
 def dry(
     c: Candidates, ids: I64, breakers: NDArray[np.bool_], multiplier: float, base: float, allowed: int
 ) -> Candidates:
-    """x → x - multiplier · base^(n - allowed) for a token that would lengthen a repetition of n ≥
+    """x → x - multiplier · base^(n - allowed) for a token that lengthens a repetition of n ≥
     allowed tokens.
 
     `ids`, int64 [n], are the last tokens. A repetition never crosses a token of `breakers`, bool
@@ -188,8 +188,9 @@ def dry(
 
 
 def ngram_followers(ids: I64, size: int) -> I64:
-    """The tokens, int64 [m], that would complete an n-gram of `size` in `ids` again
-    (arXiv:1705.04304, section 2.5).
+    """The tokens, int64 [m], that would complete an n-gram of `size` in `ids` again.
+
+    Source: arXiv:1705.04304, section 2.5.
     """
     n_prefix = size - 1
     if len(ids) < size:
@@ -200,8 +201,7 @@ def ngram_followers(ids: I64, size: int) -> I64:
 
 
 def temperature(c: Candidates, value: float, spread: float = 0.0, exponent: float = 1.0) -> Candidates:
-    """x → x / T (arXiv:1503.02531, section 2); candidates whose probability underflows to 0 are
-    dropped.
+    """x → x / T (arXiv:1503.02531, section 2), without candidates whose probability underflows.
 
     T = 0 keeps the best candidate. With a `spread`, T = low + (high - low) · (entropy / log
     n)^exponent, where low and high are value ∓ spread and low is at least 0: hot where the model is
@@ -230,12 +230,11 @@ def top_k(c: Candidates, k: int) -> Candidates:
 
 
 def smallest_set(scores: F64, weights: F64, target: float) -> I64:
-    """Ascending indices of the fewest items, lowest score first, whose weights sum to `target`; at
-    least one.
+    """Ascending indices of the fewest items, lowest score first, whose weights sum to `target`.
 
-    `scores` float64 [n] are ≥ 0, in nats; `weights` float64 [n]. Equivalent to sorting by score and
-    summing, in linear time: weights are summed by bucket of score, and only the bucket that reaches
-    the target is sorted.
+    At least one item. `scores` float64 [n] are ≥ 0, in nats; `weights` float64 [n]. Equivalent to
+    sorting by score and summing, in linear time: weights are summed by bucket of score, and only
+    the bucket that reaches the target is sorted.
     """
     buckets = np.minimum(scores * _BUCKETS_PER_NAT, _BUCKETS - 1).astype(np.int64)
     held = np.cumsum(np.bincount(buckets, weights=weights))
@@ -249,8 +248,7 @@ def smallest_set(scores: F64, weights: F64, target: float) -> I64:
 
 
 def top_p(c: Candidates, share: float) -> Candidates:
-    """Keeps the fewest tokens whose probabilities sum to `share`: the nucleus (arXiv:1904.09751,
-    section 3.1).
+    """Keeps the fewest tokens whose probabilities sum to `share` (nucleus, arXiv:1904.09751, 3.1).
 
     All tokens below (1 - share) · total / n weigh together less than the nucleus leaves over, so
     they cannot be in it. Half of that bound is used, so that rounding does not matter.
@@ -264,9 +262,7 @@ def top_p(c: Candidates, share: float) -> Candidates:
 
 
 def typical_p(c: Candidates, share: float) -> Candidates:
-    """Keeps the fewest tokens that sum to `share`, by distance of -log p from the entropy
-    (arXiv:2202.00666).
-    """
+    """Keeps the fewest tokens that sum to `share`, nearest the entropy first (arXiv:2202.00666)."""
     logp = log_softmax(c.logits)
     p = np.exp(logp)
     entropy = -float((p * logp).sum())
@@ -279,18 +275,18 @@ def min_p(c: Candidates, ratio: float) -> Candidates:
 
 
 def top_n_sigma(c: Candidates, n: float) -> Candidates:
-    """Keeps x ≥ max x - n · σ, where σ is the standard deviation of the logits (arXiv:2411.07641)."""
+    """Keeps x ≥ max x - n · σ, with σ the standard deviation of the logits (arXiv:2411.07641)."""
     x, mean = c.logits, c.logits.mean()
     squares = sum(float(np.square(x[at : at + _BLOCK] - mean).sum()) for at in range(0, len(x), _BLOCK))
     return c.take(x >= x.max() - n * math.sqrt(squares / len(x)))
 
 
 def xtc(c: Candidates, probability: float, threshold: float, u: float) -> Candidates:
-    """Exclude top choices: with `probability`, only the least probable of the tokens with p ≥
-    threshold stays.
+    """Exclude top choices: with `probability`, of the tokens with p ≥ threshold keep only the last.
 
-    `u` is uniform in [0, 1). With fewer than two such tokens nothing changes, so a likely token
-    always remains. Source: oobabooga/text-generation-webui PR 6335.
+    The last is the least probable. `u` is uniform in [0, 1). With fewer than two such tokens
+    nothing changes, so a likely token always remains. Source: oobabooga/text-generation-webui PR
+    6335.
     """
     if u >= probability:
         return c
@@ -298,31 +294,30 @@ def xtc(c: Candidates, probability: float, threshold: float, u: float) -> Candid
         top = np.flatnonzero(c.logits >= log_sum_exp(c.logits) + np.log(threshold))
     if len(top) < 2:
         return c
-    last = len(top) - 1 - int(np.argmin(c.logits[top][::-1]))  # among ties the highest id is the least probable
+    # Among ties the highest id is the least probable.
+    last = len(top) - 1 - int(np.argmin(c.logits[top][::-1]))
     keep = np.ones(len(c.ids), np.bool_)
     keep[np.delete(top, last)] = False
     return c.take(keep)
 
 
 def mirostat_keep(c: Candidates, mu: float) -> Candidates:
-    """Mirostat v2: keeps tokens with surprise -log2 p ≤ mu, at least the best (arXiv:2007.14966,
-    algorithm 2).
+    """Mirostat v2 (arXiv:2007.14966, alg.
+
+    2): keeps surprise -log2 p ≤ mu, at least the best token.
     """
     keep = c.logits >= log_sum_exp(c.logits) - mu * math.log(2)
     return c.take(keep) if keep.any() else _best(c)
 
 
 def mirostat_mu(c: Candidates, token_id: int, mu: float, tau: float, eta: float) -> float:
-    """mu after sampling `token_id`: mu - eta · (surprise - tau), its surprise being among the kept
-    candidates.
-    """
+    """mu after a token: mu - eta · (surprise - tau), its surprise among the kept candidates."""
     logp = float(c.logits[np.searchsorted(c.ids, token_id)]) - log_sum_exp(c.logits)
     return mu - eta * (-logp / math.log(2) - tau)
 
 
 def draw(c: Candidates, u: float) -> int:
-    """The token whose interval of the cumulated probabilities, in order of id, contains `u` in [0,
-    1).
+    """The token whose interval of cumulated probabilities, in order of id, contains `u` in [0, 1).
 
     The interval's block is located first, then the token in it.
     """

@@ -1,5 +1,4 @@
-"""Random numbers as a function of (seed, sequence, position): no generator, no state (read
-`sampler.py` next).
+"""Random numbers as a function of (seed, sequence, position): no generator, no state.
 
 Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC
 2011), turns a 128-bit counter and a 64-bit key into 128 random bits. The key is the request's seed;
@@ -9,7 +8,7 @@ the counter selects the number:
                    position, low   position, high  sequence   lane
 
 So a sample depends on nothing else in the batch, and can be drawn again after a preemption or a
-rejected draft.
+rejected draft. Read `sampler.py` next.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ LANE_XTC = 1  # whether XTC removes anything at this position
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key after each round: the golden ratio and sqrt(3) - 1
+# Added to the key after each round: the golden ratio and sqrt(3) - 1.
+_WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 

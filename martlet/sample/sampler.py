@@ -1,12 +1,11 @@
-"""The sampler: a row of logits in, a token out (read `logits.py` next for the steps, `random.py`
-for the draw).
+"""The sampler: a row of logits in, a token out.
 
     logits [V] → masks and bias → steps in the order of `samplers` → draw
 
 `Sampler` is shared by a model's sequences. A `SequenceSampler` is one sequence: its parameters, ids
 and mirostat's mu. Nothing else enters a sample, so rows are independent of each other, and a
 sequence can be taken back to any earlier length. docs/sampling.md has the formulas and the meaning
-of every parameter.
+of every parameter. Read `logits.py` next for the steps, `random.py` for the draw.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _BANNED_BIAS = -100.0
-MOST_FORCED = 15  # with the token before them they fill a tile of rows, which reads the weights once
+# With the token before them they fill a tile of rows, which reads the weights once.
+MOST_FORCED = 15
 LEAST_FORCED = 3  # bytes
 
 
 class Sampler:
-    """What the sequences of a model share: its vocabulary, and the seeds of requests without a
-    seed.
+    """What a model's sequences share: the vocabulary, and the seeds of requests without a seed.
 
     `n_logits` is the width of the model's output; an id is sampled only if both tokenizer and
     output have it. With `seed` None, unseeded requests ask the operating system; otherwise the k-th
@@ -63,7 +62,8 @@ class Sampler:
         # thread samples.
         self.row, self.row64 = np.zeros(self.vocab, np.float32), np.zeros(self.vocab)
         self.eog_ids = self._known(tokenizer.eog_ids)
-        self.banned = np.zeros(self.vocab, np.bool_)  # [V], shared by all sequences without further bans
+        # [V], shared by all sequences without further bans.
+        self.banned = np.zeros(self.vocab, np.bool_)
         self.banned[self._known(tokenizer.unused_ids)] = True
         self.ids = np.flatnonzero(~self.banned)
         self.bad_words = lru_cache(maxsize=64)(partial(bad_word_ids, tokenizer))
@@ -126,7 +126,8 @@ class SequenceSampler:
         self.index = index
         self.seed = shared.seed_of(params)
         self._shared = shared
-        self._ids = np.array(prompt_ids, dtype=np.int64)  # grows by doubling; the first _n_ids are in use
+        # Grows by doubling; the first _n_ids are in use.
+        self._ids = np.array(prompt_ids, dtype=np.int64)
         self._n_ids = self._n_prompt = len(prompt_ids)
         self._mu = [2 * params.mirostat_tau]  # before each generated token, if mirostat is on
         self._steps = [_STEPS[name] for name in params.active_steps]
@@ -137,7 +138,8 @@ class SequenceSampler:
                 _take(self.constraint, token_id)
         self._bits = np.zeros(n_mask_words(shared.vocab), np.uint32) if self.constraint is not None else None
         self._bits_at = -1  # the number of ids that the bits are for
-        self._coming: dict[int, tuple[int, int]] = {}  # position → (token, position where it was known)
+        # Position → (token, position where it was known).
+        self._coming: dict[int, tuple[int, int]] = {}
         self._set_masks()
         self._bans = bool(
             params.logit_bias or params.allowed_token_ids or self._bad_words or params.no_repeat_ngram_size
@@ -146,9 +148,7 @@ class SequenceSampler:
         self._look_ahead()
 
     def _set_masks(self) -> None:
-        """Decide once which tokens are never sampled, and whether the best logit can be taken
-        directly.
-        """
+        """Decide once what is never sampled, and whether the best logit can be taken directly."""
         params, shared = self.params, self._shared
         bias = params.logit_bias or {}
         self._bad_words = shared.bad_words(params.bad_words)
@@ -182,7 +182,7 @@ class SequenceSampler:
         return self._ids[: self._n_ids]
 
     def append(self, token_id: int) -> None:
-        """Take a token that was not sampled here (forced by a grammar, or sampled on another rank)."""
+        """Take a token that was not sampled here (forced, or sampled on another rank)."""
         self._advance(token_id, self._mu[-1])
 
     def truncate(self, n_generated: int) -> None:
@@ -318,7 +318,8 @@ class SequenceSampler:
             ids = np.flatnonzero(mask[: self._shared.vocab] & ~self._banned)
         n = len(ids)
         row, x = self._shared.row[:n], self._shared.row64[:n]
-        np.take(logits, ids, out=row, mode="clip")  # "clip" writes to `out` without a copy; all ids are in range
+        # "clip" writes to `out` without a copy; all ids are in range.
+        np.take(logits, ids, out=row, mode="clip")
         x[:] = row
         c = Candidates(ids, x)
         for token, amount in self._bias.items():
@@ -378,8 +379,9 @@ def _tokens_of(tokenizer: Tokenizer, text: bytes) -> tuple[int, ...]:
 
 
 def _penalties(seq: SequenceSampler, c: Candidates) -> Candidates:
-    """Repetition counts prompt and answer, presence and frequency the answer only, within
-    penalty_last_n.
+    """Repetition counts prompt and answer; presence and frequency count the answer.
+
+    See `penalty_last_n`.
     """
     p, start = seq.params, seq.window(seq.params.penalty_last_n)
     if p.repetition_penalty != 1:

@@ -59,10 +59,9 @@ def text_bytes(text: str) -> bytes:
 
 
 class WordCache(dict[str | int, Word]):
-    """word → ids, filled on demand by `encode_word`; `map(cache.__getitem__, words)` runs at C
-    speed.
+    """word → ids, filled on demand by `encode_word`.
 
-    An id among the words stands for itself.
+    `map(cache.__getitem__, words)` runs at C speed. An id among the words stands for itself.
     """
 
     def __init__(self, encode_word: Callable[[str], Word]) -> None:
@@ -81,10 +80,9 @@ class WordCache(dict[str | int, Word]):
 
 
 def merge(symbols: list[str], ranks: Mapping[str, int], joint: str) -> list[str]:
-    """Merge neighbours of lowest rank, leftmost first, until no pair has a rank; may change
-    `symbols`.
+    """Merge neighbours of lowest rank, leftmost first, until no pair has a rank.
 
-    `ranks` maps left + joint + right to the rank of the pair.
+    `ranks` maps left + joint + right to the rank of the pair. `symbols` may be changed.
     """
     if len(symbols) > SHORT_SYMBOLS:
         return _merge_long(symbols, ranks, joint)

@@ -1,11 +1,11 @@
-"""Chat templates: from messages to the prompt that a model was trained on (read `chat_messages.py`
-next).
+"""Chat templates: from messages to the prompt that a model was trained on.
 
     messages → checked, control tokens set aside (chat_messages.py) → template (sandbox.py)
              → text, literal spans → ids
 
 The text is what Hugging Face's `apply_chat_template` renders. A template is part of a model file
-and so untrusted: whatever it does, the caller gets a text or a RequestError.
+and so untrusted: whatever it does, the caller gets a text or a RequestError. Read
+`chat_messages.py` next.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ class ChatTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt's text, and the ranges [start, stop) of characters where control tokens are plain
-    text.
-    """
+    """A prompt's text, and the ranges [start, stop) whose control tokens are plain text."""
 
     text: str
     literal_spans: tuple[tuple[int, int], ...] = ()
@@ -175,8 +173,9 @@ class ChatTemplate:
         return RenderedChat(*shield.restore(text if mark is None else _cut(text, mark)), unread)
 
     def prompt_ids(self, rendered: RenderedChat) -> list[int]:
-        """The ids of a prompt, with a single BOS token if the template writes it or the model wants
-        it.
+        """The ids of a prompt.
+
+        A single BOS token if the template writes it or the model wants it.
         """
         tokenizer = self._tokenizer
         ids = tokenizer.encode(
@@ -188,7 +187,8 @@ class ChatTemplate:
 
     @functools.cached_property
     def _code(self) -> types.CodeType:
-        from martlet.tokenizer.sandbox import compile_template  # here, because importing Jinja2 takes 40 ms
+        # Here, because importing Jinja2 takes 40 ms.
+        from martlet.tokenizer.sandbox import compile_template
 
         return compile_template(self._checked_source())
 
@@ -260,8 +260,7 @@ def _cut(text: str, mark: str) -> str:
 
 
 def _fallback(has_token: Callable[[str], bool]) -> tuple[str, str]:
-    """Return (template, name of its form) for the first form whose control tokens the vocabulary
-    has.
+    """Return (template, name of its form): the first form whose control tokens the vocabulary has.
 
     A fallback is a guess, so its user is told.
     """

@@ -1,11 +1,10 @@
-"""From token ids back to text, piece by piece (read `chat_template.py` next for the way from
-messages to ids).
+"""From token ids back to text, piece by piece.
 
     ids → bytes → whole characters → text that can no longer be part of a stop string → the caller
 
 Each stage holds back only what may still change, so the joined pieces are the whole text, and the
 work is linear in its length. Stop strings are found by the automaton of Aho and Corasick (CACM
-18:6, 1975).
+18:6, 1975). Read `chat_template.py` next for the way from messages to ids.
 """
 
 from __future__ import annotations

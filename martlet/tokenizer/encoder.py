@@ -1,8 +1,8 @@
-"""From a text without added tokens to ids: normalise, split into words, look each word up (read
-`tokenizer.py` next).
+"""From a text without added tokens to ids: normalise, split into words, look each word up.
 
 Words come in two forms. In `byte_level_words` symbols are bytes (GPT-2 and later); in `char_words`
-they are characters, with bytes as the last resort (SentencePiece and its tokenizer.json form).
+they are characters, with bytes as the last resort (SentencePiece and its tokenizer.json form). Read
+`tokenizer.py` next.
 """
 
 from __future__ import annotations
@@ -86,9 +86,7 @@ def byte_level_words(
 
 
 def missing_bytes(ids: Mapping[str, int]) -> str | None:
-    """A warning if bytes have no token, so that encoding loses them, as the model's own tokenizer
-    does.
-    """
+    """A warning if bytes have no token and are lost, as in the model's own tokenizer."""
     possible = (*range(0xC0), *range(0xC2, 0xF5))  # in UTF-8
     missing = [f"0x{byte:02X}" for byte in possible if BYTE_CHARS[byte] not in ids]
     if not missing:

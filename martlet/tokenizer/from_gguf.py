@@ -177,7 +177,8 @@ def _merge_ranks(lines: list[Any], source: str) -> dict[str, int]:
         raise FormatError(source, f"{PREFIX}merges holds other things than strings.")
     if " ".join(lines).count(" ") != max(2 * len(lines) - 1, 0):
         raise FormatError(source, f"an entry of {PREFIX}merges is not two symbols with a space between them.")
-    return dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))  # the first of doubles counts
+    # The first of doubles counts.
+    return dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
 
 
 def _scores(metadata: Mapping[str, Any], source: str) -> NDArray[np.float64]:

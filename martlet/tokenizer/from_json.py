@@ -30,7 +30,8 @@ from martlet.tokenizer.vocab import (
 
 __all__ = ["tables_from_hf"]
 
-JOINTS = (" ", "\0", "\uffff")  # between the two symbols of a merge: the first text that no symbol holds
+# Between the two symbols of a merge: the first text that no symbol holds.
+JOINTS = (" ", "\0", "\uffff")
 
 
 def tables_from_hf(

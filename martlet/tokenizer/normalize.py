@@ -57,7 +57,8 @@ def _unicode(spec: Mapping[str, Any]) -> TextMap:
 
 
 def _lowercase(_spec: Mapping[str, Any]) -> TextMap:
-    return lambda text: "".join([char.lower() for char in text])  # by character: no special case for a final sigma
+    # By character: no special case for a final sigma.
+    return lambda text: "".join([char.lower() for char in text])
 
 
 def _replace(spec: Mapping[str, Any]) -> TextMap:

@@ -41,7 +41,8 @@ class Budget:
         self._left = TOTAL_VALUES * self._max_weight
         self._steps = 0
         self._until = time.thread_time() + MAX_SECONDS
-        self._weights: dict[int, tuple[object, int]] = {}  # a container by id, kept alive so that its id stays unique
+        # A container by id, kept alive so that its id stays unique.
+        self._weights: dict[int, tuple[object, int]] = {}
 
     def step(self) -> None:
         """Count one step."""
@@ -52,9 +53,7 @@ class Budget:
             raise TemplateLimitError(f"it takes more than {MAX_SECONDS:g} seconds")
 
     def weigh(self, value: object) -> int:
-        """Characters and items of a value, shared values counted every time: the cost of printing
-        it.
-        """
+        """Characters and items of a value, shared values counted each time: its printing cost."""
         if isinstance(value, str | bytes | range):
             return len(value)
         if isinstance(value, int):

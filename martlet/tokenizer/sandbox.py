@@ -1,11 +1,10 @@
-"""Jinja2 for chat templates, which come with model files and are untrusted (read `render_budget.py`
-for the limits).
+"""Jinja2 for chat templates, which come with model files and are untrusted.
 
 On top of Jinja2's immutable sandbox, every loop body, macro, call, filter, operator and literal of
 the compiled template asks the `Budget` first. The additions that published templates use are those
 of `apply_chat_template` in Hugging Face's transformers: raise_exception, strftime_now, a tojson
 without escapes, loop controls, and the generation block. Importing Jinja2 takes 40 ms, so this
-module is imported only where a template is rendered.
+module is imported only where a template is rendered. Read `render_budget.py` for the limits.
 """
 
 from __future__ import annotations
@@ -32,13 +31,14 @@ from martlet.tokenizer.render_budget import Budget, TemplateLimitError, check_fo
 __all__ = ["SecurityError", "TemplateRaisedError", "compile_template", "names_read", "run_template"]
 
 PRINTABLE = (str, int, float, bool, type(None), list, tuple, dict, Undefined)
-LEFT_OUT = ("filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")  # costly or random
+# Costly or random.
+LEFT_OUT = ("filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
 PASSED = "jinja_pass_arg"  # where Jinja2 keeps what a filter wants as its first argument
 STR_METHODS = frozenset(
     re.findall(
         r"\w+",
-        """capitalize casefold center count endswith expandtabs find format index isalnum isalpha isascii isdecimal isdigit
-        isidentifier islower isnumeric isspace istitle isupper join ljust lower lstrip partition removeprefix
+        """capitalize casefold center count endswith expandtabs find format index isalnum isalpha
+        isascii isdecimal isdigit isidentifier islower isnumeric isspace istitle isupper join ljust lower lstrip partition removeprefix
         removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase
         title upper zfill""",
     )
@@ -233,9 +233,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """Jinja2's namespace without names that start with an underscore, and without a text of its
-    own.
-    """
+    """Jinja2's namespace without names that start with an underscore, and without a text."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # the signature allows a value named self
         for name in dict(*args[1:], **kwargs):

@@ -18,7 +18,7 @@ from martlet.tokenizer.vocab import AddedToken
 __all__ = ["AddedTokenFinder", "LiteralSpans"]
 
 LiteralSpans = Sequence[tuple[int, int]]
-"""Ranges [start, stop) of characters, ascending and apart, in which control tokens are plain text."""
+"""Ascending, disjoint ranges [start, stop) of characters where control tokens are plain text."""
 
 SIMPLE_TOKENS = 512  # up to here a single pattern is small
 SIMPLE_CHARS = 64

@@ -84,9 +84,7 @@ class PreTokenizer:
 
 
 def _table() -> dict[str, PreTokenizer]:
-    """A line for each family: names, rules, and (as a comment) a model whose tokenizer.json has
-    them.
-    """
+    """A line for each family: names, rules, and (as a comment) a model with that tokenizer.json."""
     p = PreTokenizer
     rows: list[tuple[str, PreTokenizer]] = [
         ("gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert", p((GPT2,))),  # gpt2
@@ -130,8 +128,8 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 
 
 def file_pattern(pattern: str) -> Any:
-    """Compile a pattern of a tokenizer.json as Oniguruma reads it: ^ and $ match at lines, &&
-    intersects sets.
+    """Compile a pattern of a tokenizer.json as Oniguruma: ^ and $ match at lines, && intersects
+    sets.
     """
     flags = regex.MULTILINE | (regex.VERSION1 if "&&" in pattern else regex.VERSION0)
     try:
@@ -189,8 +187,7 @@ def pipeline(steps: list[Step]) -> Step:
 
 
 def word_splitter(tokens: Iterable[str]) -> Step:
-    """Return a step that cuts before a run of ▁, unless a token of `tokens` continues across the
-    cut.
+    """Return a step that cuts before a run of ▁ where no token continues across the cut.
 
     A merge makes a token, so it cannot join what no token holds: cutting there changes no result
     (SentencePiece, arXiv:1808.06226, where a text is one word in principle).

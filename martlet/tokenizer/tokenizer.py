@@ -1,11 +1,11 @@
-"""The tokenizer: text to token ids and back (read `encoder.py` for encoding, `detok.py` for
-streaming back).
+"""The tokenizer: text to token ids and back.
 
     text → added tokens cut out (special.py) → normalised, split, merged (encoder.py) → ids
 
 Callers can rely on three rules. Control tokens in a text are plain characters unless
 `parse_special` is set, and always inside `literal_spans`. `decode` gives back what was encoded.
-Only caches change after construction.
+Only caches change after construction. Read `encoder.py` for encoding, `detok.py` for streaming
+back.
 """
 
 from __future__ import annotations
@@ -177,9 +177,7 @@ class Tokenizer:
         return list(self._texts[:n]) == list(other._texts[:n]) and self.eog_ids == other.eog_ids
 
     def is_added(self, token: int) -> bool:
-        """Whether a token is a control token or a user-defined token, which is cut out of a text
-        first.
-        """
+        """Whether a token is a control or user-defined token, which is cut out of a text first."""
         return token in self._added
 
     def token_text(self, token: int) -> str:

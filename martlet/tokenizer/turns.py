@@ -1,5 +1,4 @@
-"""A chat's own tokens, kept: the next prompt reuses them instead of tokenizing the text anew (read
-`chat_template.py` first).
+"""A chat's own tokens, kept: the next prompt reuses them instead of tokenizing the text anew.
 
 A model may spell a text in other tokens than the tokenizer would. A prompt tokenized from text then
 leaves the cached prefix there, and everything after is computed again. So the ids of each answer
@@ -11,7 +10,7 @@ are kept with their text, and a prompt that begins with exactly that text takes 
 The text must be the same to the character, and so must its literal spans: a message's text never
 becomes a control token. What follows must begin with a control token, since no token can span that
 border. A template that rewrites earlier turns (drops their reasoning, say) is encoded from its
-text.
+text. Read `chat_template.py` first.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ class TurnMemory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._turns: OrderedDict[tuple[str, str], _Turn] = OrderedDict()  # by salt and whole text, prompt and answer
+        # By salt and whole text, prompt and answer.
+        self._turns: OrderedDict[tuple[str, str], _Turn] = OrderedDict()
         self._size = 0
 
     def note(
@@ -78,7 +78,8 @@ class TurnMemory:
         """The ids of a prompt: those of the longest turn it continues, and the rest encoded."""
         best: list[int] = []
         end = 0
-        for turn in reversed(list(self._turns.values())):  # a copy: another thread may note a turn meanwhile
+        # A copy: another thread may note a turn meanwhile.
+        for turn in reversed(list(self._turns.values())):
             if turn.salt != salt or len(turn.prompt) + len(turn.answer) <= end:
                 continue
             continued = self._continued(turn, rendered)

@@ -1,8 +1,8 @@
-"""The vocabulary: token texts, their types, special ids, and the tokens that end an answer (read
-`special.py` next).
+"""The vocabulary: token texts, their types, special ids, and the tokens that end an answer.
 
 Everything here comes from an untrusted file. What makes a tokenizer impossible is a FormatError;
-what can be left out (a special id outside the vocabulary, a doubled token) becomes a warning.
+what can be left out (a special id outside the vocabulary, a doubled token) becomes a warning. Read
+`special.py` next.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Vocab:
     ids: dict[str, int]
     added: tuple[AddedToken, ...] = ()
     warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # warnings of little weight: the model's own tokenizer does the same
+    # Warnings of little weight: the model's own tokenizer does the same.
+    notes: list[str] = field(default_factory=list)
 
     def note(self, message: str | None) -> None:
         """Keep a note for the user, if there is any."""

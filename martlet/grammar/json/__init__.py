@@ -1,3 +1,1 @@
-"""JSON Schema as a language: schemas to nodes, nodes to types, types to states (read
-`schema_nodes.py` first).
-"""
+"""JSON Schema as a language: nodes, goals, writers, states (see ../README.md)."""

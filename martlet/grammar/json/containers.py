@@ -1,11 +1,10 @@
-"""Arrays and objects as states: levels of items, an item for every alternative still possible (see
-`json_machine.py`).
+"""Arrays and objects as states: levels of items, an item for every alternative still possible.
 
     [ elements ]       Open → Value → After → , → Value → … → ]
     { "name": value }  Open → Key → Colon → Value → After → , → KeyStart → Key → … → }
 
 An item is a writer and a position in it. With it go its *outcome*, the numbers of the goals around
-the container that are met if this alternative completes.
+the container that are met if this alternative completes. See `json_machine.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from martlet.grammar.states import Lexeme, State, Tree
 __all__ = ["JsonMachine"]
 
 COMMA, CLOSE_ARRAY, CLOSE_OBJECT, QUOTE, COLON = 0x2C, 0x5D, 0x7D, 0x22, 0x3A
-Item = tuple[Any, ...]  # ArrayWriter, index, counts, texts written; or ObjectWriter, used, count, missing
+# ArrayWriter, index, counts, texts written; or ObjectWriter, used, count, missing.
+Item = tuple[Any, ...]
 Items = tuple[tuple[Item, Survivors], ...]  # with their outcomes
 
 
@@ -232,7 +232,8 @@ class KeySet:
     def __init__(self, level: Level) -> None:
         self.level, self.machine = level, level.machine
         self._after: dict[str | KeyClass, State | None] = {}
-        self._states: dict[tuple[int, int], Key] = {}  # by the automaton's state and the id of the tree's node
+        # By the automaton's state and the id of the tree's node.
+        self._states: dict[tuple[int, int], Key] = {}
         writers = tuple(dict.fromkeys(item[0] for item, _ in level.items))
         classes = [key for key in self.machine.algebra.classes(writers) if self.after(key) is not None]
         self.is_free = len(classes) == 1 and classes[0].names.is_any
@@ -309,8 +310,10 @@ def known_names_tree(machine: Machine, writers: tuple[ObjectWriter, ...]) -> Tre
 
 
 class Key(ByteState):
-    """Inside a name: `state` in the automaton of unknown names (0: not one of them), `node` in the
-    tree of known names.
+    """Inside a name.
+
+    `state` is that of the automaton of unknown names (0: not one of them); `node` is in the tree of
+    known names.
     """
 
     __slots__ = ("keys", "node", "state")

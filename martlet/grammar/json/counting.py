@@ -1,8 +1,7 @@
-"""How many different strings or numbers a set has, and which, if they are few (see
-`array_writer.py`).
+"""How many different strings or numbers a set has, and which, if they are few.
 
 A language whose automaton has no cycle is finite: its texts are counted state by state. A number
-with several spellings (0.5, 0.50) counts once.
+with several spellings (0.5, 0.50) counts once. See `array_writer.py`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""`unevaluatedProperties` and `unevaluatedItems` as ordinary schemas (see `schema_nodes.py`; read
-`sets.py` next).
+"""`unevaluatedProperties` and `unevaluatedItems` as ordinary schemas.
 
 What counts as evaluated depends on which subschemas of `anyOf`, `oneOf`, `if` and
 `dependentSchemas` a value meets. A *way* is a set of subschemas that are met, with all that they
 evaluate. The more is evaluated, the less is asked of the rest. So a value is valid exactly if it is
 valid in some way, and a schema becomes a choice of its ways, each with the rest of its names or
-items as plain `additionalProperties` or `items`. Source: JSON Schema 2020-12, core, section 11.
+items as plain `additionalProperties` or `items`. Source: JSON Schema 2020-12, core, section 11. See
+`schema_nodes.py`; read `sets.py` next.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ MOST_WAYS = 64
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is evaluated: names, names that match patterns, a number of first items, and items that
-    a `contains` counts.
+    """What is evaluated: names, patterns of names, `n_items` first items, items of a `contains`.
 
     `all_names` and `all_items` stand for everything.
     """
@@ -126,8 +125,8 @@ class Ways:
         return self._absent[name]
 
     def _both(self, node: Node, ways: Iterable[Way], others: list[Way]) -> list[Way]:
-        """Every way of one list joined with every way of the other, without ways that ask more and
-        evaluate less.
+        """Every way of one list with every way of the other, without ways that others make
+        needless.
         """
         joined = {Way(a.conditions | b.conditions, a.seen | b.seen): None for a in ways for b in others}
         if len(joined) > MOST_WAYS * MOST_WAYS:

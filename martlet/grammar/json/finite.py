@@ -1,8 +1,7 @@
-"""All values of a goal that has few: what `uniqueItems` compares arrays or objects by (see
-`writers.py`).
+"""All values of a goal that has few: what `uniqueItems` compares arrays or objects by.
 
 Every choice of a writer is followed. The listing is given up where there are too many values, or
-where it may not end.
+where it may not end. See `writers.py`.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ class Spacing:
 
 
 class Machine:
-    """The states of one schema, interned: equal states are one object, for as long as they are
-    kept.
+    """The states of one schema, interned: while they are kept, equal states are one object.
 
     `containers.py` completes it with arrays and objects.
     """

@@ -1,9 +1,9 @@
-"""The automata of JSON's own tokens: strings, names and numbers as lexemes (read `json_machine.py`
-next).
+"""The automata of JSON's own tokens: strings, names and numbers as lexemes.
 
 A string's lexeme begins after its opening quotation mark and includes the closing one. A free
 string may use every escape of RFC 8259. Where a schema constrains the text, and in names, every
-text has one spelling, so that two spellings cannot be taken for two texts.
+text has one spelling, so that two spellings cannot be taken for two texts. Read `json_machine.py`
+next.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A schema document as a graph of nodes: schemas by location, and the targets of references (read
-`reader.py` next).
+"""A schema document as a graph of nodes: schemas by location, and the targets of references.
 
 References are followed within the document: JSON pointers, `$anchor`, `$id`. `$dynamicRef` and
 `$recursiveRef` depend on the path to a schema; they are followed where every path gives the same
-target: only one schema has the anchor, or the document's root has it, where every path begins.
+target: only one schema has the anchor, or the document's root has it, where every path begins. Read
+`reader.py` next.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def _children(algebra: Writers, goal: Goal) -> list[Goal]:
 
 
 def warm(vocabulary: Vocabulary) -> None:
-    """Compute once what nearly every schema needs: common formats, and a vocabulary's strings and
-    keys.
+    """Compute once what nearly every schema needs: common formats, strings and keys of a
+    vocabulary.
     """
     for name in COMMON_FORMATS:
         format_language(name)

@@ -330,7 +330,8 @@ class Reader:
                 node.pattern_properties.append((language, self.child(value, "patternProperties", pattern)))
         node.additional = self.sub("additionalProperties")
         node.names = self.sub("propertyNames")
-        if "required" in schema and not isinstance(schema["required"], bool):  # draft 3: no effect since
+        # Draft 3: no effect since.
+        if "required" in schema and not isinstance(schema["required"], bool):
             node.required = self._names(schema["required"], "required")
         node.min_properties = self.count("minProperties") or 0
         node.max_properties = self.count("maxProperties")

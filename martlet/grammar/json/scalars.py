@@ -33,9 +33,7 @@ class End(Protocol):
         """The state after a value that met these goals."""
 
     def sealed(self, met: Survivors) -> State:
-        """The same for an unknown text, if it keeps texts: a state that stops where the text would
-        matter.
-        """
+        """The same for an unknown text: a state that stops where the text would matter."""
 
 
 class Linked:
@@ -84,9 +82,7 @@ class EnumTable:
 
 
 class EnumState(ByteState):
-    """Inside a listed text: the table's texts `first` to `stop` - 1 agree in their first `depth`
-    bytes.
-    """
+    """Inside a listed text: texts `first` to `stop` - 1 agree in their first `depth` bytes."""
 
     __slots__ = ("depth", "end", "first", "stop", "table")
 

@@ -1,10 +1,9 @@
-"""Sets of scalars: the words, strings and numbers that a schema allows, with their exact algebra
-(read `shapes.py` next).
+"""Sets of scalars: the words, strings and numbers that a schema allows, with their exact algebra.
 
 A set is a list of texts, or a language with bounds on the number of characters. Lists stay lists
 and bounds stay numbers as long as possible: an automaton is made only where the algebra needs it.
 The texts of numbers are what stands in the JSON; the texts of strings stand between the quotation
-marks, unescaped.
+marks, unescaped. Read `shapes.py` next.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ MOST_BOUNDED = 40_000  # states of a pattern with a bound on its length
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A set of texts: `finite`, or else the texts of `language` (None: all) with `low` to `high`
-    characters.
-    """
+    """A set: the texts `finite`, or those of `language` (None: all) within bounds on their length."""
 
     finite: frozenset[str] | None = None
     language: Language | None = None
@@ -132,9 +129,7 @@ def _lengths(low: int, high: int | None) -> Language:
 
 @lru_cache(maxsize=512)
 def _bounded(language: Language, low: int, high: int | None) -> Language:
-    """The texts of a language with `low` to `high` characters: a copy of its automaton for every
-    length.
-    """
+    """The texts of a language with `low` to `high` characters: an automaton for every length."""
     n, last = len(language.table), low if high is None else high
     if n * (last + 1) > MOST_BOUNDED:
         raise RequestError(
@@ -166,7 +161,7 @@ def _bounded(language: Language, low: int, high: int | None) -> Language:
 
 
 def word_leaf(node: Node, positive: bool) -> frozenset[str]:
-    """The words (`null`, `true`, `false`) that a node's own keywords allow, or those they exclude."""
+    """The words `null`, `true`, `false` that a node's own keywords allow, or those they exclude."""
     allowed = frozenset() if node.never else WORDS
     if node.types is not None:
         allowed &= frozenset(word for word in WORDS if ("null" if word == "null" else "boolean") in node.types)

@@ -1,10 +1,9 @@
-"""Arrays and objects as alternatives, each a conjunction of positive demands (read `algebra.py`
-next).
+"""Arrays and objects as alternatives, each a conjunction of positive demands.
 
 A *literal* is a schema that a value must meet, `(node, True)`, or must not meet, `(node, False)`; a
 *goal* is a set of literals for one value. A *form* gives the goal of every element or property of a
 container, the names it must have, and how many there may be. The negation of a form is a choice of
-forms, so every schema becomes a list of forms.
+forms, so every schema becomes a list of forms. Read `algebra.py` next.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ class Contains(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """Arrays of `low` to `high` elements: `prefix` holds the first goals, `rest` is the goal of all
-    others.
-    """
+    """Arrays of `low` to `high` elements: first goals in `prefix`, `rest` for all others."""
 
     prefix: tuple[Literals, ...] = ()
     rest: Literals = ANYTHING
@@ -122,8 +119,9 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 
 def array_leaf(node: Node, positive: bool) -> list[ArrayForm]:
-    """The arrays that a node's own keywords allow, or those they exclude (`join_enum` adds enum and
-    const).
+    """The arrays that a node's own keywords allow, or those they exclude.
+
+    `Algebra.join_enum` adds enum and const.
     """
     if positive:
         contains: set[Contains] = set()
@@ -162,8 +160,9 @@ def array_leaf(node: Node, positive: bool) -> list[ArrayForm]:
 
 
 def object_leaf(node: Node, positive: bool) -> list[ObjectForm]:
-    """The objects that a node's own keywords allow, or those they exclude (`join_enum` adds enum
-    and const).
+    """The objects that a node's own keywords allow, or those they exclude.
+
+    `Algebra.join_enum` adds enum and const.
     """
     if not positive:
         return _not_object(node)

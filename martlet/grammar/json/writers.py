@@ -83,7 +83,7 @@ class ObjectWriter:
             raise SchemaError([Problem(pointers[0], why)])
 
     def _few_others(self, allowed: Texts) -> list[str]:
-        """Names that patterns or `propertyNames` allow, where they are few: treated as known names."""
+        """Names that patterns or `propertyNames` allow, if they are few: treated as known."""
         names: set[str] = set()
         patterns = [language for node in self.nodes for language, _ in node.pattern_properties]
         for texts in (allowed, *(Texts(None, language) for language in patterns)):
@@ -263,7 +263,7 @@ class _Covering:
         return self._writer.with_value(goal, exists) if self._writer.meets(exists, name, key_class) else None
 
     def _others(self, taken: set[str | KeyClass]) -> Iterator[tuple[str | KeyClass, Goal, int]]:
-        """Properties not taken, with their goals and whether they count beyond the required ones."""
+        """Properties not taken, with goals and whether they count beyond the required ones."""
         writer = self._writer
         for i, name in enumerate(writer.names):
             goal = None if self._used >> i & 1 or name in taken else writer.goal_of(name)
