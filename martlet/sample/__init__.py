@@ -1,1 +1,1 @@
-"""sample."""
+"""Sampling: a row of logits to a token (read `sampler.py` first)."""
