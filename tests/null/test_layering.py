@@ -74,7 +74,7 @@ def test_sizes_of_tests() -> None:
 
 @every_module
 def test_sizes(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
     limit = 100 if path.is_relative_to(ROOT / "ops" / "cpu") else 60
     for node in ast.walk(TREES[path]):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
