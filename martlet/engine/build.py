@@ -185,8 +185,10 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             grammars = _grammars(config, tokenizer, model.spec.vocab, ops)
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)
             runner = Rank(ops, model, kv, limits, config.page_size, sampler, tier)
-            runner.head = load_drafter(head, checkpoint, model, kv, ops, limits, config.page_size, plan.n_pages)
-            drafter = runner.head or make_drafter(config, plan, tokenizer, model.spec.vocab, resources)
+            reader = runner.head = load_drafter(
+                head, checkpoint, model, kv, ops, limits, config.page_size, plan.n_pages
+            )
+            drafter = reader or make_drafter(config, plan, tokenizer, model.spec.vocab, resources)
         with timeline.phase("warm"):
             runner.warm()
             load_s = runner.probe_load()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from martlet.cache.nodes import Ids, Node
-from martlet.engine.engine import Engine
+from martlet.cache.pages import PagePool
+from martlet.sched.scheduler import Scheduler
 from martlet.types import PageId, Request, Sequence
 
 __all__ = ["MAX_NODES", "MAX_SEQUENCES", "Look", "NodeLook", "SequenceLook", "look"]
@@ -57,14 +58,14 @@ class Look:
     nodes: list[NodeLook]
 
 
-def look(engine: Engine) -> Look:
+def look(scheduler: Scheduler, pages: PagePool) -> Look:
     """Copy what is there now. In the engine's thread, between two steps; about a millisecond at most."""
-    scheduler, cache = engine.scheduler, engine.scheduler.cache
+    cache = scheduler.cache
     return Look(
         running=tuple(_sequence(seq) for seq in scheduler.running),
         waiting=tuple(_sequence(seq) for seq in islice(scheduler.waiting, MAX_SEQUENCES)),
         n_waiting=scheduler.n_waiting,
-        owners=engine.pages.counts(),
+        owners=pages.counts(),
         cached=[] if cache is None else cache.pages(),
         nodes=[] if cache is None else _nodes(cache.roots.values()),
     )

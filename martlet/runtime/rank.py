@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +29,19 @@ from martlet.runtime.page_moves import PageMoves
 from martlet.runtime.programs import Programs, layered_limits
 from martlet.sample.sampler import Sampler, SequenceSampler, token_logprobs
 from martlet.sample.verify import verify
-from martlet.speculate.eagle import HeadDrafter
-from martlet.speculate.medusa import MedusaDrafter
 from martlet.types import GRAMMAR_LIMIT, PageId, Sampled, SeqId, Sequence, Span, StepPlan, StepResult, TokenLogprobs
 
-__all__ = ["Rank"]
+__all__ = ["HiddenReader", "Rank"]
 
 F32 = NDArray[np.float32]
 _ALONE = SeqId(0)  # a sequence in a table of its own, which never meets those that generate
+
+
+class HiddenReader(Protocol):
+    """Reads the features that the model computes: a draft head."""
+
+    def follow(self, seq: SeqId, rows: SequenceRows, start: int, features: F32) -> None:
+        """Features [n, W] of positions from `start` on, whose next ids are known. They hold for the call only."""
 
 
 class _Running:
@@ -85,9 +91,7 @@ class Rank:
         self._bank: AdapterBank | None = None  # once there is an adapter
         self._moves = PageMoves(ops, kv.all, tier)
         self._masks: ThreadPoolExecutor | None = None
-        self.head: HeadDrafter | MedusaDrafter | None = (
-            None  # which is told what the model, whose `features` it reads, computes
-        )
+        self.head: HiddenReader | None = None  # of the model's `features`
 
     def run(self, plan: StepPlan) -> StepResult:
         """Move a plan's pages, compute its spans together and sample for those that ask for it."""
@@ -140,7 +144,7 @@ class Rank:
 
     def _tell(
         self,
-        head: HeadDrafter | MedusaDrafter,
+        head: HiddenReader,
         spans: tuple[Span, ...],
         sampled: tuple[Sampled, ...],
         features: F32,

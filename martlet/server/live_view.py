@@ -141,7 +141,7 @@ class EngineView:
     def _look(self) -> tuple[Look, float]:
         """In the engine's thread."""
         start = time.perf_counter()
-        found = look(self._built.engine)
+        found = look(self._built.engine.scheduler, self._built.engine.pages)
         return found, time.perf_counter() - start
 
     def _show(self, found: Look) -> None:
