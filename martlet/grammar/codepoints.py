@@ -121,10 +121,7 @@ def property_set(name: str) -> Ranges:
 
 
 def _all_characters() -> str:
-    """Every code point at its own index.
-
-    A character without properties stands for the surrogates.
-    """
+    """Every code point at its own index; U+FFFF, without properties, stands for the surrogates."""
     codes = np.arange(LAST + 1, dtype="<u4")
     codes[_SURROGATES[0] : _SURROGATES[1] + 1] = 0xFFFF
     return codes.tobytes().decode("utf-32-le")

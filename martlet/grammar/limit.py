@@ -44,10 +44,7 @@ def written(state: State, text: bytes, count: int) -> int:
 
 
 def tokens_out(state: State, vocabulary: Vocabulary) -> list[int]:
-    """The one-byte tokens that lead nearer to an endless string's end.
-
-    None where there is no choice.
-    """
+    """The one-byte tokens that lead nearer to an endless string's end; empty without a choice."""
     if not _is_endless(state):
         return []
     assert state.lexeme is not None
@@ -133,7 +130,7 @@ def _from_json_on(state: State, text: bytes) -> bytes:
 def tokens_closing(state: State, nesting: Nesting, limit: int, vocabulary: Vocabulary) -> list[int]:
     """The tokens of the bracket that closes a full container.
 
-    None where it is not full, or may not close.
+    Empty where the container is not full, or may not close.
     """
     if nesting.in_string or not nesting.commas or nesting.commas[-1] + 1 < limit:
         return []

@@ -187,9 +187,9 @@ class Masks:
         return np.concatenate((inside, np.array(more, np.int32))) if more else inside
 
     def _with_reserved(self, node: int, state: State, leaving: list[Any], tree: Tree) -> list[Any]:
-        """The tokens that leave.
+        """The tokens that leave a lexeme, where some texts are reserved.
 
-        Tokens with a reserved text are judged by what follows that text.
+        A token that begins with a reserved text is judged by the state after that text.
         """
         endings, lows, highs = self._endings_of(node, tree)
         if not endings:

@@ -196,7 +196,7 @@ class _ItemSet:
     def lexeme(self) -> Lexeme | None:
         """The terminals' automaton with what follows.
 
-        None if a following byte may also go on a terminal.
+        None if a byte that follows a terminal may also continue it.
         """
         if not self._is_known and self.dfa is not None:
             self._is_known = True

@@ -277,10 +277,7 @@ def _first_refs(rule: Rule, empty: set[str]) -> set[str]:
 
 # -- what needs no stack ---------------------------------------------------------------------------
 def _written_out(rules: dict[str, Rule], root: str) -> dict[str, Rule]:
-    """Inline rules without references where they are used, until nothing changes.
-
-    Large rules stay.
-    """
+    """Inline rules without references until nothing changes; large rules stay."""
     kept = dict(rules)
     used_by = _users({name: refs(rule) for name, rule in rules.items()})
     changed = list(kept)

@@ -106,7 +106,7 @@ class State(Protocol):
 
     @property
     def lexeme(self) -> tuple[Lexeme, int] | None:
-        """The lexeme that the text is inside, with its automaton's state.
+        """The lexeme that the text is inside, and its automaton's state.
 
         None outside of lexemes.
         """
@@ -153,7 +153,7 @@ class State(Protocol):
     def alternatives(self) -> tuple[State, ...] | None:
         """States whose texts together are exactly the texts of this state.
 
-        None: it has no alternatives.
+        None: there are no such alternatives.
         """
 
     def twin(self) -> tuple[State, Callable[[Any], State]] | None:
@@ -164,9 +164,9 @@ class State(Protocol):
 
     @property
     def reached(self) -> Any:
-        """At the end of a twin's text: what to ask the twin for.
+        """At the end of a twin's text: what to ask the twin for; otherwise None.
 
-        No byte leads on. Otherwise None.
+        No byte leads on from there.
         """
 
     def next_bytes(self) -> bytes | None:

@@ -117,9 +117,9 @@ _LEADS = (
 
 
 def _utf8(tree: _Tree, raw: Callable[[int], bool]) -> dict[int, Branch]:
-    """The branches of a root under which every character stands as itself.
+    """The branches of a root under which every character stands for itself.
 
-    Of ASCII, those in `raw`.
+    `raw` says which ASCII characters may.
     """
     root: dict[int, Branch] = {c: (True, tree.alphabet.class_of(c)) for c in range(128) if raw(c)}
     for base, count, depth, limits in _LEADS:

@@ -294,7 +294,7 @@ class Exits:
 class Region:
     """What the tokens below a node do from a lexeme's state on.
 
-    `exits` has by label the tokens that leave.
+    `exits` holds the tokens that leave, by label.
     """
 
     def __init__(self, vocabulary: Vocabulary, lexeme: Lexeme, state: int, node: int) -> None:

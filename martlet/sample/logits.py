@@ -144,10 +144,7 @@ def presence_frequency_penalty(c: Candidates, ids: I64, counts: I64, presence: f
 
 
 def _repeats(ids: I64, limit: int) -> tuple[I64, I64]:
-    """Positions after repetitions of the end of `ids`, and their lengths up to `limit`.
-
-    Int64 [m].
-    """
+    """Positions after repetitions of the end of `ids`, and their lengths to `limit`; int64 [m]."""
     after = np.flatnonzero(ids[:-1] == ids[-1]) + 1
     lengths = np.ones(len(after), np.int64)
     alive = np.arange(len(after))
@@ -302,9 +299,9 @@ def xtc(c: Candidates, probability: float, threshold: float, u: float) -> Candid
 
 
 def mirostat_keep(c: Candidates, mu: float) -> Candidates:
-    """Mirostat v2 (arXiv:2007.14966, alg.
+    """Mirostat v2: keeps tokens with surprise -log2 p ≤ mu, at least the best token.
 
-    2): keeps surprise -log2 p ≤ mu, at least the best token.
+    Source: arXiv:2007.14966, algorithm 2.
     """
     keep = c.logits >= log_sum_exp(c.logits) - mu * math.log(2)
     return c.take(keep) if keep.any() else _best(c)

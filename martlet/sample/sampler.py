@@ -379,9 +379,9 @@ def _tokens_of(tokenizer: Tokenizer, text: bytes) -> tuple[int, ...]:
 
 
 def _penalties(seq: SequenceSampler, c: Candidates) -> Candidates:
-    """Repetition counts prompt and answer; presence and frequency count the answer.
+    """Repetition counts prompt and answer; presence and frequency count the answer only.
 
-    See `penalty_last_n`.
+    All count within `penalty_last_n`.
     """
     p, start = seq.params, seq.window(seq.params.penalty_last_n)
     if p.repetition_penalty != 1:

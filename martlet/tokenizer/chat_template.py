@@ -173,10 +173,7 @@ class ChatTemplate:
         return RenderedChat(*shield.restore(text if mark is None else _cut(text, mark)), unread)
 
     def prompt_ids(self, rendered: RenderedChat) -> list[int]:
-        """The ids of a prompt.
-
-        A single BOS token if the template writes it or the model wants it.
-        """
+        """The ids of a prompt, with exactly one BOS token if the template or the model wants it."""
         tokenizer = self._tokenizer
         ids = tokenizer.encode(
             rendered.text, add_special=False, parse_special=True, literal_spans=rendered.literal_spans

@@ -28,7 +28,7 @@ class TokenBytes(Protocol):
     def token_bytes(self, token: int, *, special: bool = True) -> bytes:
         """The bytes that a token adds to the text.
 
-        B"" for a control token if `special` is False.
+        For a control token they are empty if `special` is False.
         """
 
     def is_added(self, token: int) -> bool:

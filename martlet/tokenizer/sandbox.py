@@ -216,9 +216,9 @@ class _Instrument(NodeTransformer):
 
 
 class _Generation(Extension):
-    """{% generation %} … {% endgeneration %}: marks the assistant's text for training.
+    """{% generation %} … {% endgeneration %}, which marks the assistant's text for training.
 
-    Here it is printed as it is.
+    Here the text is printed as it is.
     """
 
     tags = {"generation"}  # noqa: RUF012

@@ -150,7 +150,8 @@ class Tokenizer:
     def token_bytes(self, token: int, *, special: bool = True) -> bytes:
         """Return the bytes that a token adds to the text.
 
-        B"" for a control token if `special` is False.
+        For a control token they are empty if `special` is False. RequestError for an id outside the
+        vocabulary.
         """
         known = self._bytes[special]
         piece = known.get(token)

@@ -155,7 +155,7 @@ def end_of_generation(vocab: Vocab, declared: Iterable[int | None]) -> frozenset
 
 
 def _not_ends(ids: Mapping[str, int], ends: set[int]) -> set[int]:
-    """In gpt-oss's format <|end|> closes a message and the answer goes on.
+    """In gpt-oss's format <|end|> closes a message, and the answer goes on.
 
     <|return|> and <|call|> end it.
     """

@@ -52,9 +52,9 @@ class Level(Linked):
         return self.end.resume(frozenset().union(*outcomes)) if outcomes else None
 
     def element(self, after: bool) -> State | None:
-        """The state before the next array element, None if there is none.
+        """The state before the next array element, None if no element may come.
 
-        `after` a comma or a bracket.
+        `after`: the element follows a comma, not the opening bracket.
         """
         if after not in self._elements:
             options = [
@@ -78,7 +78,7 @@ class Level(Linked):
     def value(self, options: Sequence[tuple[Goal, Item, Survivors]], after: bool) -> State:
         """The state before a value.
 
-        An option is a goal, the item after it, and the item's outcome.
+        `options` are triples: a goal, the item after the value, and the item's outcome.
         """
         merged: dict[tuple[Goal, Item], Survivors] = {}
         for goal, item, outcome in options:

@@ -73,7 +73,7 @@ class Machine:
     def gap(self, state: State, after: bool) -> State:
         """A state with the white space that may stand before it.
 
-        `after` a comma or colon, or elsewhere.
+        `after`: it follows a comma or a colon.
         """
         most = self.spacing.after if after else self.spacing.around
         return self.intern(Space, state, most) if most else state
@@ -295,7 +295,7 @@ class Value(ByteState):
     ) -> State:
         """A lexeme's first state.
 
-        `members` tell for each label which of the `different` sets it is in.
+        `members` says for each label which of the `different` sets its texts are in.
         """
         numbers = {texts: i for i, texts in enumerate(different)}
         of = [numbers.get(texts) for texts in sets]

@@ -41,9 +41,9 @@ class Texts:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the set is empty, as far as that is known without an automaton.
+        """Whether the set is empty, as far as known without an automaton.
 
-        `settled` knows.
+        `settled` knows for sure.
         """
         if self.finite is not None:
             return not self.finite

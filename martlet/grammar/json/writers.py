@@ -227,10 +227,7 @@ class ObjectWriter:
 
 
 class _Covering:
-    """A search for properties that meet every `exists` still missing.
-
-    One property may meet several.
-    """
+    """A search for properties that meet every missing `exists`; a property may meet several."""
 
     def __init__(self, writer: ObjectWriter, used: int, needed: int) -> None:
         self._writer, self._used, self._needed = writer, used, needed
