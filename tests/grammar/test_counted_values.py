@@ -1,4 +1,6 @@
-"""Sets of few values: different items run out of them, and arrays and objects that need more than there are are refused."""
+"""Sets of few values: different items run out of them, and arrays and objects that need more than
+there are are refused.
+"""
 
 from __future__ import annotations
 

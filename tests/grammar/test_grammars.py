@@ -1,4 +1,6 @@
-"""GBNF and Lark on the automaton with a stack: against a slow reference that tries everything, Lark itself, and by hand."""
+"""GBNF and Lark on the automaton with a stack: against a slow reference that tries everything, Lark
+itself, and by hand.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def accepts(state: State | None, text: str) -> bool:
     return state is not None and state.accepts
 
 
-# -- the reference: all ends that a rule's text can have, by fixpoint over (rule, start) -------------------------------------
+# -- the reference: all ends that a rule's text can have, by fixpoint over (rule, start) -----------
 def reference(rules: dict[str, Rule], root: str, text: str) -> bool:
     ends: dict[tuple[str, int], set[int]] = {(name, at): set() for name in rules for at in range(len(text) + 1)}
 
@@ -52,19 +54,19 @@ def reference(rules: dict[str, Rule], root: str, text: str) -> bool:
         if isinstance(rule, Choice):
             return set().union(*(of(option, at) for option in rule.options))
         if isinstance(rule, Row):
-            found = {at}
+            reached = {at}
             for item in rule.items:
-                found = set().union(*(of(item, here) for here in found))
-            return found
+                reached = set().union(*(of(item, here) for here in reached))
+            return reached
         assert isinstance(rule, Repeat)
-        found, last = ({at} if rule.low == 0 else set()), {at}
+        reached, last = ({at} if rule.low == 0 else set()), {at}
         for n in range(1, (rule.high or len(text) + rule.low + 1) + 1):
             last = set().union(*(of(rule.item, here) for here in last))
             if n >= rule.low:
-                if last <= found:
+                if last <= reached:
                     break
-                found |= last
-        return found
+                reached |= last
+        return reached
 
     changed = True
     while changed:
@@ -105,7 +107,10 @@ def test_random_grammars_agree_with_the_reference(root: str, x: str, y: str) -> 
 @settings(max_examples=60, deadline=None)
 @given(RULES, RULES, RULES, st.integers(0, 2**32))
 def test_no_dead_ends(root: str, x: str, y: str, seed: int) -> None:
-    """From every state something goes on, or the text may end; and a short way to an end is always there."""
+    """From every state something goes on, or the text may end.
+
+    And a short way to an end is always there.
+    """
     try:
         state: State | None = gbnf(f"root ::= {root}\nx ::= {x}\ny ::= {y}\n")
     except RequestError:
@@ -122,7 +127,7 @@ def test_no_dead_ends(root: str, x: str, y: str, seed: int) -> None:
         state = state.step(draw.choice(following))
 
 
-# -- llama.cpp's own grammars, unchanged --------------------------------------------------------------------------------
+# -- llama.cpp's own grammars, unchanged -----------------------------------------------------------
 LLAMA_CPP = {
     "arithmetic": (["a = 1\n", "(a+b)*2 = c\nx=1\n"], ["(a = 1\n", "a = 1"]),
     "c": (

@@ -1,4 +1,7 @@
-"""Masks: what the matcher says of a whole vocabulary is what stepping through each token says; and the rest of a Constraint."""
+"""Masks: what the matcher says of a whole vocabulary is what stepping through each token says.
+
+And the rest of a Constraint.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> KernelStore:
 
 def pieces(n: int, seed: int) -> list[bytes]:
     """Random pieces of valid texts, as tokens: they straddle what the grammar tells apart."""
-    chance, found = random.Random(seed), {b'"}': None, b'","': None, b"},{": None, b"\xc3": None}
-    while len(found) < n:
+    chance, texts = random.Random(seed), {b'"}': None, b'","': None, b"},{": None, b"\xc3": None}
+    while len(texts) < n:
         text = chance.choice(VALID)[1]
         start = chance.randrange(len(text))
-        found[text[start : start + chance.randint(2, 9)]] = None
-    return [*found, b'"}']  # one twice
+        texts[text[start : start + chance.randint(2, 9)]] = None
+    return [*texts, b'"}']  # one twice
 
 
 def allowed(matcher: Matcher) -> set[int]:
@@ -75,9 +78,9 @@ def test_the_compiled_walk_is_the_one_in_python(kernels: KernelStore) -> None:
         "type": "object",
         "properties": {"a": {"type": "string", "minLength": 2, "maxLength": 5, "pattern": "^é|x"}},
     }
-    for one in ({"type": "string", "minLength": 1, "maxLength": 6}, {"type": "number", "minimum": -3}, schema):
-        walk(vocabulary(texts), one, b'"abc"', chance, SchemaOptions())
-        fast, slow = (compile_schema(one, vocabulary(texts, store)).matcher() for store in (kernels, None))
+    for each in ({"type": "string", "minLength": 1, "maxLength": 6}, {"type": "number", "minimum": -3}, schema):
+        walk(vocabulary(texts), each, b'"abc"', chance, SchemaOptions())
+        fast, slow = (compile_schema(each, vocabulary(texts, store)).matcher() for store in (kernels, None))
         assert allowed(fast) == allowed(slow)
 
 
@@ -141,15 +144,15 @@ def test_forced_text() -> None:
 def test_a_vocabulary_is_its_sorted_texts() -> None:
     texts = [b"b", b"ab", None, b"a", b"abc", b"b", b"\xff\x00", b""]
     tokens = Vocabulary(texts, [])
-    found = {}
+    at = {}
     for token, text in enumerate(texts):
         if text:
             node = tokens.find(0, text)
             assert node is not None
             assert token in tokens.tokens_at(node)
-            found[text] = tokens.tokens_at(node)
-    assert found[b"b"] == [0, 5]
-    assert sum(map(len, found.values())) == 6
+            at[text] = tokens.tokens_at(node)
+    assert at[b"b"] == [0, 5]
+    assert sum(map(len, at.values())) == 6
     assert tokens.find(0, b"ac") is None
 
 

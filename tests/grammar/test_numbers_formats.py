@@ -1,4 +1,6 @@
-"""Numbers within bounds, and the formats of JSON Schema: against exact arithmetic, the standards' examples and Python's own."""
+"""Numbers within bounds, and the formats of JSON Schema: against exact arithmetic, the standards'
+examples and Python's own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Regular expressions as languages: against Python's `re` where the dialects agree, and by hand where they do not."""
+"""Regular expressions as languages: against Python's `re` where the dialects agree, and by hand
+where they do not.
+"""
 
 from __future__ import annotations
 

@@ -123,7 +123,9 @@ def test_what_cannot_be_enforced_is_refused_by_pointer(pointer: str, schema: Any
 
 
 def test_what_takes_too_much_is_refused() -> None:
-    """Neither the stack nor the clock is used up: a chain of required objects, patterns that overlap in every way."""
+    """Neither the stack nor the clock is used up: a chain of required objects, patterns that
+    overlap in every way.
+    """
     deep: Any = {"type": "integer"}
     for _ in range(120):
         deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
@@ -145,8 +147,8 @@ def test_annotations_are_no_constraints_and_unknown_keywords_are_reported() -> N
     """Fault STR-17."""
     schema = {"title": "t", "description": "d", "default": 1, "$schema": "https://json-schema.org/draft/2020-12/schema"}
     assert meets(schema, "null")
-    found = coverage({**schema, "minLenght": 3, "format": "colour"})
-    assert sorted(problem.pointer for problem in found.ignored) == ["#/format", "#/minLenght"]
+    report = coverage({**schema, "minLenght": 3, "format": "colour"})
+    assert sorted(problem.pointer for problem in report.ignored) == ["#/format", "#/minLenght"]
 
 
 def test_no_white_space_by_default_and_never_more_than_said() -> None:

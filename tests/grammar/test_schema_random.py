@@ -1,4 +1,6 @@
-"""Random schemas, both ways, with `jsonschema` as judge: what a grammar writes is valid, what is valid it accepts."""
+"""Random schemas, both ways, with `jsonschema` as judge: what a grammar writes is valid, what is
+valid it accepts.
+"""
 
 from __future__ import annotations
 
@@ -97,16 +99,18 @@ def written(start: State, chance: random.Random, most: int = 400) -> str | None:
 
 
 def has_unknown_name_twice(text: str, schema: Any) -> bool:
-    """Whether a name that the schema does not know comes twice in an object: of such, readers keep one."""
-    found: list[str] = []
+    """Whether a name that the schema does not know comes twice in an object: of such, readers keep
+    one.
+    """
+    repeated: list[str] = []
 
     def pairs(members: list[tuple[str, Any]]) -> None:
         names = [name for name, _ in members]
-        found.extend(name for name in names if names.count(name) > 1)
+        repeated.extend(name for name in names if names.count(name) > 1)
 
     json.loads(text, object_pairs_hook=pairs)
     known = json.dumps(schema)
-    return any(json.dumps(name) not in known for name in found)
+    return any(json.dumps(name) not in known for name in repeated)
 
 
 SETTINGS = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))

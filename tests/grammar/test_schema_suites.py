@@ -1,8 +1,9 @@
 """The official JSON-Schema-Test-Suite and a part of MaskBench, as data.
 
-Source: github.com/json-schema-org/JSON-Schema-Test-Suite (MIT, tests/data/json_schema/LICENSE), drafts 2020-12, 7 and 4;
-MaskBench, arXiv:2501.10868. A test of the suite that is not met must be one of the narrowings that are documented: a whole
-number is not written with a fraction, a format is enforced, references to other documents are refused.
+Source: github.com/json-schema-org/JSON-Schema-Test-Suite (MIT, tests/data/json_schema/LICENSE),
+drafts 2020-12, 7 and 4; MaskBench, arXiv:2501.10868. A test of the suite that is not met must be
+one of the narrowings that are documented: a whole number is not written with a fraction, a format
+is enforced, references to other documents are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def suite(draft: str) -> list[dict[str, Any]]:
 
 
 def is_narrowed(group: dict[str, Any], data: Any) -> bool:
-    """Whether a valid test may be rejected: a format, a whole number with a fraction, keywords turned off."""
+    """Whether a valid test may be rejected: a format, a whole number with a fraction, keywords
+    turned off.
+    """
     return group["file"] in ("format", "vocabulary") or (
         ".0" in text_of(data) and group["file"] in ("const", "enum", "type")
     )

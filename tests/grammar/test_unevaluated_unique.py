@@ -1,6 +1,8 @@
-"""Keywords that look at others: unevaluated*, references by dynamic scope, different arrays and objects.
+"""Keywords that look at others: unevaluated*, references by dynamic scope, different arrays and
+objects.
 
-The oracle is `jsonschema`, with schemas and instances drawn at random; what is refused names its keyword's place.
+The oracle is `jsonschema`, with schemas and instances drawn at random; what is refused names its
+keyword's place.
 """
 
 from __future__ import annotations
@@ -166,14 +168,17 @@ def test_a_dynamic_reference_with_one_anchor_is_a_plain_one() -> None:
 
 
 def test_a_dynamic_reference_that_depends_on_the_way_is_refused() -> None:
-    there = {name: {"$id": name, "$dynamicAnchor": "n", "type": kind} for name, kind in (("x", "null"), ("y", "array"))}
+    there = {
+        name: {"$id": name, "$dynamicAnchor": "n", "type": json_type}
+        for name, json_type in (("x", "null"), ("y", "array"))
+    }
     with pytest.raises(SchemaError) as caught:
         schema_start({"items": {"$ref": "x#/$defs/z"}, "$defs": {
             "x": {**there["x"], "$defs": {"z": {"$dynamicRef": "#n"}}}, "y": there["y"]}})  # fmt: skip
     assert [problem.pointer for problem in caught.value.problems] == ["#/$defs/x/$defs/z/$dynamicRef"]
 
 
-# -- different items -----------------------------------------------------------------------------------------------
+# -- different items -------------------------------------------------------------------------------
 CHOICE = {
     "type": "object",
     "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}},
@@ -201,7 +206,10 @@ def test_few_arrays_and_objects_are_told_apart(items: Any, right: str, wrong: st
 
 
 def test_no_more_different_items_than_there_are() -> None:
-    """Six values: an array of six is possible, in any order, and nothing but its end follows; one of seven is not."""
+    """Six values: an array of six is possible, in any order, and nothing but its end follows.
+
+    One of seven is not.
+    """
     schema = {"type": "array", "items": CHOICE, "uniqueItems": True, "minItems": 6}
     state = schema_start(schema)
     values = [{"a": a} | ({} if b is None else {"b": b}) for a in "xy" for b in (True, None, False)]

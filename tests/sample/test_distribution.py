@@ -1,6 +1,8 @@
-"""Chi-square: how often each token is drawn, against exact probabilities worked out here by the textbook's formulas.
+"""Chi-square: how often each token is drawn, against exact probabilities worked out here by the
+textbook's formulas.
 
-Seeds are fixed, so a test passes always or never. The bound is the value that chance exceeds once in 31,000 times.
+Seeds are fixed, so a test passes always or never. The bound is the value that chance exceeds once
+in 31,000 times.
 """
 
 from __future__ import annotations

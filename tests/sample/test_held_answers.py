@@ -1,4 +1,6 @@
-"""The sampler under a grammar, with logits that want something else: ends, white space, tokens that hide faults, going back."""
+"""The sampler under a grammar, with logits that want something else: ends, white space, tokens that
+hide faults, going back.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,7 @@ def test_sequences_have_states_of_their_own() -> None:
             if seq.n_generated == 0 or seq.ids[-1] != EOS:
                 token = seq.sample(row)[0]
                 data[i] += b"" if token == EOS else TEXTS[token]
-    texts = [json.loads(part) for part in data]
+    texts = [json.loads(piece) for piece in data]
     assert all(set(text) == {"name", "last_name"} for text in texts)
 
 
@@ -287,10 +289,10 @@ def test_a_string_without_bound_comes_to_an_end(wanted: str) -> None:
         data += TEXTS[token]
         assert seq.constraint is not None
         limited.append(seq.constraint.is_limited())
-    found = json.loads(data)
-    assert 20 <= len(json.dumps(found["a"], ensure_ascii=False).encode()) - 2 <= 22
-    assert 30 <= len(found["b"]) <= 31
-    assert len(found["c"]) == 50  # its own bound, and no other
+    answer = json.loads(data)
+    assert 20 <= len(json.dumps(answer["a"], ensure_ascii=False).encode()) - 2 <= 22
+    assert 30 <= len(answer["b"]) <= 31
+    assert len(answer["c"]) == 50  # its own bound, and no other
     assert limited == sorted(limited)
     assert (limited[0], limited[-1]) == (False, True)
     seq.truncate(3)
@@ -299,7 +301,10 @@ def test_a_string_without_bound_comes_to_an_end(wanted: str) -> None:
 
 
 def test_a_string_at_the_limit_may_only_end() -> None:
-    """The mask is what `advance` takes; a copy and the way back know the limit; the pattern says how it may end."""
+    """The mask is what `advance` takes.
+
+    A copy and the way back know the limit; the pattern says how it may end.
+    """
     grammars = Grammars(toy())
     pattern = {"type": "string", "pattern": "^(ab)+$"}
     matcher = grammars.matcher(Structured(json=pattern, string_limit=3))
@@ -318,12 +323,12 @@ def test_a_string_at_the_limit_may_only_end() -> None:
     assert matcher.advance(ord("b"))
     assert allowed() == {b'"'}
     copy = matcher.clone()
-    for one in (matcher, copy):
-        assert not one.allows(ord("a"))
-        assert not one.advance(ord("a"))
-        assert one.advance(ord('"'))
-        assert one.is_done()
-        assert one.is_limited()
+    for constraint in (matcher, copy):
+        assert not constraint.allows(ord("a"))
+        assert not constraint.advance(ord("a"))
+        assert constraint.advance(ord('"'))
+        assert constraint.is_done()
+        assert constraint.is_limited()
     matcher.rollback(3)
     assert not matcher.is_limited()
     assert allowed() == {b"a", b'"'}

@@ -53,7 +53,10 @@ def toy() -> Any:
 
 
 def answer(structured: Any, liked: dict[str, float], seed: int | None = None, most: int = 600) -> tuple[str, bool]:
-    """The text under logits that like some tokens, or draw at random; and whether it says that something was cut."""
+    """The text under logits that like some tokens, or draw at random.
+
+    And whether it says that something was cut.
+    """
     shared = Sampler(toy(), constraints=Grammars(toy()).matcher)
     heat = {"temperature": 0.0} if seed is None else {"temperature": 1.0, "seed": seed}
     seq = shared.start(SamplingParams(max_tokens=most, structured=structured, **heat), (0,))  # type: ignore[arg-type]
@@ -165,7 +168,7 @@ def test_whatever_is_drawn_ends_and_says_whether_it_was_cut() -> None:
     schema = {"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "object", "additionalProperties": {"$ref": "#"},
               "propertyNames": {"maxLength": 2}}, {"enum": [1, True]}]}  # fmt: skip
     liked = dict.fromkeys(("1", "1,", ",1", "[", '","', ',"', '"', ":", '":', ","), 2.0) | {"[[": 1.0}
-    found = []
+    seen = []
     for seed in range(60):
         try:
             text, limited = answer({"json": schema, "item_limit": 4}, liked, seed, most=2000)
@@ -173,8 +176,8 @@ def test_whatever_is_drawn_ends_and_says_whether_it_was_cut() -> None:
             continue
         assert (longest(json.loads(text)) >= 4) == limited, text
         assert longest(json.loads(text)) <= 4
-        found.append(limited)
-    assert {True, False} == set(found)
+        seen.append(limited)
+    assert {True, False} == set(seen)
 
 
 def test_the_engine_has_a_limit_of_its_own() -> None:

@@ -50,7 +50,9 @@ def test_keys_of_logit_bias_as_json_has_them() -> None:
 
 
 def test_the_highest_temperatures_make_all_tokens_equal() -> None:
-    """T = value ± spread beyond the largest float: the logits' differences vanish, and no token is lost."""
+    """T = value ± spread beyond the largest float: the logits' differences vanish, and no token is
+    lost.
+    """
     c = Candidates(np.arange(4), np.array([1.0, 2.0, 3.0, -50.0]))
     hot = steps.temperature(c, 1e308, 1.7e308, 1.0)
     assert hot.ids.tolist() == [0, 1, 2, 3]

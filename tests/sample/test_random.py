@@ -1,4 +1,6 @@
-"""Philox against the known answers of its authors (Random123's kat_vectors), and what the counter's words are for."""
+"""Philox against the known answers of its authors (Random123's kat_vectors), and what the counter's
+words are for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The sampler as a whole: masks, order, state, log-probabilities; every sampling entry of the fault log."""
+"""The sampler as a whole: masks, order, state, log-probabilities.
+
+Every sampling entry of the fault log.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +180,10 @@ def test_unusable_logits_end_their_sequence_only(settings: dict[str, Any], bad: 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {}, {"top_p": 0.9}, {"repetition_penalty": 1.5}])
 @pytest.mark.parametrize("masked", [False, True])
 def test_rows_beyond_the_vocabulary_and_unused_ids_are_never_sampled(settings: dict[str, Any], masked: bool) -> None:
-    """Fault SMP-19: vocabulary 100, 128 logits, the best at 120; and unused ids inside the vocabulary."""
+    """Fault SMP-19: vocabulary 100, 128 logits, the best at 120.
+
+    And unused ids inside the vocabulary.
+    """
     row = np.zeros(128, np.float32)
     row[120] = 50
     row[[7, 9]] = 40
@@ -279,7 +285,8 @@ def test_the_order_is_llama_cpps_unless_asked_otherwise() -> None:
 
 
 def test_temperature_after_or_before_top_p() -> None:
-    # p = (0.6, 0.3, 0.1): top_p 0.8 keeps two; at temperature 5 the three are nearly equal, and it keeps three.
+    # p = (0.6, 0.3, 0.1): top_p 0.8 keeps two; at temperature 5 the three are nearly equal, and it
+    # keeps three.
     row = logits(*np.log([0.6, 0.3, 0.1]))
     settings = {"temperature": 5.0, "top_p": 0.8}
     assert drawn(row, 300, **settings) == {0, 1}
@@ -348,10 +355,10 @@ def test_unseeded_sequences_differ() -> None:
 
 def test_unseeded_sequences_of_a_seeded_sampler_can_be_had_again() -> None:
     params = SamplingParams()
-    one, other = sampler(5, seed=9), sampler(5, seed=9)
-    seeds = [one.start(params, (0,)).seed for _ in range(3)]
+    first, second = sampler(5, seed=9), sampler(5, seed=9)
+    seeds = [first.start(params, (0,)).seed for _ in range(3)]
     assert len(set(seeds)) == 3
-    assert seeds == [other.start(params, (0,)).seed for _ in range(3)]
+    assert seeds == [second.start(params, (0,)).seed for _ in range(3)]
 
 
 def test_logits_are_left_as_they_are() -> None:

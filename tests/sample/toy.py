@@ -1,4 +1,6 @@
-"""A vocabulary without a language: token i spells the character chr(ord("a") + i), or what `texts` says."""
+"""A vocabulary without a language: token i spells the character chr(ord("a") + i), or what `texts`
+says.
+"""
 
 from __future__ import annotations
 

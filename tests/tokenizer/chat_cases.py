@@ -1,7 +1,8 @@
 """Conversations that the chat template tests render, and a stand-in for a tokenizer.
 
-`python -m tests.tokenizer.chat_cases` writes tests/data/chat-templates/expected.json with what transformers renders
-(or the words of the template's own error), for every published template in that folder and every conversation here.
+`python -m tests.tokenizer.chat_cases` writes tests/data/chat-templates/expected.json with what
+transformers renders (or the words of the template's own error), for every published template in
+that folder and every conversation here.
 """
 
 from __future__ import annotations
@@ -98,13 +99,13 @@ class CharTokenizer:
         at = 0
         while at < len(text):
             literal = any(start <= at < stop for start, stop in literal_spans)
-            found = next((token for token in self.special_ids if text.startswith(self.control[token], at)), None)
-            if found is None or literal or not parse_special:
+            control = next((token for token in self.special_ids if text.startswith(self.control[token], at)), None)
+            if control is None or literal or not parse_special:
                 ids.append(1000 + ord(text[at]))
                 at += 1
             else:
-                ids.append(found)
-                at += len(self.control[found])
+                ids.append(control)
+                at += len(self.control[control])
         return ids
 
 

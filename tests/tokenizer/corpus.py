@@ -1,4 +1,6 @@
-"""Texts to compare tokenizers on, made from a seed: prose in many scripts, code, noise from every part of Unicode."""
+"""Texts to compare tokenizers on, made from a seed: prose in many scripts, code, noise from every
+part of Unicode.
+"""
 
 from __future__ import annotations
 
@@ -37,28 +39,30 @@ SEPARATORS = ["", " ", "  ", "\n", "\n\n", "\t", "\r\n", ", ", ".", "'", "\u00a0
 
 @cache
 def by_category() -> list[str]:
-    """Assigned characters, a string a general category (those of the interpreter's Unicode, which oracles know too)."""
-    found: dict[str, list[str]] = {}
+    """Assigned characters, a string a general category (those of the interpreter's Unicode, which
+    oracles know too).
+    """
+    by_category: dict[str, list[str]] = {}
     for code in range(0x110000):
         char = chr(code)
-        kind = unicodedata.category(char)
-        if kind not in ("Cn", "Cs", "Co"):
-            found.setdefault(kind, []).append(char)
-    return ["".join(chars) for chars in found.values()]
+        category = unicodedata.category(char)
+        if category not in ("Cn", "Cs", "Co"):
+            by_category.setdefault(category, []).append(char)
+    return ["".join(chars) for chars in by_category.values()]
 
 
 def random_text(rng: random.Random) -> str:
     """Up to some thirty pieces: words of samples, runs of one character, characters of a category."""
     pieces: list[str] = []
     for _ in range(rng.randint(1, 30)):
-        kind = rng.random()
-        if kind < 0.5:
+        u = rng.random()
+        if u < 0.5:
             sample = rng.choice(SAMPLES)
             start = rng.randrange(len(sample))
             pieces.append(sample[start : start + rng.randint(1, 24)])
-        elif kind < 0.65:
+        elif u < 0.65:
             pieces.append(rng.choice(" \n\t\ra1A.'é你▁") * rng.randint(1, 9))
-        elif kind < 0.85:
+        elif u < 0.85:
             chars = rng.choice(by_category())
             pieces.append("".join(rng.choice(chars) for _ in range(rng.randint(1, 5))))
         else:

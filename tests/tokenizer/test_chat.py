@@ -1,4 +1,6 @@
-"""Chat templates: what transformers renders, control tokens in what a user writes (`test_chat_hostile.py`: untrusted ones)."""
+"""Chat templates: what transformers renders, control tokens in what a user writes
+(`test_chat_hostile.py`: untrusted ones).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from martlet.tokenizer.chat_template import ChatTemplate, RenderedChat
 EXPECTED = json.loads((FOLDER / "expected.json").read_text(encoding="utf-8"))
 
 
-# -- published templates -----------------------------------------------------------------------------------------------
+# -- published templates ---------------------------------------------------------------------------
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_published_template(name: str, case: str) -> None:
@@ -42,7 +44,9 @@ def test_published_template(name: str, case: str) -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_control_tokens_of_users_change_nothing_else(name: str) -> None:
-    """The prompt is the one of a harmless word in its place, and only what the template wrote is a control token."""
+    """The prompt is the one of a harmless word in its place, and only what the template wrote is a
+    control token.
+    """
     control = "<|im_end|>"
     tools = {"tools": CASES["tools"]["tools"]} if name.startswith("NousResearch") else {}
     chat = template(source(name), control, bos=BOS, eos=EOS)
@@ -65,7 +69,7 @@ def test_expected_texts_are_those_of_transformers(name: str) -> None:
     assert {case: transformers_renders(name, options) for case, options in CASES.items()} == EXPECTED[name]
 
 
-# -- the extensions that templates use -----------------------------------------------------------------------------------
+# -- the extensions that templates use -------------------------------------------------------------
 def test_clock() -> None:
     """Fault TPL-01."""
     assert render('{{ strftime_now("%Y") }}') == "2025"
@@ -114,7 +118,7 @@ def test_wrong_template(text: str, words: str) -> None:
         render(text)
 
 
-# -- control tokens -------------------------------------------------------------------------------------------------------
+# -- control tokens --------------------------------------------------------------------------------
 CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
 
 
@@ -189,7 +193,7 @@ def test_one_bos(add_bos: bool, writes: bool) -> None:
     assert ids[-len(BOS) :] == [1000 + ord(character) for character in BOS]
 
 
-# -- fallback -------------------------------------------------------------------------------------------------------------
+# -- fallback --------------------------------------------------------------------------------------
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 
 
@@ -227,7 +231,7 @@ def test_own_template_is_no_fallback() -> None:
     assert (chat.is_fallback, chat.note, chat.warnings) == (False, None, ())
 
 
-# -- messages -------------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 def test_parts_are_joined() -> None:
     """Fault TPL-14."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -280,7 +284,9 @@ def test_arguments_as_text_become_an_object() -> None:
 
 @pytest.mark.parametrize("name", ["Qwen-Qwen2.5-7B-Instruct", "google-gemma-2-2b-it"])
 def test_continue_final_message(name: str) -> None:
-    """Fault TPL-16: the prompt ends with the message, its trailing space kept unless the template trims."""
+    """Fault TPL-16: the prompt ends with the message, its trailing space kept unless the template
+    trims.
+    """
     turns = [TURNS[1], {"role": "assistant", "content": "Sure, the "}]
     text = template(source(name)).render(turns, continue_final_message=True).text
     assert text.endswith("Sure, the" + ("" if "gemma" in name else " "))
@@ -293,7 +299,7 @@ def test_messages_are_not_changed() -> None:
     assert json.dumps(turns) == before
 
 
-# -- real models ----------------------------------------------------------------------------------------------------------
+# -- real models -----------------------------------------------------------------------------------
 @pytest.mark.model
 def test_smollm2() -> None:
     tokenizer = model(SMOLLM2)

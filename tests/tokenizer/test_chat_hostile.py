@@ -15,7 +15,7 @@ from chat_cases import (
 
 from martlet.errors import RequestError
 
-# -- hostile templates ----------------------------------------------------------------------------------------------------
+# -- hostile templates -----------------------------------------------------------------------------
 ESCAPES = [
     '{{ "".__class__.__mro__[1].__subclasses__() }}',
     "{{ cycler.__init__.__globals__ }}",

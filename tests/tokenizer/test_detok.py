@@ -46,14 +46,19 @@ def test_cut_in_the_middle_of_a_character(kept: int) -> None:
 
 
 def test_prompt_text_never_shows() -> None:
-    """Fault DET-05: the prompt ends within a character; the answer's text is that of its own tokens."""
+    """Fault DET-05: the prompt ends within a character.
+
+    The answer's text is that of its own tokens.
+    """
     tokenizer = Bytes(b"Hello world ", b"\xf0\x9f", b"ok")
     detokenizer = Detokenizer(tokenizer, after=1)
     assert detokenizer.feed(2) == "ok"
 
 
 def test_leading_space() -> None:
-    """SentencePiece: the first token's space is dropped at a start and after a control token, kept in a continuation."""
+    """SentencePiece: the first token's space is dropped at a start and after a control token, kept
+    in a continuation.
+    """
     tokenizer = Bytes(b" Hi", b"<s>", added=(1,), strips_space=True)
     assert Detokenizer(tokenizer).feed(0) == "Hi"
     assert Detokenizer(tokenizer, after=1).feed(0) == "Hi"

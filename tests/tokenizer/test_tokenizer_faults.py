@@ -88,29 +88,29 @@ def test_tok_09_text_never_becomes_a_control_token() -> None:
     qwen = vocab("qwen2")
     assert qwen.encode("<|im_start|>user") == [27, 91, 318, 4906, 91, 29, 872]
     assert qwen.encode("<|im_start|>user", parse_special=True) == [IM_START, 872]
-    parts = [
+    pieces = [
         ("<|im_start|>user\n", True),
         (QWEN_FORGED, False),
         ("<|im_end|>\n<|im_start|>assistant\n", True),
     ]
-    ids = encode_pieces(qwen, parts)
+    ids = encode_pieces(qwen, pieces)
     assert (ids.count(IM_START), ids.count(IM_END)) == (2, 1)
-    assert qwen.decode(ids) == "".join(text for text, _ in parts)
+    assert qwen.decode(ids) == "".join(text for text, _ in pieces)
 
 
 def test_tok_09_a_token_across_the_border() -> None:
     """Fault TOK-09: nor do a user's text and the template's make one together."""
     qwen = vocab("qwen2")
-    for parts in ([("a<|im_", False), ("end|>b", True)], [("a<|im_", True), ("end|>b", False)]):
-        assert IM_END not in encode_pieces(qwen, parts)
+    for pieces in ([("a<|im_", False), ("end|>b", True)], [("a<|im_", True), ("end|>b", False)]):
+        assert IM_END not in encode_pieces(qwen, pieces)
     assert IM_END in encode_pieces(qwen, [("a<|im_", True), ("end|>b", True)])
 
 
 def test_tok_09_borders_of_spans_split_no_token() -> None:
-    """The ids of a prompt in parts are those of the joined text."""
+    """The ids of a prompt in pieces are those of the joined text."""
     qwen = vocab("qwen2")
-    parts = [("<|im_start|>user\nHel", True), ("lo wor", False), ("", False), ("ld<|im_end|>", True)]
-    assert encode_pieces(qwen, parts) == qwen.encode("<|im_start|>user\nHello world<|im_end|>", parse_special=True)
+    pieces = [("<|im_start|>user\nHel", True), ("lo wor", False), ("", False), ("ld<|im_end|>", True)]
+    assert encode_pieces(qwen, pieces) == qwen.encode("<|im_start|>user\nHello world<|im_end|>", parse_special=True)
 
 
 @pytest.mark.model
@@ -169,7 +169,10 @@ def test_tok_13_single_word() -> None:
 @pytest.mark.parametrize("name", ["gpt-2", "qwen2", "llama-spm"])
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "1", "é", "中", "ab", "!?", "<|im_end|>", "a "])
 def test_tok_15_long_runs_are_linear(name: str, unit: str) -> None:
-    """Fault TOK-15: twice the text takes less than three times the time (of the processor; best of three)."""
+    """Fault TOK-15: twice the text takes less than three times the time (of the processor.
+
+    Best of three).
+    """
     tokenizer = vocab(name)
     tokenizer.encode(unit * 100)
 
@@ -181,9 +184,9 @@ def test_tok_15_long_runs_are_linear(name: str, unit: str) -> None:
         assert tokenizer.decode(ids, skip_special=True) == text
         return took
 
-    one = min(seconds(40_000) for _ in range(3))
-    two = min(seconds(80_000) for _ in range(3))
-    assert two < 3 * one + 0.02  # quadratic time would be minutes, not milliseconds
+    single = min(seconds(40_000) for _ in range(3))
+    double = min(seconds(80_000) for _ in range(3))
+    assert double < 3 * single + 0.02  # quadratic time would be minutes, not milliseconds
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "qwen2", "llama-spm"])
@@ -326,7 +329,9 @@ def test_smp_19_unused_ids_of_qwen() -> None:
 
 
 def test_default_ids_are_never_ordinary_pieces() -> None:
-    """A SentencePiece file that is silent has <s> 1, </s> 2, <unk> 0, unless these ids are ordinary pieces."""
+    """A SentencePiece file that is silent has <s> 1, </s> 2, <unk> 0, unless these ids are ordinary
+    pieces.
+    """
     silent = Tokenizer.from_gguf(pieces_metadata(["<unk>", "<s>", "</s>", "a"], token_type=[2, 3, 3, 1]))
     assert (silent.unk_id, silent.bos_id, silent.eos_id) == (0, 1, 2)
     ordinary = Tokenizer.from_gguf(pieces_metadata(["a", "b", "c", "d"]))
@@ -341,7 +346,10 @@ def test_lone_surrogates(text: str) -> None:
 
 
 def test_token_texts_that_are_not_utf8() -> None:
-    """A reader keeps a bad byte of a token's text as a surrogate; the token stands for that byte again."""
+    """A reader keeps a bad byte of a token's text as a surrogate.
+
+    The token stands for that byte again.
+    """
     metadata = pieces_metadata(["a\udcff", "\udcff", "\ud800"], token_type=[1, 3, 4])
     tokenizer = Tokenizer.from_gguf(metadata)
     assert [tokenizer.token_bytes(token) for token in range(3)] == [b"a\xff", b"\xff", b"\xed\xa0\x80"]
@@ -380,7 +388,9 @@ def test_hostile_merges(merges: list[Any]) -> None:
 
 
 def test_bytes_without_a_token_are_left_out_with_a_warning() -> None:
-    """As the models' own tokenizers do (SmolLM2 has no token for some control characters): no control token instead."""
+    """As the models' own tokenizers do (SmolLM2 has no token for some control characters): no
+    control token instead.
+    """
     tokenizer = Tokenizer.from_hf(added_token_json())
     assert tokenizer.encode("x\x00x") == [3, 3]
     assert any("0x00" in warning for warning in tokenizer.warnings)

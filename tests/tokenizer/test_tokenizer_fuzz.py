@@ -1,4 +1,6 @@
-"""Files with a wrong value anywhere: they load and work, or fail with Martlet's own errors (hypothesis)."""
+"""Files with a wrong value anywhere: they load and work, or fail with Martlet's own errors
+(hypothesis).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The parts of a tokenizer.json: each kind of object against the `tokenizers` library, roles, and hostile files."""
+"""The parts of a tokenizer.json: each kind of object against the `tokenizers` library, roles, and
+hostile files.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +73,10 @@ def test_pre_tokenizer(name: str) -> None:
         if not stable_punctuation(text):
             continue
         expected = [piece for piece, _ in oracle.pre_tokenize_str(text)]
-        found = cut(ours.lead(text, True) if ours.lead and text else text)
+        pieces = cut(ours.lead(text, True) if ours.lead and text else text)
         if ours.byte_level and not ours.mapped:
-            found = [byte_level(piece) for piece in found]
-        assert [piece for piece in found if piece] == expected, repr(text)
+            pieces = [byte_level(piece) for piece in pieces]
+        assert [piece for piece in pieces if piece] == expected, repr(text)
 
 
 NORMALIZERS: dict[str, Any] = {
@@ -106,7 +108,10 @@ def test_unicode_normalizer(form: str) -> None:
 
 
 def letters() -> Any:
-    """A tokenizer over printable ASCII and the space mark, without merges; § is its unknown token."""
+    """A tokenizer over printable ASCII and the space mark, without merges.
+
+    § is its unknown token.
+    """
     chars = [chr(code) for code in range(33, 127)] + ["▁", "é", "§"]
     oracle = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(chars)}, [], unk_token="§"))
     oracle.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -114,7 +119,9 @@ def letters() -> Any:
 
 
 def test_added_tokens_against_the_oracle() -> None:
-    """Every combination of flags, in random neighbourhoods, with tokens that are prefixes of one another."""
+    """Every combination of flags, in random neighbourhoods, with tokens that are prefixes of one
+    another.
+    """
     rng = random.Random(5)
     oracle = letters()
     words = ["<a>", "<ab>", "<a>b", "aa", "aaa", "a", "<|x|>", "~", "~~", "x y", "-->"]
@@ -193,10 +200,10 @@ def test_roles_from_the_config() -> None:
 
 def test_config_wins_over_the_post_processor() -> None:
     template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]}
-    parts = small_json(post_processor={**template, "special_tokens": {"<s>": {"ids": [3]}}})
-    assert Tokenizer.from_hf(parts, {"bos_token": "<s>"}).encode("a") == [3, 0]
-    assert Tokenizer.from_hf(parts, {"bos_token": "<s>", "add_bos_token": False}).encode("a") == [0]
-    assert Tokenizer.from_hf(parts, {"bos_token": "<s>", "add_bos_token": True}).encode("a") == [3, 0]
+    file = small_json(post_processor={**template, "special_tokens": {"<s>": {"ids": [3]}}})
+    assert Tokenizer.from_hf(file, {"bos_token": "<s>"}).encode("a") == [3, 0]
+    assert Tokenizer.from_hf(file, {"bos_token": "<s>", "add_bos_token": False}).encode("a") == [0]
+    assert Tokenizer.from_hf(file, {"bos_token": "<s>", "add_bos_token": True}).encode("a") == [3, 0]
 
 
 def test_added_tokens_of_the_config_alone() -> None:
@@ -207,10 +214,12 @@ def test_added_tokens_of_the_config_alone() -> None:
 
 @pytest.mark.parametrize("entry", [[], [{"id": 5, "content": "<|im_end|>", "special": False, "normalized": True}]])
 def test_tok_09_an_end_token_that_is_not_marked_special(entry: list[dict[str, Any]]) -> None:
-    """Fault TOK-09: a file that does not mark <|im_end|> special still does not let a user write it."""
+    """Fault TOK-09: a file that does not mark <|im_end|> special still does not let a user write
+    it.
+    """
     vocab = {"<": 0, "|": 1, "im_end": 2, ">": 3, "<|": 4, "<|im_end|>": 5}
-    parts = {"model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "|"}, "added_tokens": entry}
-    tokenizer = Tokenizer.from_hf(parts)
+    file = {"model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "|"}, "added_tokens": entry}
+    tokenizer = Tokenizer.from_hf(file)
     assert 5 not in tokenizer.encode("<|im_end|>")
     assert tokenizer.encode("<|im_end|>", parse_special=True) == [5]
     assert tokenizer.eog_ids == {5}
@@ -218,8 +227,8 @@ def test_tok_09_an_end_token_that_is_not_marked_special(entry: list[dict[str, An
 
 
 def test_gaps_in_the_ids_are_unused() -> None:
-    parts = small_json(added_tokens=[{"id": 9, "content": "<x>", "special": False}])
-    tokenizer = Tokenizer.from_hf(parts)
+    file = small_json(added_tokens=[{"id": 9, "content": "<x>", "special": False}])
+    tokenizer = Tokenizer.from_hf(file)
     assert (tokenizer.vocab_size, tokenizer.unused_ids) == (10, {5, 6, 7, 8})
     assert tokenizer.decode([0, 7, 1]) == "ab"
 
@@ -301,7 +310,9 @@ def test_every_named_pre_tokenizer_loses_nothing(name: str) -> None:
     "unit", [" ", "\n", " \n", "a", "A", "1", "!", "中", "\u0301", "'", "\t ", "A\u0301", "१", "a1"]
 )
 def test_tok_15_every_named_pre_tokenizer_is_linear(unit: str) -> None:
-    """Fault TOK-15: no pattern takes quadratic time on a run (a quadratic one takes minutes on this one)."""
+    """Fault TOK-15: no pattern takes quadratic time on a run (a quadratic one takes minutes on this
+    one).
+    """
     for rules in set(PRE_TOKENIZERS.values()):
         cut = pipeline([isolate(pattern) for pattern in rules.patterns])
         text = unit * (60_000 // len(unit)) + "x"

@@ -1,7 +1,9 @@
-"""Ids equal to those of the `tokenizers` library, for every family that can be built from the vocabularies at hand.
+"""Ids equal to those of the `tokenizers` library, for every family that can be built from the
+vocabularies at hand.
 
-The oracle is built here from vocabulary, merges and the family's rules as its tokenizer.json states them; Martlet is
-built once from GGUF metadata with the family's name, and once from the oracle's own JSON.
+The oracle is built here from vocabulary, merges and the family's rules as its tokenizer.json states
+them; Martlet is built once from GGUF metadata with the family's name, and once from the oracle's
+own JSON.
 """
 
 from __future__ import annotations
@@ -133,8 +135,9 @@ def test_smollm2_vocabulary() -> None:
 
 
 def scored_oracle(metadata: Metadata) -> Any:
-    """The BPE form of a SentencePiece vocabulary: a token of rank r (by score) is made by each pair of tokens that join
-    to it, in the order of r."""
+    """The BPE form of a SentencePiece vocabulary: a token of rank r (by score) is made by each pair
+    of tokens that join to it, in the order of r.
+    """
     texts, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
     types = metadata["tokenizer.ggml.token_type"]
     normal = {text: token for token, text in enumerate(texts) if types[token] == 1}
@@ -188,10 +191,14 @@ def test_gemma3() -> None:
     oracle.pre_tokenizer = Split(" ", "merged_with_previous")
     types, texts = metadata["tokenizer.ggml.token_type"], metadata["tokenizer.ggml.tokens"]
     plain = [
-        tokenizers.AddedToken(text, normalized=False) for text, kind in zip(texts, types, strict=True) if kind == 4
+        tokenizers.AddedToken(text, normalized=False)
+        for text, token_type in zip(texts, types, strict=True)
+        if token_type == 4
     ]
     control = [
-        tokenizers.AddedToken(text, normalized=False) for text, kind in zip(texts, types, strict=True) if kind == 3
+        tokenizers.AddedToken(text, normalized=False)
+        for text, token_type in zip(texts, types, strict=True)
+        if token_type == 3
     ]
     oracle.add_tokens(plain)
     oracle.add_special_tokens(control)

@@ -38,16 +38,19 @@ def test_round_trip_with_control_tokens(name: str, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special=False, parse_special=True)) == text
 
 
-@given(parts=st.lists(st.tuples(FORGED, st.booleans()), max_size=6))
+@given(pieces=st.lists(st.tuples(FORGED, st.booleans()), max_size=6))
 @settings(max_examples=150, deadline=None)
-def test_parts(parts: list[tuple[str, bool]]) -> None:
-    """Control tokens are those of the template's own parts; everything decodes to the joined text."""
+def test_parts(pieces: list[tuple[str, bool]]) -> None:
+    """Control tokens are those of the template's own pieces.
+
+    Everything decodes to the joined text.
+    """
     tokenizer = vocab("qwen2")
-    ids = encode_pieces(tokenizer, parts)
-    assert tokenizer.decode(ids) == "".join(text for text, _ in parts)
+    ids = encode_pieces(tokenizer, pieces)
+    assert tokenizer.decode(ids) == "".join(text for text, _ in pieces)
     runs: list[str] = []  # what the template wrote without interruption
     fresh = True
-    for text, from_template in parts:
+    for text, from_template in pieces:
         if from_template and text:
             runs = [*runs, text] if fresh else [*runs[:-1], runs[-1] + text]
         if text:
@@ -92,18 +95,18 @@ def test_merge_is_its_definition(pairs: list[tuple[str, str]], text: str) -> Non
 
 def slow_split(text: str, tokens: dict[str, int]) -> list[str | int]:
     """The definition: at each place the longest token that stands there."""
-    parts: list[str | int] = []
+    pieces: list[str | int] = []
     at = 0
     while at < len(text):
         here = max((word for word in tokens if text.startswith(word, at)), key=len, default="")
         if here:
-            parts.append(tokens[here])
-        elif parts and isinstance(parts[-1], str):
-            parts[-1] += text[at]
+            pieces.append(tokens[here])
+        elif pieces and isinstance(pieces[-1], str):
+            pieces[-1] += text[at]
         else:
-            parts.append(text[at])
+            pieces.append(text[at])
         at += len(here) or 1
-    return parts
+    return pieces
 
 
 @given(
@@ -113,7 +116,9 @@ def slow_split(text: str, tokens: dict[str, int]) -> list[str | int]:
 )
 @settings(max_examples=300, deadline=None)
 def test_finder_is_its_definition(words: list[str], text: str, strip: bool) -> None:
-    """Both ways of finding (one pattern for plain tokens, lookups otherwise): leftmost, then longest."""
+    """Both ways of finding (one pattern for plain tokens, lookups otherwise): leftmost, then
+    longest.
+    """
     tokens = [AddedToken(i, word, special=True, rstrip=strip) for i, word in enumerate(words)]
     assert AddedTokenFinder(tokens).split(text, parse_special=True) == slow_split(
         text, {word: i for i, word in enumerate(words)}

@@ -1,4 +1,6 @@
-"""Vocabularies for the tests: GGUF metadata of GPT-2, Qwen2 and Llama, and of the real models if present."""
+"""Vocabularies for the tests: GGUF metadata of GPT-2, Qwen2 and Llama, and of the real models if
+present.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ STRING, ARRAY = 8, 9
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of a GGUF v3 file that is well-formed (so that these tests need no other part of Martlet)."""
+    """The metadata of a GGUF v3 file that is well-formed (so that these tests need no other part of
+    Martlet).
+    """
     with path.open("rb") as file:
         return parse_metadata(file)
 
@@ -39,15 +43,15 @@ def parse_metadata(file: BinaryIO) -> dict[str, Any]:
     def string() -> str:
         return file.read(number("Q")).decode("utf-8")
 
-    def value(kind: int) -> Any:
-        if kind == STRING:
+    def value(value_type: int) -> Any:
+        if value_type == STRING:
             return string()
-        if kind != ARRAY:
-            return number(SCALARS[kind])
-        kind, n = number("I"), number("Q")
-        if kind in (STRING, ARRAY):
-            return [value(kind) for _ in range(n)]
-        code = f"<{n}{SCALARS[kind]}"
+        if value_type != ARRAY:
+            return number(SCALARS[value_type])
+        value_type, n = number("I"), number("Q")
+        if value_type in (STRING, ARRAY):
+            return [value(value_type) for _ in range(n)]
+        code = f"<{n}{SCALARS[value_type]}"
         return list(struct.unpack(code, file.read(struct.calcsize(code))))
 
     magic, version, _, n_keys = struct.unpack("<4sIQQ", file.read(24))
@@ -86,7 +90,9 @@ QWEN_CODER = "qwen2.5-coder-0.5b.gguf"
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: list[tuple[str, bool]]) -> list[int]:
-    """A chat prompt given as (text, whether the template wrote it): only there are control tokens recognised."""
+    """A chat prompt given as (text, whether the template wrote it): only there are control tokens
+    recognised.
+    """
     spans: list[tuple[int, int]] = []
     at = 0
     for text, from_template in pieces:
