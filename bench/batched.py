@@ -1,12 +1,14 @@
-"""Decode speed of many sequences at a time, or of one after a long prompt: Martlet against llama.cpp on the same file.
+"""Decode speed of many sequences at a time, or of one after a long prompt: Martlet against
+llama.cpp on the same file.
 
     python bench/batched.py MODEL... --llama-cpp BUILD/bin [--sequences 1 4 16 64] [--prompt 128] [--steps 64] [--out batched]
 
-Every prompt is computed first; then only steps are timed in which all sequences decode. Runs of the two alternate (ours,
-theirs, ours, theirs …), so that whatever slows the machine slows both; medians count, and the report keeps every run.
-llama.cpp's figure is `llama-batched-bench`'s S_TG, which does not sample; ours takes the best token of every row. With
-`--prompt 8064 --sequences 1` it is the speed at the end of a long context. `--profile` shows where our steps' time goes
-instead: the compiled program, and everything around it. Without `--llama-cpp` only our speed is measured.
+Every prompt is computed first; then only steps are timed in which all sequences decode. Runs of the
+two alternate (ours, theirs, ours, theirs …), so that whatever slows the machine slows both; medians
+count, and the report keeps every run. llama.cpp's figure is `llama-batched-bench`'s S_TG, which
+does not sample; ours takes the best token of every row. With `--prompt 8064 --sequences 1` it is
+the speed at the end of a long context. `--profile` shows where our steps' time goes instead: the
+compiled program, and everything around it. Without `--llama-cpp` only our speed is measured.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def main() -> None:
 def start_engine(path: Path, args: argparse.Namespace) -> Built:
     """An engine with room for the largest run."""
     most = max(args.sequences)
-    each = args.prompt + args.steps + 40 + most  # the first prompts go on while the last are computed
+    # the first prompts go on while the last are computed
+    each = args.prompt + args.steps + 40 + most
     options: dict[str, Any] = {"model": str(path), "threads": args.threads, "max_seqs": most, "kv_dtype": args.kv_dtype}
     options["stall_ms"] = 1e6  # prompts first
     options["draft"] = "off"  # a token a sequence and step

@@ -1,11 +1,13 @@
-"""Martlet against llama.cpp on the same files: the bars that the project sets itself, measured in turn on this machine.
+"""Martlet against llama.cpp on the same files: the bars that the project sets itself, measured in
+turn on this machine.
 
     python bench/compare_llamacpp.py --llama-cpp BUILD/bin --models ~/.cache/martlet/models [--out comparison]
 
-writes comparison.json and comparison.md. docs/tuning.md says how llama.cpp's programs are built. Both use the same number of
-threads, and their runs alternate (ours, theirs, ours, theirs …), so that whatever slows the machine slows both; medians
-count, and the spread is shown. The Q4_0 file of SmolLM2 is made with `llama-quantize --allow-requantize` from the Q4_1 one; both
-engines read that same file.
+writes comparison.json and comparison.md. docs/tuning.md says how llama.cpp's programs are built.
+Both use the same number of threads, and their runs alternate (ours, theirs, ours, theirs …), so
+that whatever slows the machine slows both; medians count, and the spread is shown. The Q4_0 file of
+SmolLM2 is made with `llama-quantize --allow-requantize` from the Q4_1 one; both engines read that
+same file.
 """
 
 from __future__ import annotations
@@ -110,7 +112,8 @@ def alternate(rounds: int, ours: Callable[[], Any], theirs: Callable[[], Any]) -
     return found
 
 
-# -- ours ----------------------------------------------------------------------------------------------------------
+# -- ours
+# ----------------------------------------------------------------------------------------------------------
 def _martlet(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "martlet", *arguments]
 
@@ -123,7 +126,9 @@ def _our_bench(path: Path, arguments: tuple[str, ...], machine: Machine) -> dict
 
 
 def _extra_memory_mb(path: Path, machine: Machine) -> float:
-    """Peak resident memory of a program that fills one context, beyond the file's size and that context's KV pages."""
+    """Peak resident memory of a program that fills one context, beyond the file's size and that
+    context's KV pages.
+    """
     program = (
         "import sys; from martlet import LLM, SamplingParams\n"
         "with LLM(sys.argv[1], threads=int(sys.argv[2]), max_context=2048, max_seqs=1, draft='off') as llm:\n"
@@ -154,7 +159,9 @@ def _first_token_s(path: Path, machine: Machine) -> float:
 
 
 def _load(path: Path, machine: Machine) -> dict[str, float]:
-    """The start's phases, against reading the file from the system's memory: whole, and in pieces that are not kept."""
+    """The start's phases, against reading the file from the system's memory: whole, and in pieces
+    that are not kept.
+    """
     path.read_bytes()
     start = time.perf_counter()
     path.read_bytes()
@@ -189,7 +196,8 @@ def _maxrss_bytes(usage: resource.struct_rusage) -> int:
     return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-# -- llama.cpp's ---------------------------------------------------------------------------------------------------
+# -- llama.cpp's
+# ---------------------------------------------------------------------------------------------------
 def _llama_bench(path: Path, arguments: tuple[str, ...], machine: Machine) -> dict[str, Any]:
     program = str(machine.llama_cpp / "llama-bench")
     output = _run([program, "-m", str(path), "-t", str(machine.threads), *arguments, "-r", "3", "-o", "json"])
@@ -219,7 +227,8 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-# -- the report ----------------------------------------------------------------------------------------------------
+# -- the report
+# ----------------------------------------------------------------------------------------------------
 def _compared(ours: list[float], theirs: list[float]) -> dict[str, Any]:
     our, their = statistics.median(ours), statistics.median(theirs)
     return {"ours": our, "llama.cpp": their, "ratio": our / their, "our runs": ours, "llama.cpp's runs": theirs}

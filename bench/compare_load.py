@@ -1,4 +1,5 @@
-"""Martlet's server against llama.cpp's under load, asked by one generator, `martlet bench serve`: the bars of serving.
+"""Martlet's server against llama.cpp's under load, asked by one generator, `martlet bench serve`:
+the bars of serving.
 
     python bench/compare_load.py --llama-server BUILD/bin/llama-server --models FOLDER
 
@@ -9,8 +10,9 @@
               and have turns of a second, for a shared machine is now quicker and now slower by more than what is measured
     ready     from the start of the process to the first 200 of /health (≤ 1.5 s)
 
-Prompts are the same random token ids for both, answers greedy and of full length. llama-server has a slot for each client, its
-continuous batching and its prompt cache as they are by default. Runs alternate and medians count; each is in the JSON.
+Prompts are the same random token ids for both, answers greedy and of full length. llama-server has
+a slot for each client, its continuous batching and its prompt cache as they are by default. Runs
+alternate and medians count; each is in the JSON.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ def _load_round(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _single_round(args: argparse.Namespace) -> dict[str, Any]:
-    """One stream through HTTP, and the same tokens without; nobody guesses tokens, as `martlet bench` does not."""
+    """One stream through HTTP, and the same tokens without; nobody guesses tokens, as `martlet
+    bench` does not.
+    """
     load = Load(1, 1, prompt_tokens=SINGLE_PROMPT, gen_tokens=SINGLE_ANSWER, vocab=VOCAB, warmup=0)
     command = [*args.serve_with.split(), sys.executable, "-c", BENCH_BY_TURNS, str(args.models / Q4_1)]
     command += [str(number) for number in (args.threads, SINGLE_PROMPT, SINGLE_ANSWER)]
@@ -164,7 +168,8 @@ def _time_to_health(command: list[str], port: int) -> float:
         process.wait()
 
 
-# -- the report ----------------------------------------------------------------------------------------------------
+# -- the report
+# ----------------------------------------------------------------------------------------------------
 def _table(found: dict[str, Any]) -> str:
     machine = found["machine"]
     lines = [f"{machine['processor']}, {found['threads']} threads, commit {found['commit']}; medians", ""]

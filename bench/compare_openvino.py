@@ -1,12 +1,13 @@
-"""Martlet's server under load against OpenVINO GenAI's continuous batching on the same file: one of the bars of serving.
+"""Martlet's server under load against OpenVINO GenAI's continuous batching on the same file: one of
+the bars of serving.
 
     python -m venv OTHER && OTHER/bin/pip install openvino-genai
     python bench/compare_openvino.py --openvino OTHER/bin/python --model SmolLM2-135M-Instruct.Q4_1.gguf
 
-16 clients, prompts of 128 random tokens, greedy answers of 64, two threads: the load of compare_load.py. Martlet is asked
-through HTTP by the load generator; OpenVINO's pipeline is driven in its own process without a server, which is to its
-advantage, with the settings that it has by default. Output tokens ÷ time, prompts included; runs alternate, medians count.
-The bar is ≥ 2.0.
+16 clients, prompts of 128 random tokens, greedy answers of 64, two threads: the load of
+compare_load.py. Martlet is asked through HTTP by the load generator; OpenVINO's pipeline is driven
+in its own process without a server, which is to its advantage, with the settings that it has by
+default. Output tokens ÷ time, prompts included; runs alternate, medians count. The bar is ≥ 2.0.
 """
 
 from __future__ import annotations

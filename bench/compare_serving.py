@@ -6,10 +6,12 @@
     intrusion  4 answers are being decoded when a prompt of 4,000 tokens arrives: the worst gap between two tokens of an
                answer ÷ the steady gap before  (bar: ≤ 4)
 
-Prompts are the same random token ids for both, answers greedy and of fixed length, and both start with an empty cache.
-llama-server is asked over HTTP on this machine, with a slot for each request that runs (`-np`) and its prompt cache on, as is
-its default; Martlet is driven through its engine in this process. Over 30 seconds of work the HTTP of one machine is nothing,
-but it is not the same thing, and the report says so. Runs alternate; medians count. docs/tuning.md says how llama-server is built.
+Prompts are the same random token ids for both, answers greedy and of fixed length, and both start
+with an empty cache. llama-server is asked over HTTP on this machine, with a slot for each request
+that runs (`-np`) and its prompt cache on, as is its default; Martlet is driven through its engine
+in this process. Over 30 seconds of work the HTTP of one machine is nothing, but it is not the same
+thing, and the report says so. Runs alternate; medians count. docs/tuning.md says how llama-server
+is built.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def main() -> int:
     return 0
 
 
-# -- Martlet -------------------------------------------------------------------------------------------------------
+# -- Martlet
+# -------------------------------------------------------------------------------------------------------
 def our_shared(args: argparse.Namespace) -> dict[str, float]:
     """Total time, and how much came from the prefix cache."""
     with _llm(args, SHARED.longest, SHARED.concurrency, SHARED.tokens_at_a_time) as llm:
@@ -129,7 +132,8 @@ def _intrusion() -> tuple[list[Arrival], Arrival]:
     return streams, Arrival("long", tokens(LONG_PROMPT), LONG_TOKENS)
 
 
-# -- over HTTP -----------------------------------------------------------------------------------------------------
+# -- over HTTP
+# -----------------------------------------------------------------------------------------------------
 def served_shared(args: argparse.Namespace) -> dict[str, float]:
     """Martlet's total time with 8 clients."""
     with _martlet(args) as port:
@@ -224,7 +228,9 @@ def _server(args: argparse.Namespace, context: int, slots: int) -> Iterator[int]
 
 @contextmanager
 def _martlet(args: argparse.Namespace, *options: str) -> Iterator[int]:
-    """Martlet's server as it starts by default: memory for the model's whole context, shared by all that run."""
+    """Martlet's server as it starts by default: memory for the model's whole context, shared by all
+    that run.
+    """
     port = _free_port()
     command = [sys.executable, "-m", "martlet", "serve", str(args.model), "-t", str(args.threads), "--port", str(port)]
     with _running([*args.serve_with.split(), *command, "--no-log-requests", *options], port):
@@ -295,7 +301,8 @@ def _stream(port: int, body: Body, arrival: Arrival, times: list[float], stop: t
             return
 
 
-# -- the report ----------------------------------------------------------------------------------------------------
+# -- the report
+# ----------------------------------------------------------------------------------------------------
 def _table(found: dict[str, Any]) -> str:
     machine = found["machine"]
     lines = [

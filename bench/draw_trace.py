@@ -2,7 +2,8 @@
 
     python bench/draw_trace.py run.json picture.svg [--from SECONDS] [--to SECONDS]
 
-A trace is what `--trace FILE` writes; a viewer such as https://ui.perfetto.dev shows far more of it.
+A trace is what `--trace FILE` writes; a viewer such as https://ui.perfetto.dev shows far more of
+it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def draw(events: list[dict[str, Any]], start_s: float = 0.0, stop_s: float | Non
 
 
 def slices(events: list[dict[str, Any]]) -> list[tuple[tuple[int, int], str, float, float]]:
-    """(track, name, start, end) of all slices, in microseconds; one without an end lasts to the trace's."""
+    """(track, name, start, end) of all slices, in microseconds; one without an end lasts to the
+    trace's.
+    """
     found: list[tuple[tuple[int, int], str, float, float]] = []
     open_: dict[tuple[int, int], list[tuple[str, float]]] = {}
     last = max((e["ts"] + e.get("dur", 0.0) for e in events if "ts" in e), default=0.0)

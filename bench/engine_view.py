@@ -1,10 +1,11 @@
-"""What it costs that somebody looks at /engine: tokens a second, and the share of time outside of the engine's steps.
+"""What it costs that somebody looks at /engine: tokens a second, and the share of time outside of
+the engine's steps.
 
     python bench/engine_view.py MODEL.gguf [--rounds 4] [--out figures.json]
 
-A server of its own, and rounds of 16 requests at once (128 prompt tokens, 64 new ones), in turn without and with one
-viewer, which reads all that it is sent. The share is 1 - (seconds in steps, by /metrics) / (seconds of the round).
-The viewer is no browser: drawing costs the machine that draws.
+A server of its own, and rounds of 16 requests at once (128 prompt tokens, 64 new ones), in turn
+without and with one viewer, which reads all that it is sent. The share is 1 - (seconds in steps, by
+/metrics) / (seconds of the round). The viewer is no browser: drawing costs the machine that draws.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ def _viewer(port: int) -> Iterator[list[int]]:
     sock = connection.sock
 
     def read() -> None:
-        with suppress(http.client.HTTPException, OSError):  # cut off in the middle, as a page that is closed
+        # cut off in the middle, as a page that is closed
+        with suppress(http.client.HTTPException, OSError):
             while data := response.read1(1 << 16):
                 seen[0] += len(data)
 

@@ -1,18 +1,21 @@
-"""KV memory that is lost, by the way it is handed out: contiguous buffers against pages, on the same requests.
+"""KV memory that is lost, by the way it is handed out: contiguous buffers against pages, on the
+same requests.
 
     python bench/fragmentation.py [--tokens 65536] [--context 2048] [--requests 600] [--seed 0] [--json]
 
-The claim that 60 to 80 % of the KV memory is lost to fragmentation and over-reservation is arXiv:2309.06180's (figure 2 there:
-20 to 38 % of it held tokens in the systems of the time, 96 % with pages). This program replays it with integers only: a queue of requests that
-never runs dry, one token a step for each that runs, and four ways to hand out the same memory:
+The claim that 60 to 80 % of the KV memory is lost to fragmentation and over-reservation is
+arXiv:2309.06180's (figure 2 there: 20 to 38 % of it held tokens in the systems of the time, 96 %
+with pages). This program replays it with integers only: a queue of requests that never runs dry,
+one token a step for each that runs, and four ways to hand out the same memory:
 
     whole context    a buffer of the model's context for each sequence
     up to its limit  prompt + max_tokens, contiguous, first fit
     doubling         a buddy allocator; a buffer that is full moves to one of twice its size
     pages            Martlet's own: `cache/pages.py`, 32 tokens each
 
-Lengths are log-normal, as in logs of chat services: prompts around 160 tokens (5 % above 1,000), answers around 215; clients
-ask for a max_tokens of 256, 512 or 1,024, whatever covers their answer. The averages are over the steps in which a request waits.
+Lengths are log-normal, as in logs of chat services: prompts around 160 tokens (5 % above 1,000),
+answers around 215; clients ask for a max_tokens of 256, 512 or 1,024, whatever covers their answer.
+The averages are over the steps in which a request waits.
 """
 
 from __future__ import annotations
@@ -103,7 +106,9 @@ class Contiguous:
 
 @dataclass
 class Buddies:
-    """Buffers of powers of two; one that is full moves to one of twice its size, and needs both for a moment."""
+    """Buffers of powers of two; one that is full moves to one of twice its size, and needs both for
+    a moment.
+    """
 
     tokens: int
     reserved: int = 0
@@ -210,7 +215,8 @@ def simulate(memory: Memory, jobs: list[Job], tokens: int) -> dict[str, float]:
         for job in list(running):
             if job not in running:
                 continue
-            while job in running and not memory.grow(job):  # the newest gives way and starts over later
+            # the newest gives way and starts over later
+            while job in running and not memory.grow(job):
                 newest = running.pop()
                 memory.stop(newest)
                 newest.n_prompt, newest.n_answer = newest.n_tokens, newest.n_total - newest.n_tokens

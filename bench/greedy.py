@@ -1,11 +1,13 @@
-"""Greedy continuations on the CPU backend against the float32 reference: do they part only at near ties?
+"""Greedy continuations on the CPU backend against the float32 reference: do they part only at near
+ties?
 
     python bench/greedy.py MODEL.gguf [MODEL.gguf …]
 
-The cpu backend continues 20 prompts by 32 tokens; the reference, exact float32 arithmetic on the same weights, then
-computes the logits of each step. A step agrees if the reference's best token is the one chosen; where it is not, the gap
-between the two tokens' logits says how near a tie it was. Activations are bytes in the cpu backend, so a gap up to the
-error of that arithmetic (docs/tuning.md) may fall either way. Needs memory for the model in float32 (Qwen-1.5B: 7 GB).
+The cpu backend continues 20 prompts by 32 tokens; the reference, exact float32 arithmetic on the
+same weights, then computes the logits of each step. A step agrees if the reference's best token is
+the one chosen; where it is not, the gap between the two tokens' logits says how near a tie it was.
+Activations are bytes in the cpu backend, so a gap up to the error of that arithmetic
+(docs/tuning.md) may fall either way. Needs memory for the model in float32 (Qwen-1.5B: 7 GB).
 """
 
 from __future__ import annotations

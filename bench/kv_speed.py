@@ -1,7 +1,8 @@
-"""Decode steps by depth and KV type: `python bench/kv_speed.py MODEL [--depths 512 8192] [--types f16 q8 q4]`.
+"""Decode steps by depth and KV type: `python bench/kv_speed.py MODEL [--depths 512 8192] [--types
+f16 q8 q4]`.
 
-No prompt is computed: a step's time depends on how many pages it reads, not on what is in them. Types alternate, and
-the median of each counts.
+No prompt is computed: a step's time depends on how many pages it reads, not on what is in them.
+Types alternate, and the median of each counts.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def main() -> None:
         programs = {}
         for name in args.types:
             kv = allocate_caches(ops, model.spec, limits.max_pages_per_seq, PAGE_SIZE, name, limits)
-            for cache in kv.caches:  # memory that nothing was written to is one page of zeros, which a cache holds
+            # memory that nothing was written to is one page of zeros, which a cache holds
+            for cache in kv.caches:
                 nothing = np.zeros(ops.page_bytes(cache), np.uint8)
                 for page in range(limits.max_pages_per_seq):
                     ops.write_page(cache, page, nothing)

@@ -1,12 +1,14 @@
-"""What a mask costs, and how much of real-world JSON Schema is right, beside `llguidance` in the same run.
+"""What a mask costs, and how much of real-world JSON Schema is right, beside `llguidance` in the
+same run.
 
     python bench/masks.py MODEL.gguf SAMPLE.jsonl [--spacing compact] [--rounds 3] [--limit N]
 
-SAMPLE.jsonl has an object a line: `id`, `schema`, `tests` (each `valid` and `data`), as MaskBench (arXiv:2501.10868) has
-them. First every test is judged by both engines: a schema is right if all its valid instances are accepted and all its
-invalid ones rejected. Then the valid instances are written token by token, and each mask, each token taken and each
-compilation is timed, in processor time of the thread, so that other load does not count; the engines take turns, schema by
-schema. What an engine rejects is not timed.
+SAMPLE.jsonl has an object a line: `id`, `schema`, `tests` (each `valid` and `data`), as MaskBench
+(arXiv:2501.10868) has them. First every test is judged by both engines: a schema is right if all
+its valid instances are accepted and all its invalid ones rejected. Then the valid instances are
+written token by token, and each mask, each token taken and each compilation is timed, in processor
+time of the thread, so that other load does not count; the engines take turns, schema by schema.
+What an engine rejects is not timed.
 """
 
 from __future__ import annotations
@@ -169,7 +171,8 @@ def main() -> None:
         "llguidance": LlGuidance(tokenizer, args.spacing),
     }
     gc.collect()
-    gc.freeze()  # vocabularies live as long as the process: the collector need not look at them again and again
+    # vocabularies live as long as the process: the collector need not look at them again and again
+    gc.freeze()
     print(f"engines made in {time.perf_counter() - start:.2f} s; {len(rows)} schemas, {args.spacing}", flush=True)
     scores = {name: Score() for name in engines}
     kept: list[dict[str, list[list[int]]]] = []

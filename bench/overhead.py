@@ -1,9 +1,11 @@
-"""What a step costs beside the model: plan, flatten, sample and commit, with a backend that computes nothing.
+"""What a step costs beside the model: plan, flatten, sample and commit, with a backend that
+computes nothing.
 
     python bench/overhead.py MODEL [--sequences 64] [--steps 500]
 
-All sequences decode and none arrives. The null backend's logits are not looked at either: what work on a whole
-vocabulary costs is `bench/sampler.py`'s subject. Prints the median step in microseconds, and its parts.
+All sequences decode and none arrives. The null backend's logits are not looked at either: what work
+on a whole vocabulary costs is `bench/sampler.py`'s subject. Prints the median step in microseconds,
+and its parts.
 """
 
 from __future__ import annotations

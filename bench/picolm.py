@@ -1,13 +1,16 @@
-"""The NumPy port against the C program: decode, prefill, and the memory that decoding a file larger than memory takes.
+"""The NumPy port against the C program: decode, prefill, and the memory that decoding a file larger
+than memory takes.
 
     python bench/picolm.py MODEL_Q8_0 --c PICOLM [--large MODEL] [--threads 2] [--rounds 3] [--out picolm]
 
-PICOLM is the C program built natively (`make native` in github.com/RightNow-AI/picolm at cf3f2df). Runs alternate: ours with
-weights held as float32, the C, ours streaming. Rates are each program's own, from the same lines on stderr; the C makes N + 1
-tokens and counts them. The C knows no byte-level vocabularies, so it cuts a text into other tokens; a prompt is filled up with
-digits, each a token of its own, until the program at hand makes exactly 256 tokens of it; only rates are compared. With `--large`, that file is decoded in streaming mode while /proc is read 50 times a second: RssAnon is
-what the kernel cannot drop, interpreter and all; the same run is repeated with RLIMIT_DATA at 256 MB, which fails where more
-is asked for.
+PICOLM is the C program built natively (`make native` in github.com/RightNow-AI/picolm at cf3f2df).
+Runs alternate: ours with weights held as float32, the C, ours streaming. Rates are each program's
+own, from the same lines on stderr; the C makes N + 1 tokens and counts them. The C knows no
+byte-level vocabularies, so it cuts a text into other tokens; a prompt is filled up with digits,
+each a token of its own, until the program at hand makes exactly 256 tokens of it; only rates are
+compared. With `--large`, that file is decoded in streaming mode while /proc is read 50 times a
+second: RssAnon is what the kernel cannot drop, interpreter and all; the same run is repeated with
+RLIMIT_DATA at 256 MB, which fails where more is asked for.
 """
 
 from __future__ import annotations
@@ -89,7 +92,9 @@ def environment() -> dict[str, str]:
 
 
 def memory(model: Path, threads: int) -> dict[str, Any]:
-    """The most anonymous and file memory while decoding; and whether RLIMIT_DATA at 256 MB lets the run pass."""
+    """The most anonymous and file memory while decoding; and whether RLIMIT_DATA at 256 MB lets the
+    run pass.
+    """
     command = [
         sys.executable,
         "-m",

@@ -1,9 +1,11 @@
-"""Time to first token of a chat's next turn after the process was killed: from kept KV pages, and computed anew.
+"""Time to first token of a chat's next turn after the process was killed: from kept KV pages, and
+computed anew.
 
     python bench/restart.py MODEL [--turns 10] [--words 90] [--runs 3] [--json FILE]
 
-A process holds a chat of some turns and is killed (SIGKILL). The next process asks one question more. It is measured
-with the pages that the first one left, and without; the answers must be the same tokens. Loading the model is not in the time.
+A process holds a chat of some turns and is killed (SIGKILL). The next process asks one question
+more. It is measured with the pages that the first one left, and without; the answers must be the
+same tokens. Loading the model is not in the time.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def next_turn(model: str, messages: list[Any], n_words: int, folder: str | None)
     """One question more, in an engine that has just started."""
     asked = [*messages, {"role": "user", "content": question(len(messages), n_words)}]
     with LLM(model, kv_disk=folder) as llm:
-        llm.generate("x", SamplingParams(max_tokens=1))  # so that neither run pays for what only the first request does
+        # so that neither run pays for what only the first request does
+        llm.generate("x", SamplingParams(max_tokens=1))
         start = time.perf_counter()
         stream = llm.stream_chat(asked, GREEDY)
         next(stream)
@@ -93,7 +96,8 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=90, help="words of a question")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--first", metavar="DIR", help=argparse.SUPPRESS)  # what the killed process runs as
+    # what the killed process runs as
+    parser.add_argument("--first", metavar="DIR", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.first is not None:
         chat(args.model, args.turns, args.words, args.first)

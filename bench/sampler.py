@@ -1,4 +1,5 @@
-"""Microseconds that sampling a token takes, by setting and vocabulary; the least and the median of many calls.
+"""Microseconds that sampling a token takes, by setting and vocabulary; the least and the median of
+many calls.
 
     python bench/sampler.py [--vocab 49152 152064 262144] [--context 2000] [--calls 50]
 

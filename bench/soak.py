@@ -1,9 +1,10 @@
-"""Random work for the scheduler for as long as one likes: arrivals, forks, aborts, shortages, failures.
+"""Random work for the scheduler for as long as one likes: arrivals, forks, aborts, shortages,
+failures.
 
     python bench/soak.py --seconds 3600 --seed 1
 
-After every step all invariants are checked (`tests/null/soak.py` says which). A fault ends the run with the seed and
-the kind that shows it again.
+After every step all invariants are checked (`tests/null/soak.py` says which). A fault ends the run
+with the seed and the kind that shows it again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""A server under mixed load for twenty minutes: its memory has to stay as it is (bar: minute 20 ÷ minute 5 ≤ 1.03).
+"""A server under mixed load for twenty minutes: its memory has to stay as it is (bar: minute 20 ÷
+minute 5 ≤ 1.03).
 
     python bench/soak_server.py --model SmolLM2-135M-Instruct.Q4_1.gguf [--minutes 20] [--out soak.json]
 
-Clients do what clients do: chats and completions, whole and streamed, short and long, with shared beginnings and without, n > 1,
-log-probabilities, embeddings, tokens; some leave in the midst of a stream, some send what is no request. At the end nothing may
-run or wait, and a request is answered. Resident memory is read every five seconds; the mean of a minute counts.
+Clients do what clients do: chats and completions, whole and streamed, short and long, with shared
+beginnings and without, n > 1, log-probabilities, embeddings, tokens; some leave in the midst of a
+stream, some send what is no request. At the end nothing may run or wait, and a request is answered.
+Resident memory is read every five seconds; the mean of a minute counts.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def main() -> int:
     args = _arguments()
     port = _free_port()
     command = [sys.executable, "-m", "martlet", "serve", str(args.model), "-t", str(args.threads), "--port", str(port)]
-    # So few KV pages that all have been written by minute 5: memory that is used for the first time is no leak.
+    # So few KV pages that all have been written by minute 5: memory that is used for the first time
+    # is no leak.
     command += ["-c", "2048", "--kv-memory", "128M", "--no-log-requests"]
     with _running_process(command, port) as process:
         found = asyncio.run(_soak(args, port, process))

@@ -1,4 +1,5 @@
-"""What guessing tokens gives: decode speed with drafts ÷ without, in one run, alternating, on fixed sets of prompts.
+"""What guessing tokens gives: decode speed with drafts ÷ without, in one run, alternating, on fixed
+sets of prompts.
 
     python bench/speculation.py MODEL edit|prose|complete|chat|many [--draft auto|model=PATH|eagle=PATH] [--draft-width N] [--prompts 0:20] [--out FILE.json]
 
@@ -8,9 +9,10 @@
     complete  functions to be completed from their first lines: for a draft model
     many      16 answers of `prose` at once
 
-Every prompt is answered greedily, off, on, off, on …, by one engine; answers must be equal to the token. The speed is that of
-the tokens after the first one, so the prompt's own time, which drafts do not change, does not count. A prompt's figure is the
-ratio of the medians; the set's is the ratio of all tokens' time.
+Every prompt is answered greedily, off, on, off, on …, by one engine; answers must be equal to the
+token. The speed is that of the tokens after the first one, so the prompt's own time, which drafts
+do not change, does not count. A prompt's figure is the ratio of the medians; the set's is the ratio
+of all tokens' time.
 """
 
 from __future__ import annotations
@@ -268,7 +270,9 @@ def one(llm: LLM, prompt: str, args: argparse.Namespace, number: int) -> Pair:
 
 
 def _decode_s(gaps: Sequence[float]) -> tuple[float, int]:
-    """The time between the first token and the last; a gap of over ten usual ones, when the process did not run, counts as one."""
+    """The time between the first token and the last; a gap of over ten usual ones, when the process
+    did not run, counts as one.
+    """
     usual = statistics.median(gap for gap in gaps if gap > 0)
     return sum(gap if gap < 10 * usual else usual for gap in gaps), sum(gap >= 10 * usual for gap in gaps)
 

@@ -1,8 +1,10 @@
-"""A long prompt beside streams that decode: `python bench/stall.py MODEL [--prompt 4000] [--streams 4] [--rounds 3]`.
+"""A long prompt beside streams that decode: `python bench/stall.py MODEL [--prompt 4000] [--streams
+4] [--rounds 3]`.
 
-Prints the gaps between the streams' tokens while the prompt was computed, as multiples of the steady gap before it came,
-and of what the streams alone take at the length that they have then: it grows with them, and is taken to do so evenly between
-the steady gaps before and after. Then the longest steps: what of the prompt they computed, and their parts.
+Prints the gaps between the streams' tokens while the prompt was computed, as multiples of the
+steady gap before it came, and of what the streams alone take at the length that they have then: it
+grows with them, and is taken to do so evenly between the steady gaps before and after. Then the
+longest steps: what of the prompt they computed, and their parts.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def main() -> None:
 
 
 def one_round(engine: Engine, n_streams: int, n_prompt: int, rng: random.Random) -> None:
-    """STEADY steps of the streams, then the prompt, which ends with its first token, and STEADY steps more."""
+    """STEADY steps of the streams, then the prompt, which ends with its first token, and STEADY
+    steps more.
+    """
 
     def add(name: str, count: int) -> None:
         ids = tuple(rng.randrange(1000, 40000) for _ in range(count))
@@ -75,11 +79,14 @@ def one_round(engine: Engine, n_streams: int, n_prompt: int, rng: random.Random)
 
 
 def report(records: list[StepRecord], number: int) -> None:
-    """A step that gives every stream a token ends a gap, which began with the end of the step before."""
+    """A step that gives every stream a token ends a gap, which began with the end of the step
+    before.
+    """
     beside = [i for i, record in enumerate(records) if any(span.request_id == LONG for span in record.spans)]
     first, last = beside[0], beside[-1]
     ends = [record.end_s for record in records]
-    gaps = [end - before for before, end in itertools.pairwise(ends)]  # gaps[i] ends with step i + 1
+    # gaps[i] ends with step i + 1
+    gaps = [end - before for before, end in itertools.pairwise(ends)]
     before, after, during = gaps[first - 51 : first - 1], gaps[last + 1 : last + 51], gaps[first - 1 : last]
     steady, later = statistics.median(before), statistics.median(after)
     growth = (later - steady) / len(during)

@@ -1,12 +1,14 @@
-"""Structured output: what holding an answer to a schema costs, what forced text gives, and whether answers are valid.
+"""Structured output: what holding an answer to a schema costs, what forced text gives, and whether
+answers are valid.
 
     python bench/structured.py MODEL speed [--out FILE.json]            a typical schema ÷ free, one answer and 16 at once
     python bench/structured.py MODEL keys  [--out FILE.json]            a schema with long names ÷ free
     python bench/structured.py MODEL valid --schemas FILE.jsonl [--count 200] [--tokens 256]
 
-Speed is measured in one run, alternating, tokens a second of the whole answers after the first token; a figure is the ratio
-of the medians. `valid` generates at temperature 1, 16 at once, and asks `jsonschema` (with its format checks) about every
-answer that came to its end; schemas that are refused are counted, with the reason. A line of FILE.jsonl has a "schema".
+Speed is measured in one run, alternating, tokens a second of the whole answers after the first
+token; a figure is the ratio of the medians. `valid` generates at temperature 1, 16 at once, and
+asks `jsonschema` (with its format checks) about every answer that came to its end; schemas that are
+refused are counted, with the reason. A line of FILE.jsonl has a "schema".
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The same numbers from three engines: picolm/ (NumPy), martlet's float32 reference, mini-picoLM (Node).
+"""The same numbers from three engines: picolm/ (NumPy), martlet's float32 reference, mini-picoLM
+(Node).
 
     python -m bench.three_engines MODEL.gguf [MODEL.gguf …]        # Node's part needs `npm ci` in web/
 
-picolm continues 3 prompts by 32 tokens. The reference, and the page's engine as it computes by default and (`--exact`) in exact float32,
-then compute the logits of each of those steps; printed are how many ids agree (of the prompt, of the best tokens) and the largest difference
-of a logit, beside the largest logit. The reference needs memory for the model in float32.
+picolm continues 3 prompts by 32 tokens. The reference, and the page's engine as it computes by
+default and (`--exact`) in exact float32, then compute the logits of each of those steps; printed
+are how many ids agree (of the prompt, of the best tokens) and the largest difference of a logit,
+beside the largest logit. The reference needs memory for the model in float32.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ WEB = Path(__file__).resolve().parents[1] / "web"
 
 
 def port(path: str) -> dict[str, np.ndarray]:
-    """Ids and logits by picolm: of each prompt its ids, the tokens made, and the logits that each was chosen by."""
+    """Ids and logits by picolm: of each prompt its ids, the tokens made, and the logits that each
+    was chosen by.
+    """
     m = Model(path, 256, Team(2))
     found: dict[str, np.ndarray] = {}
     m.hold()

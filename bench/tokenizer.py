@@ -2,10 +2,11 @@
 
     python bench/tokenizer.py [MODEL.gguf …]
 
-Both encode the same text in one call, by turns; medians are printed, warm (the words of the text seen before) and cold
-(a new tokenizer each time, construction not counted). Both must give the same ids, or the numbers are refused. The text
-is the language reference inside Python's standard library (`pydoc_data.topics`, some 450 KB), or --text FILE.
-Without a model the GPT-2, Qwen2 and Llama vocabularies of tests/data are used.
+Both encode the same text in one call, by turns; medians are printed, warm (the words of the text
+seen before) and cold (a new tokenizer each time, construction not counted). Both must give the same
+ids, or the numbers are refused. The text is the language reference inside Python's standard library
+(`pydoc_data.topics`, some 450 KB), or --text FILE. Without a model the GPT-2, Qwen2 and Llama
+vocabularies of tests/data are used.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python bench/two_tenants.py MODEL [--tokens-per-minute 6000]
 
-The quiet key asks once a second (64 tokens of prompt, 16 of answer); the loud one twenty times a second (128 and 64), which is
-several times what the server can do. Prepared by the generator of `martlet bench serve`: alone, then beside the flood with
-`--policy fair`, then with `--tokens-per-minute` as well. Prints time to the first token and to the end, in milliseconds.
+The quiet key asks once a second (64 tokens of prompt, 16 of answer); the loud one twenty times a
+second (128 and 64), which is several times what the server can do. Prepared by the generator of
+`martlet bench serve`: alone, then beside the flood with `--policy fair`, then with
+`--tokens-per-minute` as well. Prints time to the first token and to the end, in milliseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from martlet.bench.load_report import load_summary
 
 QUIET = Load(20, 0, rate=1.0, prompt_tokens=64, gen_tokens=16, vocab=VOCAB, warmup=1)
 LOUD = Load(400, 0, rate=20.0, prompt_tokens=128, gen_tokens=64, vocab=VOCAB, warmup=0, seed=1)
-BEFORE_S = 8.0  # that the flood has when the quiet key begins: it has spent then what its bucket held at first
+# that the flood has when the quiet key begins: it has spent then what its bucket held at first
+BEFORE_S = 8.0
 TIMEOUT_S = 60.0
 
 

@@ -1,6 +1,8 @@
-"""Write tests/data/models/*.npz: what `transformers` computes, in float32, for the tiny model of each family.
+"""Write tests/data/models/*.npz: what `transformers` computes, in float32, for the tiny model of
+each family.
 
-Run from the repository's root with torch and transformers installed: python tools/make_golden_models.py
+Run from the repository's root with torch and transformers installed: python
+tools/make_golden_models.py
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ DROPPED = ("transformers_version", "dtype", "architectures", "id2label", "label2
 
 
 def transformers_model(case: str) -> tuple[Any, dict[str, Any], dict[str, list[int]]]:
-    """The library's model with the case's weights, its config as a dictionary, and its tensors' shapes."""
+    """The library's model with the case's weights, its config as a dictionary, and its tensors'
+    shapes.
+    """
     stem, _, extra = CASES[case]
     config = getattr(transformers, f"{stem}Config")(**{**SIZES, **extra})
     config._attn_implementation = "eager"

@@ -4,10 +4,12 @@
     python tools/train_eagle.py MODEL OUT --work DIR --prompts 1500 --minutes 40
     martlet chat MODEL --draft eagle=OUT
 
-Three stages, each of which goes on where it was interrupted: the model answers generated chat prompts (DIR/corpus.jsonl); its
-hidden states at every token of those are computed (DIR/states.f16, 4 * hidden * 2 bytes a token); a head is trained on them and
-written to OUT (config.json, model.safetensors) every few minutes, with its acceptance on conversations that it never saw.
-`tools/eagle/` has the parts; begin with `prompts.py`. MODEL is a GGUF file or a Hugging Face folder of llama's shape.
+Three stages, each of which goes on where it was interrupted: the model answers generated chat
+prompts (DIR/corpus.jsonl); its hidden states at every token of those are computed (DIR/states.f16,
+4 * hidden * 2 bytes a token); a head is trained on them and written to OUT (config.json,
+model.safetensors) every few minutes, with its acceptance on conversations that it never saw.
+`tools/eagle/` has the parts; begin with `prompts.py`. MODEL is a GGUF file or a Hugging Face folder
+of llama's shape.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from eagle.training import Plan, measure, train
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 from speculation import prompts_of
 
-HELD_OUT, MEASURED = 20, 120  # one conversation in so many is never trained on, and of those so many are measured
+# one conversation in so many is never trained on, and of those so many are measured
+HELD_OUT, MEASURED = 20, 120
 
 
 def main() -> None:
@@ -48,13 +51,16 @@ def main() -> None:
     if args.resume is None:
         fit_start(head, target, data, training)
     else:
-        known = load_head(args.resume, target).state_dict()  # of which nothing but these two knows the draft vocabulary
+        # of which nothing but these two knows the draft vocabulary
+        known = load_head(args.resume, target).state_dict()
         head.load_state_dict({**known, "d2t": head.d2t, "t2d": head.t2d})
     _train(head, data, training, held_out, args)
 
 
 def new_head(target: Target, lines: list[Conversation], draft_vocab: int, kv_heads: int | None) -> Head:
-    """A head that has the commonest tokens of the answers as its draft vocabulary; random otherwise."""
+    """A head that has the commonest tokens of the answers as its draft vocabulary; random
+    otherwise.
+    """
     counts = Counter(token for line in lines for token, own in zip(line.ids, line.answered, strict=True) if own)
     common = sorted(token for token, _ in counts.most_common(draft_vocab))
     spec, attention = target.spec, target.attention

@@ -1,8 +1,10 @@
-"""A model's own answers to chat prompts, as token ids, and its states at each (read `training.py` next, which learns from them).
+"""A model's own answers to chat prompts, as token ids, and its states at each (read `training.py`
+next, which learns from them).
 
-A conversation is one row of ids with a mask: True where a token is the model's answer. Seven prompts in ten are the model's own
-(`magpie.py`), the others made of templates (`prompts.py`); one conversation in seven has a second turn; one in seven is
-sampled at temperature 0.7, the others are greedy. The states of all conversations, end to end, are a file of their own.
+A conversation is one row of ids with a mask: True where a token is the model's answer. Seven
+prompts in ten are the model's own (`magpie.py`), the others made of templates (`prompts.py`); one
+conversation in seven has a second turn; one in seven is sampled at temperature 0.7, the others are
+greedy. The states of all conversations, end to end, are a file of their own.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ from martlet.llm import RequestOutput
 
 __all__ = ["Conversation", "Features", "batches_by_length", "generate", "open_features", "read_corpus"]
 
-WRITTEN, SAMPLED, SECOND_TURN = 0.7, 0.15, 0.15  # parts of the conversations: the model's own prompts; …
+# parts of the conversations: the model's own prompts; …
+WRITTEN, SAMPLED, SECOND_TURN = 0.7, 0.15, 0.15
 BATCH = 576  # asked together
 RUNNING = 96  # and answered at once
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Token ids, which of them the model wrote, whether it wrote them greedily, and what it was asked first, by whom."""
+    """Token ids, which of them the model wrote, whether it wrote them greedily, and what it was
+    asked first, by whom.
+    """
 
     ids: list[int]
     answered: list[bool]
@@ -43,7 +48,9 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """All conversations end to end, and the kept rows of each token; those of a conversation's last are zeros."""
+    """All conversations end to end, and the kept rows of each token; those of a conversation's last
+    are zeros.
+    """
 
     lines: list[Conversation]
     starts: NDArray[np.int64]  # where each begins, and the end
@@ -81,7 +88,9 @@ def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to generate: so many conversations with answers of up to so many tokens, none near a prompt that is held back."""
+    """What to generate: so many conversations with answers of up to so many tokens, none near a
+    prompt that is held back.
+    """
 
     count: int
     tokens: int
@@ -92,7 +101,9 @@ class Order:
 
 
 def generate(model: str, corpus: Path, states: Path, order: Order) -> None:
-    """Append conversations to `corpus`, one JSON line each, and their states to `states`. What is there already is kept."""
+    """Append conversations to `corpus`, one JSON line each, and their states to `states`. What is
+    there already is kept.
+    """
     done = list(read_corpus(corpus)) if corpus.exists() else []
     if len(done) >= order.count:
         return
@@ -166,7 +177,9 @@ def _answer(llm: LLM, asked: list[tuple[str, bool]], tokens: int, rng: random.Ra
 
 
 def _lengthen(line: Conversation, output: RequestOutput) -> Conversation:
-    """The conversation with one more prompt and answer, if the prompt goes on from it token by token."""
+    """The conversation with one more prompt and answer, if the prompt goes on from it token by
+    token.
+    """
     prompt, answer = list(output.prompt_token_ids), list(output.outputs[0].token_ids)
     known = len(line.ids) if prompt[: len(line.ids)] == line.ids else 0
     answered = line.answered[:known] + [False] * (len(prompt) - known) + [True] * len(answer)

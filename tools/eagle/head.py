@@ -7,8 +7,9 @@
     x = x + mlp(post_attention_layernorm(x))
     logits of token i + 2 = norm(x) · the output rows of the draft vocabulary's tokens
 
-The names of parameters are those of published checkpoints (arXiv:2503.01840), so `state_dict` is the file; `lm_head` is left out:
-its rows are the target's own, and a loader takes them by `d2t`. The target's norm is learned anew.
+The names of parameters are those of published checkpoints (arXiv:2503.01840), so `state_dict` is
+the file; `lm_head` is left out: its rows are the target's own, and a loader takes them by `d2t`.
+The target's norm is learned anew.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ class MidLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """The head, with the target's embedding and output rows beside it (frozen, and not in `state_dict`)."""
+    """The head, with the target's embedding and output rows beside it (frozen, and not in
+    `state_dict`).
+    """
 
     def __init__(self, c: HeadConfig, target: Target, draft_ids: Tensor) -> None:
         """`draft_ids`: the target's ids of the draft vocabulary, ascending."""
@@ -131,8 +134,9 @@ class Head(nn.Module):
     def rescale(self, scale: Tensor) -> None:
         """Let `fc` read features divided by `scale` [3C]; what the head computes stays the same.
 
-        Hidden states are of very different sizes, by layer and by channel, and so are the weights that read them: with steps
-        of one size for all, an optimiser would break some and never move others.
+        Hidden states are of very different sizes, by layer and by channel, and so are the weights
+        that read them: with steps of one size for all, an optimiser would break some and never move
+        others.
         """
         self.fc.weight.mul_(scale / self.feature_scale)
         self.feature_scale = scale
@@ -142,11 +146,13 @@ class Head(nn.Module):
         return functional.linear(self.norm(x), self.output)
 
     def unroll(self, features: Tensor, ids: Tensor, steps: int) -> list[Tensor]:
-        """What `steps` draft steps make of every position when all guesses are right (EAGLE-3's training-time test).
+        """What `steps` draft steps make of every position when all guesses are right (EAGLE-3's
+        training-time test).
 
-        features [B, T, 3C] of positions 0 to T - 1; ids [B, T + steps - 1] are the tokens from position 1 on. Step j of row i
-        has token i + 1 + j at position i + j; it sees the rows of step 0 up to i, and row i's own steps 1 to j. Returns the
-        rows [B, T, C] of each step, from which `logits` has token i + 2 + j.
+        features [B, T, 3C] of positions 0 to T - 1; ids [B, T + steps - 1] are the tokens from
+        position 1 on. Step j of row i has token i + 1 + j at position i + j; it sees the rows of
+        step 0 up to i, and row i's own steps 1 to j. Returns the rows [B, T, C] of each step, from
+        which `logits` has token i + 2 + j.
         """
         t = features.shape[1]
         g, keys, values, made = self.fuse(features), list[Tensor](), list[Tensor](), list[Tensor]()
@@ -159,7 +165,9 @@ class Head(nn.Module):
         return made
 
     def _project(self, g: Tensor, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, H, T, D] of rows g [B, T, C]; keys and values repeated for their queries."""
+        """Queries, keys and values [B, H, T, D] of rows g [B, T, C]; keys and values repeated for
+        their queries.
+        """
         layer, c = self.midlayer, self.config
         a = torch.cat((layer.input_layernorm(self.embedding[ids]), layer.hidden_norm(g)), -1)
         q, k, v = (
@@ -177,7 +185,8 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def guess(self, features: Tensor, ids: Tensor, count: int) -> list[int]:
-        """Guess the tokens after `ids` as an engine does it, one at a time: features [T, 3C] of all but the last token of ids [T + 1].
+        """Guess the tokens after `ids` as an engine does it, one at a time: features [T, 3C] of all
+        but the last token of ids [T + 1].
 
         The plain form of the head, for checking others against.
         """
@@ -211,7 +220,9 @@ def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 
 
 def save_head(head: Head, folder: Path, notes: dict[str, object]) -> None:
-    """Write model.safetensors in float16 and config.json; `notes` go into the latter under "training"."""
+    """Write model.safetensors in float16 and config.json; `notes` go into the latter under
+    "training".
+    """
     folder.mkdir(parents=True, exist_ok=True)
     held = {**head.state_dict(), "fc.weight": head.fc.weight.detach() / head.feature_scale}
     tensors = {name: (t.half() if t.is_floating_point() else t).contiguous() for name, t in held.items()}

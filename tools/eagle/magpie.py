@@ -1,8 +1,9 @@
-"""Prompts that a model writes itself (Magpie, arXiv:2406.08464; read `corpus.py` next, which has them answered).
+"""Prompts that a model writes itself (Magpie, arXiv:2406.08464; read `corpus.py` next, which has
+them answered).
 
-A chat model that is given the beginning of a user's turn writes what users asked in its training. So the prompts are as varied
-as those that it learned from, and nobody has to collect any. Half of them get their first words, since a small model likes a
-few beginnings too much.
+A chat model that is given the beginning of a user's turn writes what users asked in its training.
+So the prompts are as varied as those that it learned from, and nobody has to collect any. Half of
+them get their first words, since a small model likes a few beginnings too much.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Describe|Write|Write a|Give me|List|Suggest|Tell me|Summarize|Rewrite|Compare|Cr
 
 
 def user_turn(llm: LLM) -> list[int]:
-    """The chat template up to where the user's words begin: what prompts with different first words have in common."""
+    """The chat template up to where the user's words begin: what prompts with different first words
+    have in common.
+    """
     one, other = (llm.chat_prompt([{"role": "user", "content": word}])[1] for word in ("Why", "a"))
     return one[: next(n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)]
 

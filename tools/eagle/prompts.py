@@ -1,7 +1,9 @@
-"""Chat prompts for a model to answer: seeded, varied, made of topics × tasks × forms (read `corpus.py` next, which asks them).
+"""Chat prompts for a model to answer: seeded, varied, made of topics × tasks × forms (read
+`corpus.py` next, which asks them).
 
-A head learns how a model *writes*, so the prompts need not be clever; they must lead the model through the kinds of text that
-users ask of it: explanations, lists, letters, stories, code, sums, rewriting, and turns that go on from an answer.
+A head learns how a model *writes*, so the prompts need not be clever; they must lead the model
+through the kinds of text that users ask of it: explanations, lists, letters, stories, code, sums,
+rewriting, and turns that go on from an answer.
 """
 
 from __future__ import annotations

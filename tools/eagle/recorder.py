@@ -1,8 +1,10 @@
-"""What a model computes while it answers, kept: the states that a head is trained on (read `corpus.py` next).
+"""What a model computes while it answers, kept: the states that a head is trained on (read
+`corpus.py` next).
 
-The engine's runner tells a draft head the residual stream at every position that it computes. Here it tells `Recorder`, so the
-states cost nothing but their memory, and are those that a head will see, to the bit. Of every token four rows are kept: what
-enters layers n/2, 3n/4 and n - 2 (features as EAGLE-3 has them, arXiv:2503.01840), and what the final norm makes of the last layer's.
+The engine's runner tells a draft head the residual stream at every position that it computes. Here
+it tells `Recorder`, so the states cost nothing but their memory, and are those that a head will
+see, to the bit. Of every token four rows are kept: what enters layers n/2, 3n/4 and n - 2 (features
+as EAGLE-3 has them, arXiv:2503.01840), and what the final norm makes of the last layer's.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ F16, F32 = NDArray[np.float16], NDArray[np.float32]
 
 
 def feature_layers(n_layers: int) -> tuple[int, int, int]:
-    """The layers whose inputs are a head's features: later ones tell more of the next token than EAGLE-3's 2, n/2 and n - 3."""
+    """The layers whose inputs are a head's features: later ones tell more of the next token than
+    EAGLE-3's 2, n/2 and n - 3.
+    """
     return (n_layers // 2, 3 * n_layers // 4, n_layers - 2)
 
 
@@ -37,7 +41,9 @@ class _Text:
 
 
 class Recorder:
-    """Keeps the states of every sequence that an LLM computes, until they are taken. It must not cache prefixes."""
+    """Keeps the states of every sequence that an LLM computes, until they are taken. It must not
+    cache prefixes.
+    """
 
     def __init__(self, llm: LLM, layers: Sequence[int] | None = None) -> None:
         """Take the place of a draft head. `layers` are counted as `Features` does."""
@@ -58,7 +64,9 @@ class Recorder:
         self._texts[seq].states.append(features.astype(np.float16))
 
     def take(self) -> dict[tuple[int, ...], F16]:
-        """By the ids of each sequence, of which the last is not computed: its states [ids - 1, 4, C]. Forgets them."""
+        """By the ids of each sequence, of which the last is not computed: its states [ids - 1, 4,
+        C]. Forgets them.
+        """
         found = {}
         for text in self._texts.values():
             states = np.concatenate(text.states).reshape(-1, *self._shape)

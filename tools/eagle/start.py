@@ -1,7 +1,9 @@
-"""Where a head begins: not at random but at the best linear guess, found in closed form (read `training.py` next).
+"""Where a head begins: not at random but at the best linear guess, found in closed form (read
+`training.py` next).
 
-What the target's final norm makes of position i + 1 is nearly linear in the features of position i and the embedding of token
-i + 1, far enough that this alone guesses four tokens in ten. Each part of the head has a share of it:
+What the target's final norm makes of position i + 1 is nearly linear in the features of position i
+and the embedding of token i + 1, far enough that this alone guesses four tokens in ten. Each part
+of the head has a share of it:
 
     fc           the features' part, by ridge regression
     attention    one query head of each KV group looks at its own position alone, and its values carry the embedding's part,
@@ -23,7 +25,8 @@ from torch.nn import functional
 __all__ = ["fit_start"]
 
 RIDGE = 1e-3  # of the mean square of a regressor
-FOCUS, PAIRS = 8.0, 6  # sharpness of the look at one's own position; RoPE's fastest pairs, which tell positions apart
+# sharpness of the look at one's own position; RoPE's fastest pairs, which tell positions apart
+FOCUS, PAIRS = 8.0, 6
 
 
 @torch.no_grad()
@@ -48,7 +51,9 @@ def fit_start(head: Head, target: Target, data: Features, chosen: list[int], row
 
 
 def _gather(head: Head, target: Target, data: Features, chosen: list[int], rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Features [N, 3C] of positions i, normed embeddings [N, C] of tokens i + 1, and the final states [N, C] of positions i + 1."""
+    """Features [N, 3C] of positions i, normed embeddings [N, C] of tokens i + 1, and the final
+    states [N, C] of positions i + 1.
+    """
     features, tokens, goals, n = list[Tensor](), list[Tensor](), list[Tensor](), 0
     for i in chosen:
         line, states = (
@@ -67,7 +72,9 @@ def _gather(head: Head, target: Target, data: Features, chosen: list[int], rows:
 
 
 def _ridge(x: Tensor, y: Tensor) -> Tensor:
-    """The weights [n, m] with which x [N, n] tells y [N, m]; every column of x counts alike, whatever its size."""
+    """The weights [n, m] with which x [N, n] tells y [N, m]; every column of x counts alike,
+    whatever its size.
+    """
     size = x.pow(2).mean(0).sqrt().clamp_min(1e-6)
     x = x / size
     gram = (x.T @ x).double() + RIDGE * len(x) * torch.eye(x.shape[1], dtype=torch.double)
@@ -75,7 +82,9 @@ def _ridge(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _carry(head: Head, embedded: Tensor, weight: Tensor) -> Tensor:
-    """Let the values of one query head of each group carry `weight` [C, C]; returns it as far as their rank allows."""
+    """Let the values of one query head of each group carry `weight` [C, C]; returns it as far as
+    their rank allows.
+    """
     c, attention = head.config, head.midlayer.self_attn
     rank = c.num_key_value_heads * c.head_dim
     spread = embedded.T @ embedded / len(embedded)
@@ -95,9 +104,11 @@ def _carry(head: Head, embedded: Tensor, weight: Tensor) -> Tensor:
 
 
 def _look_at_self(head: Head, mean: Tensor) -> None:
-    """Make every group's first query head look at its own position: query and key have a constant part, which RoPE turns apart.
+    """Make every group's first query head look at its own position: query and key have a constant
+    part, which RoPE turns apart.
 
-    `mean` [C] is that of the normed hidden half, so that its product with mean / |mean|² is about 1 in every row.
+    `mean` [C] is that of the normed hidden half, so that its product with mean / |mean|² is about 1
+    in every row.
     """
     c, attention = head.config, head.midlayer.self_attn
     pairs = min(PAIRS, c.head_dim // 2)

@@ -1,7 +1,8 @@
 """Of a target model what a head is made of or trained with, in PyTorch (read `head.py` next).
 
-Its embedding and its output rows, which a head shares; its last layer and final norm, from which a head begins. The weights
-are those of the file, dequantised. What the model computes is recorded while it answers (`recorder.py`).
+Its embedding and its output rows, which a head shares; its last layer and final norm, from which a
+head begins. The weights are those of the file, dequantised. What the model computes is recorded
+while it answers (`recorder.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def rotate(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
 
 
 class Target:
-    """A frozen model of llama's shape: RMS norms, RoPE in whole heads, grouped-query attention, SiLU."""
+    """A frozen model of llama's shape: RMS norms, RoPE in whole heads, grouped-query attention,
+    SiLU.
+    """
 
     def __init__(self, model: Model) -> None:
         self.spec: ModelSpec = model.spec

@@ -1,13 +1,17 @@
-"""Training a head, and measuring how many of its guesses a target would accept (read `head.py` first).
+"""Training a head, and measuring how many of its guesses a target would accept (read `head.py`
+first).
 
-Each batch unrolls the head a few draft steps, in which it reads its own output as it will when it guesses ("training-time
-test", arXiv:2503.01840). The loss of a step is the cross-entropy against the target's distribution over the draft vocabulary.
+Each batch unrolls the head a few draft steps, in which it reads its own output as it will when it
+guesses ("training-time test", arXiv:2503.01840). The loss of a step is the cross-entropy against
+the target's distribution over the draft vocabulary.
 
-With logits n · W, W being the target's output rows of that vocabulary, and p the target's distribution, it is
+With logits n · W, W being the target's output rows of that vocabulary, and p the target's
+distribution, it is
 
     logsumexp(n · W) - n · (p · W)        and its gradient        (softmax(n · W) - p) · W
 
-so of p nothing but p · W is kept, [C] a row, and no [rows, vocabulary] array is ever whole: `Loss` goes a few rows at a time.
+so of p nothing but p · W is kept, [C] a row, and no [rows, vocabulary] array is ever whole: `Loss`
+goes a few rows at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from torch.nn import functional
 __all__ = ["Acceptance", "Loss", "Plan", "batches", "measure", "step_loss", "train"]
 
 FEW = 256  # rows whose logits are computed together, so that they stay in the cache
-GOES_ON = 0.4  # the chance that a batch unrolls one more step: as often as a guess is right and another one counts
+# the chance that a batch unrolls one more step: as often as a guess is right and another one counts
+GOES_ON = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,8 @@ class Plan:
     steps: int = 3  # draft steps unrolled, at most
     tokens: int = 2048  # of a batch
     rate: float = 5e-4
-    sharpness: float = 1.0  # of what is learned: 1: the target's distribution; more: nearer to its likeliest tokens
+    # of what is learned: 1: the target's distribution; more: nearer to its likeliest tokens
+    sharpness: float = 1.0
     report_minutes: float = 5.0
     seed: int = 0
 
@@ -58,9 +64,12 @@ class Batch:
 
     @torch.no_grad()
     def goals(self, head: Head, sharpness: float = 1.0) -> Tensor:
-        """p · W of each token: what the loss needs of the target's distribution over the draft vocabulary, [B, T + steps + 1, C]."""
+        """p · W of each token: what the loss needs of the target's distribution over the draft
+        vocabulary, [B, T + steps + 1, C].
+        """
         found = torch.zeros_like(self.final)
-        before = self.final[:, :-1][self.known[:, 1:]] * sharpness  # a token is told by what is before it
+        # a token is told by what is before it
+        before = self.final[:, :-1][self.known[:, 1:]] * sharpness
         parts = [p @ head.output_16 for _, p in _distributions(before, head.output_16)]
         found[:, 1:][self.known[:, 1:]] = torch.cat(parts).float()
         return found
@@ -81,13 +90,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Of greedy answers: the chance that guess 1, 2, … is right when all before it are, and what that gives."""
+    """Of greedy answers: the chance that guess 1, 2, … is right when all before it are, and what
+    that gives.
+    """
 
     chances: tuple[float, ...]
 
     @property
     def length(self) -> float:
-        """Tokens a step: the accepted guesses and the target's own, of a chain as long as `chances`."""
+        """Tokens a step: the accepted guesses and the target's own, of a chain as long as
+        `chances`.
+        """
         return 1.0 + sum(math.prod(self.chances[: n + 1]) for n in range(len(self.chances)))
 
     def __str__(self) -> str:
@@ -95,7 +108,9 @@ class Acceptance:
 
 
 def _distributions(n: Tensor, output: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """A few rows of n [R, C] at a time: logsumexp [r] and softmax [r, draft vocabulary] of their logits."""
+    """A few rows of n [R, C] at a time: logsumexp [r] and softmax [r, draft vocabulary] of their
+    logits.
+    """
     for part in n.to(output.dtype).split(FEW):
         logits = functional.linear(part, output).float()
         total = logits.logsumexp(-1)
@@ -103,7 +118,9 @@ def _distributions(n: Tensor, output: Tensor) -> Iterator[tuple[Tensor, Tensor]]
 
 
 class Loss(torch.autograd.Function):
-    """The sum of the rows' cross-entropies: `apply(n [R, C], goals [R, C], output [draft vocabulary, C])`."""
+    """The sum of the rows' cross-entropies: `apply(n [R, C], goals [R, C], output [draft
+    vocabulary, C])`.
+    """
 
     @staticmethod
     def forward(ctx: Any, n: Tensor, goals: Tensor, output: Tensor) -> Tensor:
@@ -120,7 +137,9 @@ class Loss(torch.autograd.Function):
 
 
 def train(head: Head, data: Features, chosen: list[int], plan: Plan, report: Callable[[int, int, float], None]) -> None:
-    """Train on the conversations `chosen` as the plan says; `report` gets the step, the tokens seen and the loss."""
+    """Train on the conversations `chosen` as the plan says; `report` gets the step, the tokens seen
+    and the loss.
+    """
     sample = data.states[:: max(1, len(data.states) // 4096), :3].astype(np.float32)
     head.rescale(torch.from_numpy(np.sqrt(np.square(sample).mean(0)).reshape(-1) + 1e-3))
     optimisers = _optimisers(head, plan)
@@ -165,7 +184,8 @@ def _schedule(gone: float, number: int) -> float:
 def step_loss(head: Head, batch: Batch, steps: int, sharpness: float = 1.0) -> Tensor:
     """The mean loss of all draft steps over the rows from which an engine would guess."""
     total = torch.zeros(())
-    drafting = batch.answered[:, 1 : 1 + batch.n_rows]  # a guess is made once the model has answered token i + 1
+    # a guess is made once the model has answered token i + 1
+    drafting = batch.answered[:, 1 : 1 + batch.n_rows]
     goals = batch.goals(head, sharpness)
     with torch.autocast("cpu", torch.bfloat16):
         made = batch.unroll(head, steps)
