@@ -1,7 +1,8 @@
 """Decode speed of many sequences at a time, or of one after a long prompt: Martlet against
 llama.cpp on the same file.
 
-    python bench/batched.py MODEL... --llama-cpp BUILD/bin [--sequences 1 4 16 64] [--prompt 128] [--steps 64] [--out batched]
+    python bench/batched.py MODEL... --llama-cpp BUILD/bin [--sequences 1 4 16 64] [--prompt 128]
+                            [--steps 64] [--out batched]
 
 Every prompt is computed first; then only steps are timed in which all sequences decode. Runs of the
 two alternate (ours, theirs, ours, theirs …), so that whatever slows the machine slows both; medians

@@ -1,7 +1,7 @@
 """Martlet against llama.cpp on the same files: the bars that the project sets itself, measured in
 turn on this machine.
 
-    python bench/compare_llamacpp.py --llama-cpp BUILD/bin --models ~/.cache/martlet/models [--out comparison]
+    python bench/compare_llamacpp.py --llama-cpp BUILD/bin --models FOLDER [--out comparison]
 
 writes comparison.json and comparison.md. docs/tuning.md says how llama.cpp's programs are built.
 Both use the same number of threads, and their runs alternate (ours, theirs, ours, theirs …), so
@@ -113,7 +113,7 @@ def alternate(rounds: int, ours: Callable[[], Any], theirs: Callable[[], Any]) -
 
 
 # -- ours
-# ----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 def _martlet(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "martlet", *arguments]
 
@@ -180,7 +180,7 @@ def _load(path: Path, machine: Machine) -> dict[str, float]:
 
 
 def _run_with_peak(command: list[str]) -> tuple[str, int]:
-    """A program's output and its peak resident bytes (its own, not the largest of all children's)."""
+    """A program's output and its own peak resident bytes (not its children's)."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -197,7 +197,7 @@ def _maxrss_bytes(usage: resource.struct_rusage) -> int:
 
 
 # -- llama.cpp's
-# ---------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 def _llama_bench(path: Path, arguments: tuple[str, ...], machine: Machine) -> dict[str, Any]:
     program = str(machine.llama_cpp / "llama-bench")
     output = _run([program, "-m", str(path), "-t", str(machine.threads), *arguments, "-r", "3", "-o", "json"])
@@ -228,7 +228,7 @@ def _run(command: list[str]) -> str:
 
 
 # -- the report
-# ----------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 def _compared(ours: list[float], theirs: list[float]) -> dict[str, Any]:
     our, their = statistics.median(ours), statistics.median(theirs)
     return {"ours": our, "llama.cpp": their, "ratio": our / their, "our runs": ours, "llama.cpp's runs": theirs}

@@ -3,11 +3,13 @@ the bars of serving.
 
     python bench/compare_load.py --llama-server BUILD/bin/llama-server --models FOLDER
 
-    load      16 clients, prompts of 128 tokens, answers of 64: output tokens/s, Martlet on Q4_1 ÷ llama-server on Q4_1 (bar: ≥ 3.5)
-              and ÷ llama-server on Q4_0, its best (≥ 2.0); TTFT p95, llama-server's ÷ Martlet's (≥ 3); and the share of the
-              time that Martlet's engine was not in a step (≤ 8 %)
-    single    one stream: tokens/s through HTTP ÷ those of `martlet bench`, neither with guesses (≥ 0.93); both are there at once
-              and have turns of a second, for a shared machine is now quicker and now slower by more than what is measured
+    load      16 clients, prompts of 128 tokens, answers of 64: output tokens/s, Martlet on Q4_1 ÷
+              llama-server on Q4_1 (bar: ≥ 3.5) and ÷ llama-server on Q4_0, its best (≥ 2.0); TTFT
+              p95, llama-server's ÷ Martlet's (≥ 3); and the share of the time that Martlet's engine
+              was not in a step (≤ 8 %)
+    single    one stream: tokens/s through HTTP ÷ those of `martlet bench`, neither with guesses (≥
+              0.93); both are there at once and have turns of a second, for a shared machine is now
+              quicker and now slower by more than what is measured
     ready     from the start of the process to the first 200 of /health (≤ 1.5 s)
 
 Prompts are the same random token ids for both, answers greedy and of full length. llama-server has
@@ -169,7 +171,7 @@ def _time_to_health(command: list[str], port: int) -> float:
 
 
 # -- the report
-# ----------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 def _table(found: dict[str, Any]) -> str:
     machine = found["machine"]
     lines = [f"{machine['processor']}, {found['threads']} threads, commit {found['commit']}; medians", ""]

@@ -2,7 +2,7 @@
 the bars of serving.
 
     python -m venv OTHER && OTHER/bin/pip install openvino-genai
-    python bench/compare_openvino.py --openvino OTHER/bin/python --model SmolLM2-135M-Instruct.Q4_1.gguf
+    python bench/compare_openvino.py --openvino OTHER/bin/python --model FILE.gguf
 
 16 clients, prompts of 128 random tokens, greedy answers of 64, two threads: the load of
 compare_load.py. Martlet is asked through HTTP by the load generator; OpenVINO's pipeline is driven

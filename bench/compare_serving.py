@@ -1,10 +1,11 @@
 """Many requests at once, Martlet against llama.cpp's server on the same file and threads: two bars.
 
-    python bench/compare_serving.py --llama-server BUILD/bin/llama-server --model SmolLM2-135M-Instruct.Q4_1.gguf
+    python bench/compare_serving.py --llama-server BUILD/bin/llama-server --model FILE.gguf
 
-    shared     32 requests share a prefix of 1,000 tokens, 8 run at a time: total time, llama-server ÷ Martlet  (bar: ≥ 5)
-    intrusion  4 answers are being decoded when a prompt of 4,000 tokens arrives: the worst gap between two tokens of an
-               answer ÷ the steady gap before  (bar: ≤ 4)
+    shared     32 requests share a prefix of 1,000 tokens, 8 run at a time: total time, llama-server
+               ÷ Martlet  (bar: ≥ 5)
+    intrusion  4 answers are being decoded when a prompt of 4,000 tokens arrives: the worst gap
+               between two tokens of an answer ÷ the steady gap before  (bar: ≤ 4)
 
 Prompts are the same random token ids for both, answers greedy and of fixed length, and both start
 with an empty cache. llama-server is asked over HTTP on this machine, with a slot for each request
@@ -77,7 +78,7 @@ def main() -> int:
 
 
 # -- Martlet
-# -------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 def our_shared(args: argparse.Namespace) -> dict[str, float]:
     """Total time, and how much came from the prefix cache."""
     with _llm(args, SHARED.longest, SHARED.concurrency, SHARED.tokens_at_a_time) as llm:
@@ -133,7 +134,7 @@ def _intrusion() -> tuple[list[Arrival], Arrival]:
 
 
 # -- over HTTP
-# -----------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 def served_shared(args: argparse.Namespace) -> dict[str, float]:
     """Martlet's total time with 8 clients."""
     with _martlet(args) as port:
@@ -302,7 +303,7 @@ def _stream(port: int, body: Body, arrival: Arrival, times: list[float], stop: t
 
 
 # -- the report
-# ----------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 def _table(found: dict[str, Any]) -> str:
     machine = found["machine"]
     lines = [

@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def draw(events: list[dict[str, Any]], start_s: float = 0.0, stop_s: float | None = None) -> str:
-    """The SVG: a row for the steps and one for each sequence, phases above what each step computed."""
+    """The SVG: a row of steps and a row per sequence, phases above each step's work."""
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     bars = slices(events)
     start = 1e6 * start_s

@@ -1,7 +1,8 @@
 """KV memory that is lost, by the way it is handed out: contiguous buffers against pages, on the
 same requests.
 
-    python bench/fragmentation.py [--tokens 65536] [--context 2048] [--requests 600] [--seed 0] [--json]
+    python bench/fragmentation.py [--tokens 65536] [--context 2048] [--requests 600]
+                                  [--seed 0] [--json]
 
 The claim that 60 to 80 % of the KV memory is lost to fragmentation and over-reservation is
 arXiv:2309.06180's (figure 2 there: 20 to 38 % of it held tokens in the systems of the time, 96 %

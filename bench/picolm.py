@@ -1,7 +1,8 @@
 """The NumPy port against the C program: decode, prefill, and the memory that decoding a file larger
 than memory takes.
 
-    python bench/picolm.py MODEL_Q8_0 --c PICOLM [--large MODEL] [--threads 2] [--rounds 3] [--out picolm]
+    python bench/picolm.py MODEL_Q8_0 --c PICOLM [--large MODEL] [--threads 2] [--rounds 3]
+                           [--out picolm]
 
 PICOLM is the C program built natively (`make native` in github.com/RightNow-AI/picolm at cf3f2df).
 Runs alternate: ours with weights held as float32, the C, ours streaming. Rates are each program's

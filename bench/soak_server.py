@@ -1,7 +1,7 @@
 """A server under mixed load for twenty minutes: its memory has to stay as it is (bar: minute 20 ÷
 minute 5 ≤ 1.03).
 
-    python bench/soak_server.py --model SmolLM2-135M-Instruct.Q4_1.gguf [--minutes 20] [--out soak.json]
+    python bench/soak_server.py --model FILE.gguf [--minutes 20] [--out soak.json]
 
 Clients do what clients do: chats and completions, whole and streamed, short and long, with shared
 beginnings and without, n > 1, log-probabilities, embeddings, tokens; some leave in the midst of a

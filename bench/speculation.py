@@ -1,9 +1,11 @@
 """What guessing tokens gives: decode speed with drafts ÷ without, in one run, alternating, on fixed
 sets of prompts.
 
-    python bench/speculation.py MODEL edit|prose|complete|chat|many [--draft auto|model=PATH|eagle=PATH] [--draft-width N] [--prompts 0:20] [--out FILE.json]
+    python bench/speculation.py MODEL edit|prose|complete|chat|many
+        [--draft auto|model=PATH|eagle=PATH] [--draft-width N] [--prompts 0:20] [--out FILE.json]
 
-    edit      code to be printed again with a name changed, a parameter added or types written: much is copied
+    edit      code to be printed again with a name changed, a parameter added or types written: much
+              is copied
     prose     stories and explanations: nothing is
     chat      questions of many kinds, as people ask them: for a head
     complete  functions to be completed from their first lines: for a draft model
@@ -191,7 +193,7 @@ STARTS = '''def is_prime(n: int) -> bool:
 
 @dataclass
 class Pair:
-    """What was measured of one prompt: seconds of each run after the first token, and their tokens."""
+    """A prompt's measurements: seconds of each run after the first token, and the tokens."""
 
     off: list[float] = field(default_factory=list)
     on: list[float] = field(default_factory=list)

@@ -1,7 +1,9 @@
 """The same numbers from three engines: picolm/ (NumPy), martlet's float32 reference, mini-picoLM
 (Node).
 
-    python -m bench.three_engines MODEL.gguf [MODEL.gguf …]        # Node's part needs `npm ci` in web/
+    python -m bench.three_engines MODEL.gguf [MODEL.gguf …]
+
+Node's part needs `npm ci` in web/.
 
 picolm continues 3 prompts by 32 tokens. The reference, and the page's engine as it computes by
 default and (`--exact`) in exact float32, then compute the logits of each of those steps; printed

@@ -1,9 +1,9 @@
 """An EAGLE-3 head in PyTorch, in the published layout (read `training.py` next).
 
-    g = fc(features of position i)                            [C], from 3 hidden states of the target; in later steps the
-                                                              head's own x of the step before, not normed
-    a = concat(input_layernorm(embedding of token i + 1), hidden_norm(g))                     [2C]
-    x = g + o_proj(attention(q_proj(a), k_proj(a), v_proj(a)))         one row a position, causal, RoPE at position i
+    g = fc(features of position i)        [C], from 3 hidden states of the target;
+                                          in later steps the head's own x before it, not normed
+    a = concat(input_layernorm(embedding of token i + 1), hidden_norm(g))        [2C]
+    x = g + o_proj(attention(q_proj(a), k_proj(a), v_proj(a)))        causal, RoPE at position i
     x = x + mlp(post_attention_layernorm(x))
     logits of token i + 2 = norm(x) · the output rows of the draft vocabulary's tokens
 
@@ -205,7 +205,7 @@ class Head(nn.Module):
 
 
 def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Attention of one step's rows: causal over step 0's, and each over its own of the steps since."""
+    """Attention of one step's rows: causal over step 0, and over the row's own later steps."""
     if len(keys) == 1:
         return functional.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True)
     t, scale = q.shape[2], q.shape[3] ** -0.5

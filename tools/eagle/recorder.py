@@ -58,7 +58,7 @@ class Recorder:
         runner.head = self
 
     def follow(self, seq: SeqId, rows: SequenceRows, start: int, features: F32) -> None:
-        """The model has computed positions from `start` on, [n, W], and their next ids are known."""
+        """Positions from `start` on are computed, [n, W]; their next ids are known."""
         if start == 0:  # it begins, or begins again after it was preempted
             self._texts[seq] = _Text(rows)
         self._texts[seq].states.append(features.astype(np.float16))

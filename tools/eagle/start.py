@@ -6,8 +6,9 @@ and the embedding of token i + 1, far enough that this alone guesses four tokens
 of the head has a share of it:
 
     fc           the features' part, by ridge regression
-    attention    one query head of each KV group looks at its own position alone, and its values carry the embedding's part,
-                 cut to the rank that there is room for; the other heads begin with nothing to say
+    attention    one query head of each KV group looks at its own position alone, and its values
+                 carry the embedding's part, cut to the rank that there is room for; the other heads
+                 begin with nothing to say
     mlp          gate and up are the last layer's, down is fitted to what is still missing
     norm         the target's
 """
