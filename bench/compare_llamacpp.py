@@ -112,8 +112,7 @@ def alternate(rounds: int, ours: Callable[[], Any], theirs: Callable[[], Any]) -
     return found
 
 
-# -- ours
-# ------------------------------------------------------------------------------------------------
+# -- ours ------------------------------------------------------------------------------------------
 def _martlet(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "martlet", *arguments]
 
@@ -196,8 +195,7 @@ def _maxrss_bytes(usage: resource.struct_rusage) -> int:
     return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-# -- llama.cpp's
-# ------------------------------------------------------------------------------------------------
+# -- llama.cpp's -----------------------------------------------------------------------------------
 def _llama_bench(path: Path, arguments: tuple[str, ...], machine: Machine) -> dict[str, Any]:
     program = str(machine.llama_cpp / "llama-bench")
     output = _run([program, "-m", str(path), "-t", str(machine.threads), *arguments, "-r", "3", "-o", "json"])
@@ -227,8 +225,7 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-# -- the report
-# ------------------------------------------------------------------------------------------------
+# -- the report ------------------------------------------------------------------------------------
 def _compared(ours: list[float], theirs: list[float]) -> dict[str, Any]:
     our, their = statistics.median(ours), statistics.median(theirs)
     return {"ours": our, "llama.cpp": their, "ratio": our / their, "our runs": ours, "llama.cpp's runs": theirs}

@@ -170,8 +170,7 @@ def _time_to_health(command: list[str], port: int) -> float:
         process.wait()
 
 
-# -- the report
-# ------------------------------------------------------------------------------------------------
+# -- the report ------------------------------------------------------------------------------------
 def _table(found: dict[str, Any]) -> str:
     machine = found["machine"]
     lines = [f"{machine['processor']}, {found['threads']} threads, commit {found['commit']}; medians", ""]

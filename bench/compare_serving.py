@@ -77,8 +77,7 @@ def main() -> int:
     return 0
 
 
-# -- Martlet
-# ------------------------------------------------------------------------------------------------
+# -- Martlet ---------------------------------------------------------------------------------------
 def our_shared(args: argparse.Namespace) -> dict[str, float]:
     """Total time, and how much came from the prefix cache."""
     with _llm(args, SHARED.longest, SHARED.concurrency, SHARED.tokens_at_a_time) as llm:
@@ -133,8 +132,7 @@ def _intrusion() -> tuple[list[Arrival], Arrival]:
     return streams, Arrival("long", tokens(LONG_PROMPT), LONG_TOKENS)
 
 
-# -- over HTTP
-# ------------------------------------------------------------------------------------------------
+# -- over HTTP -------------------------------------------------------------------------------------
 def served_shared(args: argparse.Namespace) -> dict[str, float]:
     """Martlet's total time with 8 clients."""
     with _martlet(args) as port:
@@ -302,8 +300,7 @@ def _stream(port: int, body: Body, arrival: Arrival, times: list[float], stop: t
             return
 
 
-# -- the report
-# ------------------------------------------------------------------------------------------------
+# -- the report ------------------------------------------------------------------------------------
 def _table(found: dict[str, Any]) -> str:
     machine = found["machine"]
     lines = [

@@ -1,11 +1,12 @@
-"""The slots of the second tier: which pages have a copy there, and which are to get one (read `runtime/` for the bytes).
+"""Slots of pages on disk, the prefix cache's second tier (read `runtime/disk_file.py` for bytes).
 
-A slot is room for one page, in a file on a disk. Full pages are copied to slots some time after they were computed
-(write-behind), or when they have to leave the memory before that; a page that has a slot is simply dropped then. A page
-has a slot only if the page before it has one: what is found in the file at the next start is whole from its first page
-on, and what is lost with a slot is all below it.
+A slot is room for one page in a file. Full pages are copied to slots some time after they were
+computed (write-behind), or when they are evicted before that. A page that has a slot is simply
+dropped at its eviction. A page has a slot only if the page before it has one. So a file holds whole
+prefixes, and losing a slot loses all slots below it.
 
-Slots are bounded: a new page takes the slot of the leaf that was used longest ago, unless that is newer than the page.
+Slots are bounded: a new page takes the slot of the least recently used leaf, unless that leaf is
+newer than the page.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ __all__ = ["DiskSlots"]
 
 
 class DiskSlots:
-    """Slots 0 … n_slots - 1, each free or with the node whose page it holds or is about to hold."""
+    """Slots 0 … n_slots - 1: each is free, or holds (or is about to hold) a node's page."""
 
     def __init__(self, n_slots: int) -> None:
         assert n_slots >= 1
         self.n_slots = n_slots
-        self.on_lost: Callable[[Node], None] = lambda node: None  # the tree's: told of each node that has lost its slot
-        self._free: dict[SlotId, None] = {SlotId(slot): None for slot in range(n_slots)}  # in an order that is fixed
+        self.on_lost: Callable[[Node], None] = lambda node: (
+            None
+        )  # set by the tree: called for each node that lost its slot
+        # a dict, for its fixed order
+        self._free: dict[SlotId, None] = {SlotId(slot): None for slot in range(n_slots)}
         self._owners: dict[SlotId, Node] = {}
         self._pinned: set[SlotId] = set()
         self._retired: set[SlotId] = set()
         self._leaves = LeafQueue(lambda node: node.slot is not None and not node.n_slotted)
         self._wanted: OrderedDict[Node, None] = OrderedDict()  # for write-behind, oldest first
-        self._saves: list[tuple[Node, Save]] = []  # of the plan that is being made
+        self._saves: list[tuple[Node, Save]] = []  # of the plan in the making
         self._drained: list[tuple[Node, Save]] = []  # of the last plan
 
     @property
@@ -45,15 +49,17 @@ class DiskSlots:
         return self._owners.get(slot)
 
     def pin(self, slots: Iterable[SlotId]) -> None:
-        """Let nobody else have these slots before the plan is made: it loads from them, after its saves."""
+        """Keep these slots until the plan is made: it loads from them, after its saves."""
         self._pinned.update(slots)
 
-    # -- starting -------------------------------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
     def adopt(self, records: Iterable[tuple[SlotId, bytes, bytes, Ids]], page_size: int) -> list[Node]:
-        """Build trees of what a file holds, as (slot, key, the key of the page before, ids); returns their roots.
+        """Build trees from a file's records (slot, key, key of the page before, ids); return the
+        roots.
 
-        A record is refused, and its slot free, if its key is not the digest of the rest, if a record with other ids has
-        the same key, if the page before it is not there, or if its slot does not exist or is another record's.
+        A record is refused, and its slot stays free, if its key is not the digest of the rest, if
+        a record with other ids has the same key, if the page before it is missing, or if its slot
+        does not exist or belongs to another record.
         """
         assert not self._owners
         below: dict[bytes, list[tuple[SlotId, bytes, Ids, int]]] = {}
@@ -73,16 +79,16 @@ class DiskSlots:
             root.name = root.key
         return [root for root in roots if root.children]
 
-    # -- saving ---------------------------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------
     def want(self, node: Node) -> None:
-        """Queue a full page, and with it those above, for write-behind; a root is none."""
+        """Queue a full page and all pages above it for write-behind; a root is ignored."""
         if node.slot is None and node.parent is not None:
             self._wanted[node] = None
 
     def save(self, node: Node, most: int | None = None) -> bool:
-        """Plan to save a page that is in memory, and before it those above it that have no slot; at most `most` of all.
+        """Plan to save a page in memory, after the pages above it that have no slot; `most` in all.
 
-        Returns False if the slots hold better things, with as many saved as could be.
+        Returns False if all slots hold newer pages; then as many as possible were planned.
         """
         missing = []
         above: Node | None = node
@@ -90,16 +96,16 @@ class DiskSlots:
             missing.append(above)
             above = above.parent
         missing.reverse()
-        return all(self._assign(one) for one in missing[:most])
+        return all(self._assign(unsaved) for unsaved in missing[:most])
 
     def drain(self, most: int) -> tuple[Save, ...]:
-        """The saves of a plan, which is made now: those of evicted pages, and write-behind as far as `most` goes."""
+        """The saves of the plan that is made now: evicted pages, then write-behind up to `most`."""
         while self._wanted and len(self._saves) < most:
             node, _ = self._wanted.popitem(last=False)
             if node.page is None or node.slot is not None:
                 continue
             if self.save(node, most - len(self._saves)) and node.slot is None:
-                self._wanted[node] = None  # pages before it came first
+                self._wanted[node] = None  # pages before it were first
                 self._wanted.move_to_end(node, last=False)
         self._drained = [(node, save) for node, save in self._saves if node.slot == save.slot]
         self._saves.clear()
@@ -110,7 +116,7 @@ class DiskSlots:
         return tuple([save for _, save in self._drained])
 
     def _assign(self, node: Node) -> bool:
-        """Find a slot for a node and note its save."""
+        """Find a slot for a node and plan its save."""
         parent = node.parent
         assert parent is not None
         assert node.page is not None
@@ -123,7 +129,7 @@ class DiskSlots:
         return True
 
     def _take(self, node: Node, parent: Node) -> SlotId | None:
-        """A free slot, or that of the leaf that was used longest ago, if it is older than `node` and not its parent."""
+        """A free slot, or the least recently used leaf's if that is older and not `node`'s parent."""
         if not self._free:
             parent.used = max(parent.used, node.used)
             victim = self._oldest()
@@ -138,22 +144,24 @@ class DiskSlots:
         return slot
 
     def _oldest(self) -> Node | None:
-        """The leaf that was used longest ago and is not pinned; a pinned one comes back when the plan is made."""
+        """The least recently used leaf that is not pinned; pinned leaves return when the plan is
+        made.
+        """
         node = self._leaves.pop()
         while node is not None and node.slot in self._pinned:
             node = self._leaves.pop()
         return node
 
-    # -- losing ---------------------------------------------------------------------------------------------------
+    # -- losing ------------------------------------------------------------------------------------
     def forget(self, slots: Iterable[SlotId]) -> None:
-        """These slots do not hold what they should: their nodes lose them, and so do all below."""
+        """These slots do not hold their pages: their nodes and all nodes below lose their slots."""
         for slot in slots:
             node = self._owners.get(slot)
             if node is not None:
                 self._lose_tree(node)
 
     def retire(self, slots: Iterable[SlotId]) -> None:
-        """These slots cannot be written, as on a full disk: nodes lose them, and none gets them again."""
+        """These slots cannot be written (a full disk): they are taken out of use."""
         slots = list(slots)
         self.forget(slots)
         for slot in slots:
@@ -162,7 +170,7 @@ class DiskSlots:
                 self._retired.add(slot)
 
     def cancel(self) -> None:
-        """The last plan failed, and the one that is being made will not be: what they would have saved is not there."""
+        """The last plan failed and the plan in the making is dropped: forget the saves of both."""
         self.forget([save.slot for node, save in [*self._drained, *self._saves] if node.slot == save.slot])
         self._drained.clear()
         self._saves.clear()
@@ -173,10 +181,10 @@ class DiskSlots:
 
     def _lose_tree(self, node: Node) -> None:
         below = [node]
-        for one in below:
-            below += [child for child in one.children.values() if child.slot is not None]
-        for one in reversed(below):
-            self._lose(one)
+        for ancestor in below:
+            below += [child for child in ancestor.children.values() if child.slot is not None]
+        for lost in reversed(below):
+            self._lose(lost)
 
     def _give(self, node: Node, slot: SlotId) -> None:
         assert node.slot is None
@@ -201,7 +209,9 @@ class DiskSlots:
         self.on_lost(node)
 
     def check(self, slotted: dict[SlotId, Node]) -> None:
-        """Assert that the owners are exactly `slotted`, the nodes of the tree that have a slot, and the rest is free."""
+        """Assert that `slotted`, the tree's nodes with a slot, are the owners, and all else is
+        free.
+        """
         assert self._owners == slotted, "slots differ from the tree's"
         assert sorted([*self._free, *self._owners, *self._retired]) == list(range(self.n_slots)), (
             "a slot is lost or used twice"
@@ -220,13 +230,13 @@ class DiskSlots:
 def _sound(
     records: Iterable[tuple[SlotId, bytes, bytes, Ids]], page_size: int
 ) -> list[tuple[SlotId, bytes, bytes, Ids]]:
-    """The records whose keys are right, the last one of those that are the same page."""
-    found: dict[bytes, tuple[SlotId, bytes, bytes, Ids]] = {}
+    """The records whose keys are right; of records of the same page, the last."""
+    sound: dict[bytes, tuple[SlotId, bytes, bytes, Ids]] = {}
     ambiguous: set[bytes] = set()
     for slot, key, parent, ids in records:
         if len(ids) == page_size and page_key(parent, ids) == key:
-            same = found.pop(key, None)
+            same = sound.pop(key, None)
             if same is not None and same[2:] != (parent, ids):
                 ambiguous.add(key)
-            found[key] = (slot, key, parent, ids)
-    return [record for key, record in found.items() if key not in ambiguous]
+            sound[key] = (slot, key, parent, ids)
+    return [record for key, record in sound.items() if key not in ambiguous]

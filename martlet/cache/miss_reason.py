@@ -1,4 +1,7 @@
-"""What the prefix cache remembers of pages that are gone, so that it can say why a match ends (read `radix.py` first)."""
+"""Memory of evicted pages and of first pages, with which a match explains why it ends.
+
+Read `runtime/executors.py` next: the cache ends here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ __all__ = ["Evicted", "FirstPages"]
 
 
 class Evicted:
-    """The ids of the last `most` pages that had to make room, by the key of the page before."""
+    """The ids of the last `most` evicted pages, by the key of the page before."""
 
     def __init__(self, most: int = 2048) -> None:
         self._most = most
@@ -18,7 +21,7 @@ class Evicted:
         self._below: dict[bytes, list[Ids]] = {}  # sorted
 
     def add(self, parent: bytes, ids: Ids) -> None:
-        """Note an evicted page; the oldest note makes room."""
+        """Note an evicted page; the oldest note goes where `most` is exceeded."""
         if (parent, ids) not in self._recent:
             insert_sorted(self._below.setdefault(parent, []), ids)
         self._recent[parent, ids] = None
@@ -30,7 +33,7 @@ class Evicted:
                 del self._below[parent]
 
     def agree(self, parent: bytes, wanted: Ids) -> int:
-        """How many ids `wanted` has in common with the page below `parent` that was most like it."""
+        """The longest prefix that `wanted` shares with an evicted page below `parent`."""
         return max((common(ids, wanted) for ids in neighbours(self._below.get(parent, []), wanted)), default=0)
 
     def __len__(self) -> int:
@@ -38,27 +41,27 @@ class Evicted:
 
 
 class FirstPages:
-    """The ids of the first pages of all salts together.
+    """The ids of the first pages of all salts.
 
-    That a page is cached under another salt tells that somebody else has sent it: this is for whoever runs the engine,
-    and not for those who send requests, from whom salts are to hide just that.
+    A page that is cached under another salt tells that somebody else has sent it. The operator may
+    see that; a client must not, since salts exist to hide it.
     """
 
     def __init__(self) -> None:
-        self._order: list[Ids] = []  # sorted; as often as there are salts that have it
+        self._order: list[Ids] = []  # sorted; an entry per salt
 
     def add(self, ids: Ids) -> None:
-        """Some salt has it."""
+        """A salt's tree has gained a first page."""
         insert_sorted(self._order, ids)
 
     def remove(self, ids: Ids) -> None:
-        """One salt less has it."""
+        """A salt's tree has lost a first page."""
         remove_sorted(self._order, ids)
 
     def agree(self, wanted: Ids) -> int:
-        """How many ids `wanted` has in common with the first page that is most like it."""
+        """The longest prefix that `wanted` shares with a first page."""
         return max((common(ids, wanted) for ids in neighbours(self._order, wanted)), default=0)
 
     def check(self, expected: list[Ids]) -> None:
-        """Assert that it holds just these."""
+        """Assert that it holds exactly `expected`."""
         assert self._order == sorted(expected)

@@ -1,8 +1,8 @@
-"""What the radix tree is made of: nodes, their keys, and a queue of leaves by last use (read `cache/radix.py` first).
+"""The radix tree's nodes, their keys, and queues of leaves to evict (read `miss_reason.py` next).
 
-A node is one page of tokens. Its children are found in two ways: a dict from their ids answers "is this page cached?"
-at the cost of one hash, and a sorted list of the same ids answers "which page begins like this one?": the longest
-common prefix of a tuple with a sorted list of tuples is with one of its two neighbours there.
+A node is a page of tokens. Its children are found in two ways. A dict from their ids answers "is
+this page cached?" at the cost of a hash. A sorted list of the same ids answers "which page begins
+like this?": in a sorted list of tuples, a neighbour of a tuple shares the longest prefix with it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from itertools import count
 from martlet.types import PageId, SlotId
 
 __all__ = [
+    "FairLeaves",
     "Ids",
     "LeafQueue",
+    "MemoryShare",
     "Node",
-    "Share",
     "common",
     "insert_sorted",
     "is_root_key",
@@ -40,22 +41,22 @@ def _digest(data: bytes) -> bytes:
 
 
 def root_key(salt: str) -> bytes:
-    """The key of what comes before a first page: 32 bytes that no page's key begins like."""
+    """The key of a salt's root: 32 bytes. No page's key begins like it."""
     return _ROOT + _digest(salt.encode())
 
 
 def page_key(parent: bytes, ids: Ids) -> bytes:
-    """The key of a page of tokens after all those that `parent` stands for, 32 bytes."""
+    """The key of a page, 32 bytes: a digest of its ids and of the key of the page before."""
     return _PAGE + _digest(parent + struct.pack(f"<{len(ids)}q", *ids))
 
 
 def is_root_key(key: bytes) -> bool:
-    """Whether `key` is the key of some salt."""
+    """Whether `key` is a salt's root key."""
     return key[:1] == _ROOT
 
 
 def common(a: Ids, b: Ids) -> int:
-    """How many ids `a` and `b` have in common at their start."""
+    """The length of the longest common prefix of `a` and `b`."""
     for n, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return n
@@ -63,33 +64,36 @@ def common(a: Ids, b: Ids) -> int:
 
 
 def neighbours(order: list[Ids], wanted: Ids) -> list[Ids]:
-    """The one or two entries of a sorted list beside the place of `wanted`: none has more in common with it."""
-    place = bisect_left(order, wanted)
-    return order[max(0, place - 1) : place + 1]
+    """The entries of a sorted list on either side of `wanted`: no other shares a longer prefix with
+    it.
+    """
+    index = bisect_left(order, wanted)
+    return order[max(0, index - 1) : index + 1]
 
 
 def insert_sorted(order: list[Ids], ids: Ids) -> None:
-    """Put `ids`, which is not there, in its place."""
+    """Insert `ids`, which the list does not hold."""
     order.insert(bisect_left(order, ids), ids)
 
 
 def remove_sorted(order: list[Ids], ids: Ids) -> None:
-    """Take `ids`, which is there, out."""
-    place = bisect_left(order, ids)
-    assert order[place] == ids
-    del order[place]
+    """Remove `ids`, which the list holds."""
+    index = bisect_left(order, ids)
+    assert order[index] == ids
+    del order[index]
 
 
-class Share:
-    """How much memory trees have together: those of a tenant, or one alone."""
+class MemoryShare:
+    """Pages that a tenant's trees own together; a tree without a tenant has a share of its own."""
 
     n_pages = 0
 
 
 class Node:
-    """A page of tokens after its parent's: in memory (`page`), in the second tier (`slot`), or both.
+    """A page of tokens after its parent's: in memory (`page`), in the second tier (`slot`), or
+    both.
 
-    A root stands for a cache salt: it has neither, no ids and no parent.
+    A root stands for a cache salt: it has no page, slot, ids or parent.
     """
 
     __slots__ = (
@@ -113,22 +117,22 @@ class Node:
         self.ids = ids
         self.parent = parent
         self.root: Node = self if parent is None else parent.root
-        self.used = used  # when it was used last, or a node below it that is gone
+        self.used = used  # last use of the node, or of a removed node below it
         self.children: dict[Ids, Node] = {}
-        self.order: list[Ids] = []  # the same ids, sorted; none of them begins like another one entire
+        self.order: list[Ids] = []  # the same ids, sorted; no entry is a prefix of another
         self.page: PageId | None = None
         self.slot: SlotId | None = None
-        self.held = 0  # 1 if others own its page too, and 1 for each child that is held
+        self.held = 0  # 1 if its page has another owner, plus 1 for each child that is held
         self.n_resident = 0  # children with a page
         self.n_slotted = 0  # children with a slot
         if parent is None:
-            self.share = Share()  # whose pages the tree has
-        self.name: str | bytes = b""  # of a root: its salt, or its key as long as nobody has named the salt
+            self.share = MemoryShare()  # counts the tree's pages
+        self.name: str | bytes = b""  # of a root: its salt; its key until a request names the salt
         self._key = key
 
     @property
     def key(self) -> bytes:
-        """The digest of its ids and all before them, made when first asked for; its ids are final then."""
+        """The digest of its ids and all before them, computed at first use: ids are final then."""
         chain = []
         node = self
         while node._key is None:
@@ -143,23 +147,26 @@ class Node:
         return self._key
 
     def add(self, child: Node) -> None:
-        """Put a child in its place."""
+        """Add a child."""
         self.children[child.ids] = child
         insert_sorted(self.order, child.ids)
 
     def remove(self, child: Node) -> None:
-        """Take a child out."""
+        """Remove a child."""
         del self.children[child.ids]
         remove_sorted(self.order, child.ids)
 
     def nearest(self, wanted: Ids) -> list[tuple[int, Node]]:
-        """The at most two children that begin most like `wanted`, with the ids in common; the best and resident first."""
+        """Up to two children with the longest prefix in common with `wanted`, and its length.
+
+        The longest comes first; of equals, a child whose page is in memory.
+        """
         near = [(common(ids, wanted), self.children[ids]) for ids in neighbours(self.order, wanted)]
         near.sort(key=lambda pair: (pair[0], pair[1].page is not None), reverse=True)
         return near
 
     def check(self, page_size: int, shared: bool) -> None:
-        """Assert what must be true of a node and its children; `shared`: others own its page too."""
+        """Assert the invariants of a node and its children; `shared`: its page has more owners."""
         children = list(self.children.values())
         assert self.order == sorted(self.children)
         assert not any(b[: len(a)] == a for a, b in zip(self.order, self.order[1:], strict=False)), "a page twice"
@@ -176,27 +183,27 @@ class Node:
 
 
 class LeafQueue:
-    """Leaves in the order of their last use, O(log n) an operation; `is_leaf` says what may be taken.
+    """Leaves by last use, O(log n) per operation; `is_leaf` says which nodes may be taken.
 
-    A node has one entry at most, with the use it had when it was offered. Who changes a node need not come here: an
-    entry is looked at again when it is its turn, and dropped (no leaf any more) or put back (used since). A node that
-    becomes a leaf has to be offered.
+    A node has at most one entry, with its last use at the time of the offer. A change of the node
+    needs no call: `pop` checks each entry again, and drops it (no leaf any more) or puts it back
+    (used since). A node that becomes a leaf must be offered.
     """
 
     def __init__(self, is_leaf: Callable[[Node], bool]) -> None:
         self._is_leaf = is_leaf
         self._heap: list[tuple[int, int, Node]] = []
         self._queued: set[Node] = set()
-        self._serial = count()  # of two leaves used at the same time the one offered first goes first
+        self._serial = count()  # of leaves last used together, the first offered goes first
 
     def offer(self, node: Node) -> None:
-        """Take `node` in if it is a leaf."""
+        """Add `node` if it is a leaf."""
         if node not in self._queued and self._is_leaf(node):
             self._queued.add(node)
             heapq.heappush(self._heap, (node.used, next(self._serial), node))
 
     def pop(self) -> Node | None:
-        """Take out the leaf that has not been used for longest, None if there is none."""
+        """Remove and return the least recently used leaf; None: there is none."""
         while self._heap:
             used, _, node = heapq.heappop(self._heap)
             self._queued.remove(node)
@@ -207,7 +214,7 @@ class LeafQueue:
         return None
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         self._heap.clear()
         self._queued.clear()
 
@@ -216,3 +223,45 @@ class LeafQueue:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+
+class FairLeaves:
+    """Leaves of many tenants: the tenant with the most pages loses its least recently used leaf.
+
+    So a tenant keeps its pages while another has more (max-min fairness), whatever the other
+    requests and under however many salts. Taking a leaf is O(tenants); the rest is as `LeafQueue`.
+    """
+
+    def __init__(self, is_leaf: Callable[[Node], bool]) -> None:
+        self._is_leaf = is_leaf
+        self._queues: dict[MemoryShare, LeafQueue] = {}
+
+    def offer(self, node: Node) -> None:
+        """Add `node` if it is a leaf."""
+        share = node.root.share
+        queue = self._queues.get(share)
+        if queue is None:
+            queue = self._queues[share] = LeafQueue(self._is_leaf)
+        queue.offer(node)
+
+    def pop(self) -> Node | None:
+        """Remove and return a leaf; None: there is none."""
+        while self._queues:
+            share = max(self._queues, key=lambda share: share.n_pages)
+            node = self._queues[share].pop()
+            if len(self._queues[share]) == 0:
+                del self._queues[share]
+            if node is not None:
+                return node
+        return None
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._queues.clear()
+
+    def __contains__(self, node: Node) -> bool:
+        share = node.root.share
+        return share in self._queues and node in self._queues[share]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))

@@ -1,8 +1,9 @@
-"""The pool of KV pages: page numbers and reference counts, no memory (read `cache/radix.py` next).
+"""The pool of KV pages: page numbers and reference counts, no memory (read `miss_reason.py` next).
 
-A page holds the keys and values of `page_size` consecutive positions, so that sequences of any length share the memory
-without gaps (arXiv:2309.06180). An owner is a sequence's page table or the prefix cache. What one owner may read in a
-page no other one writes: whoever has to, copies the page first. The bytes live in `runtime/kv.py`.
+A page holds the keys and values of `page_size` consecutive positions, so sequences of any length
+share the memory without gaps (arXiv:2309.06180). An owner is a sequence's page table or the prefix
+cache. Positions that an owner may read are never written by another owner: the writer copies the
+page first. The bytes live in `runtime/kv.py`.
 """
 
 from __future__ import annotations
@@ -15,26 +16,28 @@ __all__ = ["PagePool"]
 
 
 class PagePool:
-    """Page numbers 0 … n_pages - 1, each free or with a count of its owners."""
+    """Page numbers 0 … n_pages - 1: each is free or has a number of owners."""
 
     def __init__(self, n_pages: int, page_size: int) -> None:
         assert n_pages >= 1
         assert page_size >= 1
         self.n_pages = n_pages
         self.page_size = page_size
-        # Called with a page and True when it gets a second owner, and False when it is left with one again: this is
-        # how the prefix cache knows at any time how many of its pages nobody else uses.
+        # Called with a page and True when it gets a second owner, with False when it is left with
+        # one. So the prefix cache always knows how many of its pages have no other owner.
         self.watch: Callable[[PageId, bool], None] | None = None
         self.reset()
 
     def reset(self) -> None:
-        """Make every page free, whoever owns it."""
+        """Make every page free, whatever its owners."""
         self._refs = [0] * self.n_pages
-        self._free = [PageId(page) for page in reversed(range(self.n_pages))]  # a stack: one freed last is still warm
+        self._free = [
+            PageId(page) for page in reversed(range(self.n_pages))
+        ]  # a stack: the last freed is still in cache
 
     @property
     def n_free(self) -> int:
-        """Pages that nobody owns."""
+        """Pages without an owner."""
         return len(self._free)
 
     def refs(self, page: PageId) -> int:
@@ -42,15 +45,15 @@ class PagePool:
         return self._refs[page]
 
     def counts(self) -> list[int]:
-        """How many owners each page has: a copy."""
+        """How many owners each page has, as a copy."""
         return self._refs.copy()
 
     def pages_for(self, n_tokens: int) -> int:
-        """Pages that n_tokens positions occupy: a full last page needs no further one until a token is added."""
+        """Pages that n_tokens positions occupy."""
         return -(-n_tokens // self.page_size)
 
     def alloc(self, count: int) -> tuple[PageId, ...]:
-        """Take `count` free pages, each with one owner; the caller has checked `n_free`."""
+        """Take `count` free pages, each with a single owner; the caller has checked `n_free`."""
         assert 0 <= count <= len(self._free)
         pages = tuple(self._free.pop() for _ in range(count))
         for page in pages:
@@ -58,7 +61,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Iterable[PageId]) -> None:
-        """Give each page one owner more."""
+        """Add an owner to each page."""
         refs, watch = self._refs, self.watch
         for page in pages:
             assert refs[page] > 0, f"page {page} is free"
@@ -67,7 +70,7 @@ class PagePool:
                 watch(page, True)
 
     def free(self, pages: Iterable[PageId]) -> None:
-        """Take one owner from each page; a page without owners is free."""
+        """Remove an owner from each page; a page without owners is free."""
         refs, watch = self._refs, self.watch
         for page in pages:
             assert refs[page] > 0, f"page {page} is free already"
@@ -78,7 +81,9 @@ class PagePool:
                 watch(page, False)
 
     def check(self, owned: Iterable[Iterable[PageId]]) -> None:
-        """Assert that the counts are exactly those of `owned`, the page lists of all owners, and the rest is free."""
+        """Assert that `owned`, the page lists of all owners, explains every count; all else is
+        free.
+        """
         expected = [0] * self.n_pages
         for pages in owned:
             for page in pages:

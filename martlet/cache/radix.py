@@ -1,64 +1,109 @@
-"""The prefix cache: a radix tree of pages over token ids (read `cache/nodes.py` next).
+"""The prefix cache: a radix tree of pages over token ids (read `nodes.py` next).
 
-What is computed for a prefix is kept for the next request that begins with it (RadixAttention, arXiv:2312.07104). One
-edge of the tree is one page of tokens; a prefix is looked up a page at a time in dicts of id tuples, so that tokens are
-compared and never digests. The last page of a sequence may be a leaf with fewer tokens.
+The pages of a prompt are kept for later requests that begin with it (RadixAttention,
+arXiv:2312.07104). An edge of the tree is a page of tokens. A prefix is looked up page by page in
+dicts of id tuples, so tokens are compared, never digests. The last page of a sequence may be a leaf
+with fewer tokens.
 
     salt ── [0 … 31] ──┬── [32 … 63] ── [64 … 95]      full pages are shared: one more owner
-                       └── [32 … 40]                   a page in part, full or not, is shared by copying it
+                       └── [32 … 40]                   the start of a page is shared by copying
 
-The tree is one owner of each of its pages, sequences are the others (`cache/pages.py`). A page that only the tree owns,
-and all below it too, can be evicted: least recently used leaf first, or by shares (`cache/fair_eviction.py`). With a second tier (`cache/disk_slots.py`) its tokens
-may stay in the tree with a slot instead of a page. Pages in memory are always above those that are in the tier only.
-Each salt has a tree of its own: nothing is shared between two salts. It knows integers only: no arrays, no clock, no text but salts and tenants.
+The tree is an owner of each of its pages; sequences are the others (`pages.py`). A page can be
+evicted if the tree is the only owner of it and of all pages below it: least recently used leaf
+first, or by tenant (`nodes.FairLeaves`). With a second tier an evicted page may stay in the tree,
+with a slot instead of a page; pages in memory are always above pages that are only in the tier.
+Each salt has a tree of its own. The cache knows integers only: no arrays, no clock, no text but
+salts and tenants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from weakref import WeakValueDictionary
 
-from martlet.cache.disk_slots import DiskSlots
-from martlet.cache.fair_eviction import FairLeaves
 from martlet.cache.miss_reason import Evicted, FirstPages
-from martlet.cache.nodes import Ids, LeafQueue, Node, Share, root_key
+from martlet.cache.nodes import FairLeaves, Ids, LeafQueue, MemoryShare, Node, root_key
 from martlet.cache.pages import PagePool
 from martlet.types import CacheUse, MissReason, PageId, Save, SlotId
 
-__all__ = ["Match", "RadixCache"]
+__all__ = ["Match", "RadixCache", "SecondTier"]
+
+SlotRecord = tuple[SlotId, bytes, bytes, Ids]  # slot, key, key of the page before, ids
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix of some ids: full pages in memory, then in the second tier, or a page in part."""
+    """The longest cached prefix: full pages in memory, then slots, or the start of a page."""
 
     pages: tuple[PageId, ...]  # to be shared
-    slots: tuple[tuple[SlotId, bytes], ...]  # with their keys, to be loaded into new pages
-    tail: tuple[PageId, int] | None  # a page to be copied, and how many of its positions are good; never after slots
+    slots: tuple[tuple[SlotId, bytes], ...]  # slot and key, to be loaded into new pages
+    # a page to be copied, and how many of its positions agree; never after slots
+    tail: tuple[PageId, int] | None
     n_tokens: int  # of all three
     use: CacheUse
 
 
-class RadixCache:
-    """Prefixes by salt and token ids, and the pages where their keys and values are.
+class SecondTier(Protocol):
+    """A second place for pages, by slots: `disk_slots.py` implements and describes it."""
 
-    `share_tokens` is where a sequence may leave what it shares: 1 for anywhere; a multiple of the page size when the
-    keys and values of a group of so many positions depend on one another, then only whole groups are kept and found.
-    `fair`: the tenant with the most pages makes room first.
+    on_lost: Callable[[Node], None]  # set by the tree: called for each node that lost its slot
+
+    @property
+    def n_used(self) -> int:
+        """Slots that have an owner."""
+
+    def owner(self, slot: SlotId) -> Node | None:
+        """The node whose page a slot holds."""
+
+    def pin(self, slots: Iterable[SlotId]) -> None:
+        """Keep these slots until the plan is made."""
+
+    def adopt(self, records: Iterable[SlotRecord], page_size: int) -> list[Node]:
+        """Build trees from records; return the roots."""
+
+    def want(self, node: Node) -> None:
+        """Queue a full page for write-behind."""
+
+    def save(self, node: Node) -> bool:
+        """Plan to save a page in memory."""
+
+    def drain(self, most: int) -> tuple[Save, ...]:
+        """The saves of the plan that is made now."""
+
+    def forget(self, slots: Iterable[SlotId]) -> None:
+        """These slots do not hold their pages."""
+
+    def retire(self, slots: Iterable[SlotId]) -> None:
+        """These slots cannot be written."""
+
+    def cancel(self) -> None:
+        """Forget the saves of the last plan and of the plan in the making."""
+
+    def check(self, slotted: dict[SlotId, Node]) -> None:
+        """Assert that `slotted` are the owners."""
+
+
+class RadixCache:
+    """Prefixes by salt and token ids, and the pages of their keys and values.
+
+    `share_tokens`: prefixes are kept and found in multiples of it. It is 1, or a multiple of the
+    page size where the keys and values of so many positions depend on one another (q4).
+    `fair`: the tenant with the most pages loses pages first.
     """
 
     def __init__(
-        self, pool: PagePool, *, share_tokens: int = 1, tier: DiskSlots | None = None, fair: bool = False
+        self, pool: PagePool, *, share_tokens: int = 1, tier: SecondTier | None = None, fair: bool = False
     ) -> None:
         assert share_tokens == 1 or share_tokens % pool.page_size == 0
         self._pool = pool
         self._size = pool.page_size
         self._share_tokens = share_tokens
         self._tier = tier
-        self.roots: dict[str | bytes, Node] = {}  # by salt; by key until the salt is named
-        self._nodes: dict[PageId, Node] = {}  # who has which page
-        self._shares: WeakValueDictionary[str, Share] = WeakValueDictionary()  # of tenants
+        self.roots: dict[str | bytes, Node] = {}  # by salt; by key until a request names the salt
+        self._nodes: dict[PageId, Node] = {}  # which node has a page
+        self._shares: WeakValueDictionary[str, MemoryShare] = WeakValueDictionary()  # of tenants
         self._leaves = (FairLeaves if fair else LeafQueue)(self._is_free_leaf)
         self._now = 0  # a count of uses
         self._n_evictable = 0
@@ -70,18 +115,18 @@ class RadixCache:
 
     @property
     def n_evictable(self) -> int:
-        """Pages that `evict` could free: neither they nor any below them have another owner."""
+        """Pages that `evict` could free: the tree is the only owner of them and of all below."""
         return self._n_evictable
 
     def pages(self) -> list[PageId]:
         """The pages that the tree owns, for the pool's `check`."""
         return list(self._nodes)
 
-    # -- finding --------------------------------------------------------------------------------------------------
+    # -- finding -----------------------------------------------------------------------------------
     def match(self, salt: str, ids: Sequence[int], limit: int) -> Match:
-        """Find the longest cached prefix of `ids` of at most `limit` tokens; it changes nothing and locks nothing.
+        """Find the longest cached prefix of `ids` of at most `limit` tokens, without side effects.
 
-        `limit` is less than len(ids) where the last token's logits are wanted: that one is always computed.
+        `limit` is less than len(ids) where the last token's logits are needed.
         """
         assert 0 <= limit <= len(ids)
         wanted, size = tuple(ids), self._size
@@ -107,10 +152,10 @@ class RadixCache:
         return Match(pages, slots, tail, n_tokens, CacheUse(n_tokens, len(slots) * size, reason, cached_id, differs_at))
 
     def acquire(self, match: Match) -> None:
-        """Take part in a match just made: the caller becomes one more owner of its pages and of its tail's page.
+        """Make the caller an owner of a fresh match's pages and of its tail's page.
 
-        To be called before anything is evicted for the rest. The caller frees the tail's page when the plan with the
-        copy is made, so that nothing takes its place before; slots stay what they are until then (`drain_saves`).
+        Call it before evicting pages for the rest. The caller frees the tail's page once the plan
+        with the copy is made; slots are kept until then (`drain_saves`).
         """
         self._now += 1
         tail = () if match.tail is None else match.tail[:1]
@@ -132,7 +177,10 @@ class RadixCache:
     def _explain(
         self, salt: str, path: list[Node], near: list[tuple[int, Node]], rest: Ids, limit: int
     ) -> tuple[MissReason, int | None, int | None]:
-        """Why no more than `path`, and of `rest` after it what `near` has, is cached; where another token stands, and which."""
+        """Why a match ends after `path` and `near`'s share of `rest`: reason, position, cached id.
+
+        Position and id are those of the token in the cache that differs, if there is such a token.
+        """
         agree, child = near[0] if near else (0, None)
         reach = len(path) * self._size + agree
         if reach >= limit:
@@ -150,19 +198,20 @@ class RadixCache:
     def _root(self, salt: str) -> Node | None:
         root = self.roots.get(salt)
         if root is None and self._tier is not None:
-            root = self.roots.pop(root_key(salt), None)  # one that was adopted
+            root = self.roots.pop(root_key(salt), None)  # an adopted tree
             if root is not None:
                 root.name = salt
                 self.roots[salt] = root
         return root
 
-    # -- keeping --------------------------------------------------------------------------------------------------
+    # -- keeping -----------------------------------------------------------------------------------
     def insert(self, salt: str, ids: Sequence[int], pages: Sequence[PageId], tenant: str = "") -> None:
-        """Keep what is computed: `ids` are exactly the computed positions, `pages` the caller's, first to last.
+        """Keep computed pages: `ids` are the computed positions' tokens, `pages` the caller's
+        pages.
 
-        The tree becomes one more owner of the pages whose tokens it does not hold yet. A last page that is not full is
-        kept as a leaf: its owner goes on writing behind the leaf's tokens and may insert it again with more of them.
-        The trees of a `tenant` count together.
+        The tree becomes an owner of the pages whose tokens it does not hold yet. A last page that
+        is not full becomes a leaf: its owner goes on writing behind the leaf's tokens, and may
+        insert it again with more of them. All trees of a `tenant` count together.
         """
         size = self._size
         n_tokens = len(ids) // self._share_tokens * self._share_tokens
@@ -179,9 +228,10 @@ class RadixCache:
             self._tier.want(full)
 
     def _deepest(self, salt: str, ids: Sequence[int], pages: Sequence[PageId], n_full: int) -> tuple[Node, int]:
-        """Where to begin: below the caller's deepest full page that the tree holds, else at the root.
+        """Where to begin: below the caller's deepest full page that the tree owns, else at the
+        root.
 
-        If the tree has that very page, it has the caller's prefix up to there.
+        If the tree owns that very page, it holds the caller's prefix up to there.
         """
         size = self._size
         for index in reversed(range(n_full)):
@@ -197,12 +247,15 @@ class RadixCache:
         return root, 0
 
     def _keep(self, parent: Node, chunk: Ids, page: PageId) -> Node:
-        """The node of `chunk` below `parent`, or one that begins like it; made and given the page where need be."""
+        """The node of `chunk` below `parent`, or of a longer chunk that begins with it.
+
+        A missing node is made; a node without a page gets `page`.
+        """
         node = parent.children.get(chunk)
         if node is None:
             agree, near = next(iter(parent.nearest(chunk)), (0, None))
             if near is not None and agree == len(chunk):
-                return near  # a fuller page is there
+                return near  # a fuller page exists
             if near is not None and agree == len(near.ids):
                 self._extend(near, chunk, page)
                 return near
@@ -213,7 +266,7 @@ class RadixCache:
         return node
 
     def _extend(self, leaf: Node, chunk: Ids, page: PageId) -> None:
-        """Give a leaf more tokens, and the page that holds them."""
+        """Give a leaf more tokens and the page that holds them."""
         assert leaf.parent is not None
         assert not leaf.children
         parent = leaf.parent
@@ -234,12 +287,12 @@ class RadixCache:
         if parent.parent is None:
             self._firsts.remove(node.ids)
 
-    # -- making room ----------------------------------------------------------------------------------------------
+    # -- making room -------------------------------------------------------------------------------
     def evict(self, n_pages: int, *, save: bool = True) -> int:
-        """Free up to n_pages pages that only the tree owns, from the leaves on; return how many.
+        """Free up to n_pages pages that only the tree owns, leaves first; return how many.
 
-        With a second tier full pages go there first, unless `save` is False or they are there already. The saves run
-        before anything is written to the freed pages: a plan's saves come before all else.
+        With a second tier full pages are saved first, unless `save` is False or they have a slot.
+        A plan's saves run before anything is written to the freed pages.
         """
         freed = 0
         while freed < n_pages:
@@ -254,7 +307,7 @@ class RadixCache:
         return freed
 
     def _remove_if_empty(self, node: Node) -> None:
-        """Take a node without page and slot out of the tree, and a root without children."""
+        """Remove a node that has neither page nor slot, and a root that lost its last child."""
         if node.page is None and node.slot is None and (parent := node.parent) is not None:
             assert not node.children
             self._unlink(node, parent)
@@ -263,9 +316,9 @@ class RadixCache:
                 del self.roots[parent.name]
 
     def clear(self) -> None:
-        """Give up all pages: nobody knows what is in them. To be called before the pool's `reset`.
+        """Give up all pages, whose content is unknown. Call it before the pool's `reset`.
 
-        What has been saved to the second tier stays: a load checks what it reads.
+        Slots of the second tier stay: a load checks what it reads.
         """
         if self._tier is not None:
             self._tier.cancel()
@@ -281,25 +334,26 @@ class RadixCache:
                 self._unlink(node, node.parent)
         self.roots = {name: root for name, root in self.roots.items() if root.children}
 
-    # -- the second tier ------------------------------------------------------------------------------------------
+    # -- the second tier ---------------------------------------------------------------------------
     def drain_saves(self, most: int) -> tuple[Save, ...]:
-        """The saves of the plan, which is made now: those of evicted pages, and others as far as `most` goes."""
+        """The saves of the plan that is made now: evicted pages, then others up to `most`."""
         return () if self._tier is None else self._tier.drain(most)
 
     def forget(self, slots: Iterable[SlotId]) -> None:
-        """These slots could not be loaded: what is in the second tier only from there on is lost."""
+        """These slots could not be loaded: they and all slots below them are lost."""
         if self._tier is not None:
             self._tier.forget(slots)
 
     def retire(self, slots: Iterable[SlotId]) -> None:
-        """These slots could not be written: what should be there is not, and nothing more is to be saved there."""
+        """These slots could not be written: they are lost and never used again."""
         if self._tier is not None:
             self._tier.retire(slots)
 
-    def adopt(self, records: Iterable[tuple[SlotId, bytes, bytes, Ids]]) -> int:
-        """Take over what a tier's file holds, before anything else; returns how many slots.
+    def adopt(self, records: Iterable[SlotRecord]) -> int:
+        """Take over a tier's file, into an empty cache; return how many slots it has.
 
-        A record is (slot, key, key of the page before, ids), least recently used first; `DiskSlots.adopt` refuses some.
+        A record is (slot, key, key of the page before, ids), least recently used first; the tier
+        refuses records that are not sound.
         """
         assert not self.roots
         assert self._tier is not None
@@ -311,9 +365,9 @@ class RadixCache:
         self._now = self._tier.n_used
         return self._tier.n_used
 
-    # -- whose is which page --------------------------------------------------------------------------------------
+    # -- whose is which page -----------------------------------------------------------------------
     def _attach(self, node: Node, page: PageId) -> None:
-        """Make the tree one more owner of `page`, which is the node's from now on; the caller owns it too."""
+        """Give `page` to the node and make the tree an owner of it, beside the caller."""
         assert page not in self._nodes
         assert node.parent is not None
         self._pool.share((page,))
@@ -326,7 +380,7 @@ class RadixCache:
         self._hold(node)
 
     def _detach(self, node: Node) -> None:
-        """Give up the page of a node that has none below it."""
+        """Give up the page of a node whose children have none."""
         page, parent = node.page, node.parent
         assert page is not None
         assert parent is not None
@@ -343,15 +397,15 @@ class RadixCache:
         self._leaves.offer(parent)
 
     def _watch(self, page: PageId, shared: bool) -> None:
-        """A page has got a second owner, or is left with one, which is the tree if the tree has it."""
+        """A page has gained a second owner, or is left with a single owner."""
         node = self._nodes.get(page)
         if node is not None:
             (self._hold if shared else self._unhold)(node)
 
     def _hold(self, node: Node | None) -> None:
-        """Count a reason why `node` and all above it must stay.
+        """Count a reason why `node` and all nodes above it must stay.
 
-        A sequence mostly owns all pages above its own, but not where another one had computed the same before.
+        A sequence owns all pages above its own, except where another sequence computed them first.
         """
         while node is not None:
             node.held += 1
@@ -374,9 +428,9 @@ class RadixCache:
     def _is_free_leaf(self, node: Node) -> bool:
         return node.page is not None and node.held == 0 and node.n_resident == 0
 
-    # -- invariants -----------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
     def check(self) -> None:
-        """Assert all that the tree promises; O(nodes)."""
+        """Assert the tree's invariants; O(nodes)."""
         resident: dict[PageId, Node] = {}
         slotted: dict[SlotId, Node] = {}
         todo = list(self.roots.values())
@@ -385,7 +439,7 @@ class RadixCache:
         for node in todo:
             shared = node.page is not None and self._pool.refs(node.page) > 1
             node.check(self._size, shared)
-            assert node in self._leaves or not self._is_free_leaf(node), "a page that nobody can ever evict"
+            assert node in self._leaves or not self._is_free_leaf(node), "a page that can never be evicted"
             if node.page is not None:
                 resident[node.page] = node
             if node.slot is not None:
