@@ -74,8 +74,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     group.add_argument("--metrics-prefix", metavar="NAME", help="of the names in /metrics (default: martlet); vllm makes"
                        " dashboards for vLLM work")  # fmt: skip
-    group.add_argument("--kv-check-share", type=float, metavar="X", help="with compressed KV pages: compare this share of the"
-                       " answers, as 0.01, with those of f16 pages while nothing else runs (in /metrics and the log)")  # fmt: skip
     group.add_argument("--log-requests", action=BooleanOptionalAction, default=None, help="a line a request, never its"
                        " text (default: yes)")  # fmt: skip
     group.add_argument("--log-json", action="store_true", default=None, help="those lines as JSON")

@@ -32,7 +32,6 @@ from martlet.machine import read_machine
 from martlet.metrics import StartPhase
 from martlet.models.lora import Adapter
 from martlet.models.weights import load_model
-from martlet.observe.kv_quality import KvLens
 from martlet.ops.cpu.layout import packed_bytes
 from martlet.ops.interface import Backend, StepLimits
 from martlet.quant.table import RawTensor
@@ -81,7 +80,6 @@ class Built:
     grammars: Grammars | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
-    lens: Callable[[int, int], KvLens] | None = None  # the model with any KV types: a context, rows at a time
 
     def add_adapter(self, name: str, path: str) -> None:
         """Load an adapter, between two steps; raises as `open_adapter` does for one that cannot be."""
@@ -215,7 +213,6 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         )
         for name, adapter in adapters.items():
             built.take_adapter(name, adapter)
-        built.lens = None if config.backend == "null" else partial(KvLens, ops, model)
         built.resources = resources.pop_all()
         return built
 

@@ -24,7 +24,7 @@ from martlet.runtime.f16_window import F16Window, recent_pages
 from martlet.runtime.flatten import SequenceRows, StepBuffers
 from martlet.types import PageId, SeqId, Span
 
-__all__ = ["Compared", "KvLens", "Lens", "choose_types", "compare", "guard_types", "join", "parts_of"]
+__all__ = ["Compared", "KvLens", "Lens", "choose_types", "compare", "guard_types", "join"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -116,10 +116,10 @@ def join(parts: Sequence[Compared]) -> Compared:
 
 def compare(lens: Lens, types: KvTypes, other: KvTypes, ids: Sequence[int]) -> Compared:
     """Run a text with two precisions and compare position by position."""
-    return join(list(parts_of(lens, types, other, ids)))
+    return join(list(_compared_steps(lens, types, other, ids)))
 
 
-def parts_of(lens: Lens, types: KvTypes, other: KvTypes, ids: Sequence[int]) -> Iterator[Compared]:
+def _compared_steps(lens: Lens, types: KvTypes, other: KvTypes, ids: Sequence[int]) -> Iterator[Compared]:
     """The same, a step of each precision at a time."""
     start = 0
     for first, second in zip(lens.logits(types, ids), lens.logits(other, ids), strict=True):

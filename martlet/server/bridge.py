@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from martlet.engine.driver import Driver, Prepared
@@ -149,7 +149,6 @@ class Bridge:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
-        self._spare: Iterator[None] | None = None  # what is done while there is nothing else
         self._closing = False
         self._busy_since: float | None = None  # when the thread's present round began; None while it sleeps
         self._live: list[tuple[Ticket, int, OutputBuilder]] = []  # the engine thread's
@@ -207,15 +206,6 @@ class Bridge:
     def embed(self, ids: list[int]) -> Any:
         """The mean hidden state of a prompt, to be awaited; [C]."""
         return self.call(lambda: self._driver.embed(ids))
-
-    def spare(self, work: Iterator[None]) -> bool:
-        """Let the engine's thread do this, piece by piece, while it has nothing else to do; False if it has such work."""
-        with self._wake:
-            if self._spare is not None or self._closing:
-                return False
-            self._spare = work
-            self._wake.notify()
-        return True
 
     def abort(self, ticket: Ticket) -> None:
         """End a request as soon as the step that runs is over."""
@@ -298,15 +288,12 @@ class Bridge:
         """Run what is in the inbox, then a step; False at the end."""
         with self._wake:
             self._busy_since = None
-            while not (self._inbox or self._live or self._closing or self._spare):
+            while not (self._inbox or self._live or self._closing):
                 self._wake.wait()
             if self._closing:
                 return False
             jobs, self._inbox = self._inbox, deque()
             self._busy_since = time.monotonic()
-        if not jobs and not self._live:
-            self._work_spare()
-            return True
         for job in jobs:
             job()
         if self.engine.has_work:  # what was live may just have been aborted
@@ -318,18 +305,6 @@ class Bridge:
                 logger.error("a step failed: %s: %s", type(error).__name__, error)
         self._work_report()
         return True
-
-    def _work_spare(self) -> None:
-        """A piece of what may wait."""
-        assert self._spare is not None
-        try:
-            next(self._spare)
-            return
-        except StopIteration:
-            pass
-        except Exception:
-            logger.exception("what was done beside has failed")
-        self._spare = None
 
     def _work_add(self, ticket: Ticket) -> None:
         try:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from martlet.engine.engine import Engine
-    from martlet.server.kv_check import KvChecked
 
 __all__ = ["Histogram", "Measures", "exposition"]
 
@@ -73,7 +72,6 @@ class Measures(Observer):
         self.model = model
         self.n_ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self._past = EngineTotals()  # of engines that are closed
-        self.kv_checked: KvChecked | None = None  # if answers are checked
         self._step_tokens, self._step_sequences = Histogram(_STEP_TOKENS), Histogram(_STEP_TOKENS[:7])
         self._step_time = Histogram(_BETWEEN)
         self.histograms = {
@@ -209,8 +207,6 @@ def _of_model(measures: Measures, engine: Engine | None, prefix: str) -> Iterato
     for reason, count in measures.n_ended.items():
         ended.add_metric((*values, reason), count)
     yield ended
-    if measures.kv_checked is not None:
-        yield from measures.kv_checked.families(prefix, measures.model)
     for name, (histogram, text) in measures.histograms.items():
         spread = HistogramMetricFamily(f"{prefix}:{name}", text, labels=labels)
         spread.add_metric(values, buckets=histogram.cumulative(), sum_value=histogram.total)

@@ -26,7 +26,6 @@ from martlet.server import tracing
 from martlet.server.body import Body, Parsed, parse_body, parse_json, read_body
 from martlet.server.bridge import Bridge, Ticket
 from martlet.server.error_replies import ApiError
-from martlet.server.kv_check import KvCheck, KvChecked
 from martlet.server.live_view import EngineView
 from martlet.server.prometheus import Measures
 from martlet.server.rates import Account
@@ -68,10 +67,6 @@ class Service:
         if settings.otlp_endpoint is not None:
             self.tracing = tracing.Tracing(self.model, tracing.otlp_exporter(settings.otlp_endpoint))
         self.bridge = Bridge(built.engine, built.tokenizer, on_end=self._ended)
-        self._kv_check: KvCheck | None = None
-        if settings.kv_check_share is not None:
-            counted = self.measures.kv_checked = self.measures.kv_checked or KvChecked()
-            self._kv_check = KvCheck(settings.kv_check_share, built, counted, self.bridge.spare)
         self.view = EngineView(built, self.bridge, self.measures, with_text=settings.view_text)
         self._bills: dict[str, Callable[[int], None]] = {}  # by ticket: to be told how many tokens it took
         # Templates and tokenizers are Python: one thread for them, so that the event loop goes on meanwhile.
@@ -245,8 +240,6 @@ class Service:
         self.measures.ended_request(output)
         if self.tracing is not None:
             self.tracing.ended(output)
-        if self._kv_check is not None:
-            self._kv_check.ended(ticket.asked[number].request, output)
 
     def named(self, adapter: str, digest: str) -> Service:
         """This service as its clients see it under an adapter's name: the same engine, another model."""

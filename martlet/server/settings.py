@@ -62,7 +62,6 @@ class ServerSettings:
     share_model: bool = False  # the page at /mini may read the model's file
     view_text: bool = False  # the page at /engine shows text of prompts
     metrics_prefix: str = "martlet"  # "vllm": dashboards made for vLLM work unchanged
-    kv_check_share: float | None = None  # of the answers, that are compared with those of f16 KV pages when it is quiet
     log_requests: bool = True  # a line a request: never its text
     otlp_endpoint: str | None = None  # of a collector of OpenTelemetry spans
     log_json: bool = False
@@ -72,11 +71,6 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise RequestError(f"{name} is {value!r}; expected at least {least:g}.", param=name)
-        share = self.kv_check_share
-        if share is not None and not 0 < share <= 1:
-            raise RequestError(
-                f"kv_check_share is {share!r}; expected more than 0 and at most 1.", param="kv_check_share"
-            )
         if self.port > 65535:
             raise RequestError(f"port is {self.port}; expected at most 65535.", param="port")
         if (self.tls_cert is None) != (self.tls_key is None):
