@@ -1,7 +1,8 @@
-"""What an engine holds at one moment: its sequences, its pages, its prefixes (read `server/live_frames.py` next, which shows it).
+"""A copy of the engine's state at one moment: sequences, pages and cached prefixes.
 
-`look` is called between two steps and only copies; what the copies mean is worked out elsewhere, while the engine goes
-on. It is bounded: at most `MAX_SEQUENCES` that wait and `MAX_NODES` pages of prefixes, those nearest to the roots.
+`take_snapshot` runs between two steps and only copies; `server/live_frames.py` (read it next) works
+out what to show while the engine continues. A snapshot is bounded: at most `MAX_SEQUENCES` waiting
+sequences, and `MAX_NODES` pages of cached prefixes, those nearest to the roots.
 """
 
 from __future__ import annotations
@@ -16,52 +17,52 @@ from martlet.cache.pages import PagePool
 from martlet.sched.scheduler import Scheduler
 from martlet.types import PageId, Request, Sequence
 
-__all__ = ["MAX_NODES", "MAX_SEQUENCES", "Look", "NodeLook", "SequenceLook", "look"]
+__all__ = ["MAX_NODES", "MAX_SEQUENCES", "EngineSnapshot", "NodeSnapshot", "SequenceSnapshot", "take_snapshot"]
 
 MAX_NODES = 1024
 MAX_SEQUENCES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceLook:
+class SequenceSnapshot:
     """One sequence."""
 
     request: Request
     index: int
     n_ids: int  # prompt and generated
-    n_cached: int  # positions that are computed
+    n_cached: int  # computed positions
     limit: int
     n_preempted: int
     pages: tuple[PageId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLook:
-    """One page of the tree of prefixes; `parent` is its number in the list, None: it is a first page."""
+class NodeSnapshot:
+    """One page of the prefix tree."""
 
-    parent: int | None
+    parent: int | None  # its number in `EngineSnapshot.nodes`; None for the first page of a prefix
     salt: str | bytes
     ids: Ids
-    page: PageId | None  # None: it is in the second tier only
+    page: PageId | None  # None: it is only on disk
     has_slot: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """All of it."""
+class EngineSnapshot:
+    """The state of the whole engine."""
 
-    running: tuple[SequenceLook, ...]
-    waiting: tuple[SequenceLook, ...]  # the first of them
+    running: tuple[SequenceSnapshot, ...]
+    waiting: tuple[SequenceSnapshot, ...]  # the first MAX_SEQUENCES
     n_waiting: int
     owners: list[int]  # of each page
-    cached: list[PageId]  # pages that the tree of prefixes owns
-    nodes: list[NodeLook]
+    cached: list[PageId]  # pages that the prefix tree owns
+    nodes: list[NodeSnapshot]
 
 
-def look(scheduler: Scheduler, pages: PagePool) -> Look:
-    """Copy what is there now. In the engine's thread, between two steps; about a millisecond at most."""
+def take_snapshot(scheduler: Scheduler, pages: PagePool) -> EngineSnapshot:
+    """Copy the state. Call it in the engine's thread between two steps; it takes 1 ms at most."""
     cache = scheduler.cache
-    return Look(
+    return EngineSnapshot(
         running=tuple(_sequence(seq) for seq in scheduler.running),
         waiting=tuple(_sequence(seq) for seq in islice(scheduler.waiting, MAX_SEQUENCES)),
         n_waiting=scheduler.n_waiting,
@@ -71,20 +72,20 @@ def look(scheduler: Scheduler, pages: PagePool) -> Look:
     )
 
 
-def _sequence(seq: Sequence) -> SequenceLook:
-    return SequenceLook(
+def _sequence(seq: Sequence) -> SequenceSnapshot:
+    return SequenceSnapshot(
         seq.request, seq.index, len(seq.ids), seq.n_cached, seq.limit, seq.n_preempted, tuple(seq.pages)
     )
 
 
-def _nodes(roots: Iterable[Node]) -> list[NodeLook]:
-    found: list[NodeLook] = []
-    todo: deque[tuple[int | None, str | bytes, Node]] = deque()
+def _nodes(roots: Iterable[Node]) -> list[NodeSnapshot]:
+    nodes: list[NodeSnapshot] = []
+    queue: deque[tuple[int | None, str | bytes, Node]] = deque()
     for root in roots:
-        todo.extend((None, root.name, child) for child in root.children.values())
-    while todo and len(found) < MAX_NODES:
-        parent, salt, node = todo.popleft()
-        number = len(found)
-        found.append(NodeLook(parent, salt, node.ids, node.page, node.slot is not None))
-        todo.extend((number, salt, child) for child in node.children.values())
-    return found
+        queue.extend((None, root.name, child) for child in root.children.values())
+    while queue and len(nodes) < MAX_NODES:
+        parent, salt, node = queue.popleft()
+        number = len(nodes)
+        nodes.append(NodeSnapshot(parent, salt, node.ids, node.page, node.slot is not None))
+        queue.extend((number, salt, child) for child in node.children.values())
+    return nodes

@@ -1,11 +1,11 @@
-"""Where asyncio meets the engine's thread: with `outlet.py` the only file that knows both (read `sse.py` next, which sends what comes).
+"""Connects asyncio with the engine's thread; no other file knows both (read `sse.py` next).
 
-    event loop ── jobs: add, abort, embed ──▸ inbox ──▸ engine thread: run jobs, one step, collect the pieces
-         ▴                                                    │
-         └──── what outlet.py has not written: one call_soon_threadsafe a step
+    event loop ── jobs: add, abort, embed ──▸ inbox ──▸ engine thread: run jobs, run one step
+         ▴                                                        │
+         └──── all new pieces: one call_soon_threadsafe a step ───┘
 
-The engine's thread sleeps on a condition while there is nothing to do. It never waits for a reader: pieces go to their
-`Ticket`, and a ticket that holds more than it may is cancelled, for its reader is too slow.
+The engine's thread sleeps on a condition while it has no work. It never waits for a client:
+pieces go to their `Ticket`, and the bridge cancels a ticket that buffers too many of them.
 """
 
 from __future__ import annotations
@@ -21,116 +21,115 @@ from typing import Any, TypeVar
 
 from martlet.engine.driver import Driver, Prepared
 from martlet.engine.engine import Engine
-from martlet.engine.outputs import OutputBuilder, RequestOutput
+from martlet.engine.outputs import OutputBuilder, Piece, RequestOutput
 from martlet.errors import MartletError, RequestError
 from martlet.server.error_replies import ApiError
-from martlet.server.http_protocol import BoundedProtocol
-from martlet.server.outlet import Numbered, Outlet
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["MAX_PIECES", "Bridge", "Ticket"]
+__all__ = ["MAX_PIECES", "Bridge", "NumberedPiece", "Ticket"]
 
-MAX_PIECES = 1024  # that wait for a reader; by then the socket's buffers are full as well
-ENGINES_STREAMS = 4  # that the engine's thread may write itself: 0.1 ms a step at most
-FAILED_STEPS = 3  # in a row, after which the server calls itself not ready
+MAX_PIECES = 1024  # buffered for one client; by then the socket's buffers are full as well
+FAILED_STEPS = 3  # consecutive failures after which /ready says no
+NumberedPiece = tuple[int, Piece]  # the number of the prompt, and a piece of its answer
 T = TypeVar("T")
 logger = logging.getLogger("martlet.server")
 
 
 class Ticket:
-    """What one HTTP request waits for: the answers to its prompts, each a request in the engine."""
+    """One HTTP request's answers: one engine request per prompt."""
 
-    def __init__(self, bridge: Bridge, ticket_id: str, asked: Sequence[Prepared], streams: bool) -> None:
+    def __init__(self, bridge: Bridge, ticket_id: str, prepared: Sequence[Prepared], streams: bool) -> None:
         self.ticket_id = ticket_id
         self.cause: ApiError | None = None  # why the server cancelled it
-        self.asked = asked
+        self.prepared = prepared
         self.streams = streams
-        self.outlet = Outlet()
-        self.builders: list[OutputBuilder] = []  # the engine thread's while it runs; their outputs may be read
+        self.builders: list[OutputBuilder] = []  # the engine's thread fills them; any thread reads outputs
         self._bridge = bridge
         self._n_finished = 0
-        self._pieces: list[Numbered] = []
+        self._pieces: list[NumberedPiece] = []
         self._news = asyncio.Event()
-        self._error: Exception | None = None  # of the outlet, to be raised where pieces are awaited
+        self._write_now: Callable[[Sequence[NumberedPiece]], bool] = lambda pieces: False
+        self._waits = False  # the stream's task has written everything and waits for pieces
+        self._error: Exception | None = None  # raised by `_write_now`; `pieces` raises it in the task
 
     @property
     def finished(self) -> bool:
-        """Whether every answer has come to its end."""
-        return self._n_finished == len(self.asked)
+        """Whether every answer has ended."""
+        return self._n_finished == len(self.prepared)
 
     @property
     def outputs(self) -> list[RequestOutput]:
         """The answers, in the order of the prompts."""
         return [builder.output for builder in self.builders]
 
-    async def pieces(self, timeout_s: float) -> list[Numbered]:
-        """Wait, at most so long, for pieces with the numbers of their prompts; none and `finished`: no more will come.
+    def write_with(self, write_now: Callable[[Sequence[NumberedPiece]], bool]) -> None:
+        """Write pieces with `write_now` while a task waits in `pieces`, which then stays asleep.
 
-        While it waits, its outlet has what comes first: of what that can write nobody is woken.
+        `write_now` returns False if it wrote nothing because the client is behind.
+        """
+        self._write_now = write_now
+
+    async def pieces(self, timeout_s: float) -> list[NumberedPiece]:
+        """Wait up to `timeout_s` for pieces; an empty list and `finished` mean that none will follow.
+
+        Raises an exception of `write_now`.
         """
         if not self._pieces and not self.finished and self._error is None:
-            self.outlet.wait()
+            self._waits = True
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._news.wait()
             except TimeoutError:
-                pass  # something may have come at this very moment
+                pass  # pieces may have arrived at this moment
             finally:
-                self.outlet.leave()
+                self._waits = False
         self._news.clear()
         if self._error is not None:
             raise self._error
-        found, self._pieces = self._pieces, []
-        return found
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
     async def result(self) -> list[RequestOutput]:
-        """Wait for the whole answers."""
+        """Wait until every answer is complete."""
         while not self.finished:
             await self._news.wait()
             self._news.clear()
         return self.outputs
 
     def cancel(self, cause: ApiError | None = None) -> None:
-        """Abort it, in whatever phase it is: when the step that runs is over, its pages are free. No-op after its end."""
+        """Abort it in any phase; its KV pages are free after the running step. No-op at its end."""
         if not self.finished:
             self.cause = self.cause or cause
             self._bridge.abort(self)
 
     def fail(self, cause: ApiError) -> None:
-        """End it here and now: no more news will come."""
+        """End it at once, without waiting for the engine."""
         self.cause = self.cause or cause
-        self._n_finished = len(self.asked)
+        self._n_finished = len(self.prepared)
         self._news.set()
 
-    def take(self, pieces: Sequence[Numbered], finished: bool) -> None:
-        """News of one of its answers."""
+    def take(self, pieces: Sequence[NumberedPiece], finished: bool) -> None:
+        """Accept new pieces of one answer; `finished` says that they are its last."""
         self._n_finished += finished
-        self.outlet.arrived()
         if self.cause is None:
-            if not (finished or self._pieces) and self._outlet_takes(pieces):
+            if self._waits and not (finished or self._pieces) and self._wrote(pieces):
                 return
             self._pieces += pieces
-        self.outlet.leave()
         if len(self._pieces) > MAX_PIECES:
             self._pieces.clear()
-            self.cancel(ApiError(499, f"The reader is too slow: {MAX_PIECES:,} pieces of the answer wait for it."))
+            self.cancel(ApiError(499, f"The client reads too slowly: {MAX_PIECES:,} pieces of the answer wait for it."))
         self._news.set()
 
-    def connect(self, wire: BoundedProtocol, encode: Callable[[Sequence[Numbered]], bytes]) -> None:
-        """Let pieces leave by the outlet: a few tickets' from the engine's thread, others' from the event loop."""
-        engines = sum(ticket.outlet.is_for_engine for ticket in self._bridge.open_tickets)
-        self.outlet.connect(wire, encode, for_engine=engines < ENGINES_STREAMS)
-
-    def _outlet_takes(self, pieces: Sequence[Numbered]) -> bool:
+    def _wrote(self, pieces: Sequence[NumberedPiece]) -> bool:
         try:
-            return self.outlet.take(pieces)
-        except Exception as error:  # this answer's alone: the others' news go on
+            return self._write_now(pieces)
+        except Exception as error:  # only this answer fails; other tickets still get their pieces
             self._error = error
             return False
 
 
 class Bridge:
-    """Owns the engine's thread. Everything here is called from the event loop, but for what begins with `_work`."""
+    """Owns the engine's thread. The event loop calls every method but those named `_work…`."""
 
     def __init__(
         self,
@@ -139,33 +138,34 @@ class Bridge:
         *,
         on_end: Callable[[Ticket, int], None] = lambda ticket, number: None,
     ) -> None:
-        """`on_end` sees each answer at its end: its ticket, and the number of its prompt."""
+        """`on_end` is called at the end of each answer, with its ticket and its prompt's number."""
         self.engine = engine
         self._on_end = on_end
-        self.failed_steps = 0  # in a row
-        self.error: str | None = None  # what ended the thread, if anything did
+        self.failed_steps = 0  # consecutive
+        self.error: str | None = None  # what ended the thread
         self._driver = Driver(engine, tokenizer)
         self._open: dict[str, Ticket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._closing = False
-        self._busy_since: float | None = None  # when the thread's present round began; None while it sleeps
-        self._live: list[tuple[Ticket, int, OutputBuilder]] = []  # the engine thread's
+        self._busy_since: float | None = None  # start of the thread's current round; None: it sleeps
+        self._live: list[tuple[Ticket, int, OutputBuilder]] = []  # only the engine's thread uses it
         self._thread = threading.Thread(target=self._work, name="martlet-engine", daemon=True)
 
     # -- the event loop's side -------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Start the engine's thread; call it from the event loop that will be served."""
+        """Start the engine's thread; call it from the event loop that serves."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    async def submit(self, ticket_id: str, asked: Sequence[Prepared], *, streams: bool = False) -> Ticket:
-        """Hand requests to the engine, all or none, and wait until they are accepted.
+    async def submit(self, ticket_id: str, prepared: Sequence[Prepared], *, streams: bool = False) -> Ticket:
+        """Add requests to the engine, all or none, and wait until it has accepted them.
 
-        RequestError if one can never run, CapacityError if the queue is full.
+        Raises RequestError if a request can never run or its id is in use, and CapacityError if
+        the queue is full.
         """
-        ticket = Ticket(self, ticket_id, asked, streams)
+        ticket = Ticket(self, ticket_id, prepared, streams)
         if ticket_id in self._open:
             raise RequestError(
                 f"A request with the id {ticket_id!r} is still open; choose another.", param="request_id"
@@ -174,14 +174,14 @@ class Bridge:
         try:
             await self.call(lambda: self._work_add(ticket))
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):  # it may be in the engine by now, with nobody to read it
+            if isinstance(error, asyncio.CancelledError):  # the engine may have accepted it by now
                 self.abort(ticket)
             self._open.pop(ticket_id, None)
             raise
         return ticket
 
     async def call(self, job: Callable[[], T]) -> T:
-        """Run a job in the engine's thread, between two steps, and return what it returns."""
+        """Run a job in the engine's thread, between two steps, and return its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -204,30 +204,33 @@ class Bridge:
         return await future
 
     def embed(self, ids: list[int]) -> Any:
-        """The mean hidden state of a prompt, to be awaited; [C]."""
+        """An awaitable of the prompt's mean hidden state, float32 [C]."""
         return self.call(lambda: self._driver.embed(ids))
 
     def abort(self, ticket: Ticket) -> None:
-        """End a request as soon as the step that runs is over."""
-        with contextlib.suppress(MartletError):  # the engine has stopped: so has the request
+        """End a request after the running step."""
+        with contextlib.suppress(MartletError):  # the engine has stopped, and the request with it
             self._post(lambda: self._work_abort(ticket))
 
     def find(self, ticket_id: str) -> Ticket | None:
-        """The open ticket of this id."""
+        """The open ticket with this id."""
         return self._open.get(ticket_id)
 
     @property
     def open_tickets(self) -> list[Ticket]:
-        """All that run or wait."""
+        """Tickets whose requests run or wait."""
         return list(self._open.values())
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread takes no more jobs."""
+        """Whether the thread accepts no more jobs."""
         return self._closing or self.error is not None
 
     def trouble(self, limit_s: float) -> str | None:
-        """Why no request can be answered now; None if the thread sleeps or has begun a round within `limit_s`."""
+        """Why the engine answers no request now; None if it can.
+
+        The engine counts as stuck if its current round began more than `limit_s` ago.
+        """
         if self.error is not None:
             return f"the engine's thread has ended: {self.error}"
         if not self._thread.is_alive():
@@ -240,7 +243,7 @@ class Bridge:
         return None
 
     def close(self) -> None:
-        """End the thread after the step that runs. The engine is its owner's to close. Idempotent."""
+        """End the thread after the running step; the caller closes the engine. Idempotent."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -255,7 +258,7 @@ class Bridge:
             self._inbox.append(job)
             self._wake.notify()
 
-    def _deliver(self, news: list[tuple[Ticket, int, Sequence[Numbered], bool]]) -> None:
+    def _deliver(self, news: list[tuple[Ticket, int, Sequence[NumberedPiece], bool]]) -> None:
         for ticket, number, pieces, finished in news:
             ticket.take(pieces, finished)
             if finished:
@@ -274,7 +277,7 @@ class Bridge:
         try:
             while self._work_round():
                 pass
-        except BaseException as error:  # a fault of this file: whoever waits must learn of it
+        except BaseException as error:  # a bug in this file: clients that wait get an error
             logger.exception("the engine's thread has ended")
             with self._wake:
                 self.error = (str(error) or type(error).__name__).rstrip(".")
@@ -285,7 +288,7 @@ class Bridge:
                 self._loop.call_soon_threadsafe(self._fail_all)
 
     def _work_round(self) -> bool:
-        """Run what is in the inbox, then a step; False at the end."""
+        """Run the inbox's jobs, then a step; False when the bridge closes."""
         with self._wake:
             self._busy_since = None
             while not (self._inbox or self._live or self._closing):
@@ -296,11 +299,11 @@ class Bridge:
             self._busy_since = time.monotonic()
         for job in jobs:
             job()
-        if self.engine.has_work:  # what was live may just have been aborted
+        if self.engine.has_work:  # a job may have aborted the last request
             try:
                 self._driver.step()
                 self.failed_steps = 0
-            except Exception as error:  # the driver has ended every request with it; the engine can go on
+            except Exception as error:  # the driver has failed every request; the engine can continue
                 self.failed_steps += 1
                 logger.error("a step failed: %s: %s", type(error).__name__, error)
         self._work_report()
@@ -308,8 +311,8 @@ class Bridge:
 
     def _work_add(self, ticket: Ticket) -> None:
         try:
-            for asked in ticket.asked:
-                ticket.builders.append(self._driver.start(asked))
+            for prepared in ticket.prepared:
+                ticket.builders.append(self._driver.start(prepared))
         except BaseException:
             self._driver.abandon(ticket.builders)
             raise
@@ -319,13 +322,13 @@ class Bridge:
         self._driver.abandon(ticket.builders)
 
     def _work_report(self) -> None:
-        """Hand everything new to the event loop, all at once."""
-        news = []
+        """Send all new pieces to the event loop in one call."""
+        news: list[tuple[Ticket, int, Sequence[NumberedPiece], bool]] = []
         for ticket, number, builder in self._live:
             finished = builder.output.finished
             pieces = [(number, piece) for piece in builder.pieces()] if ticket.streams else []
-            if (pieces or finished) and (left := ticket.outlet.send(pieces, finished)) is not None:
-                news.append((ticket, number, left, finished))
+            if pieces or finished:
+                news.append((ticket, number, pieces, finished))
         if any(finished for *_, finished in news):
             self._live = [entry for entry in self._live if not entry[2].output.finished]
         if news and self._loop is not None and not self._loop.is_closed():

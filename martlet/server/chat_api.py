@@ -1,4 +1,4 @@
-"""/v1/chat/completions: a conversation in, an answer out, whole or as a stream (read `conversation.py` next).
+"""/v1/chat/completions: answers a conversation, whole or as a stream (read `conversation.py` next).
 
 Format: https://platform.openai.com/docs/api-reference/chat
 """
@@ -14,19 +14,18 @@ from starlette.responses import Response
 
 from martlet.engine.outputs import Logprobs, Piece, RequestOutput
 from martlet.server.conversation import OpenChat, open_chat
-from martlet.server.error_replies import ApiError, openai_error
 from martlet.server.protocol import ChatRequest
 from martlet.server.replies import (
     FINGERPRINT,
+    ChunkEncoder,
     json_reply,
-    progress_of,
     shown_logprobs,
     timings_of,
     token_entry,
     usage_of,
 )
 from martlet.server.service import Service, new_id, service_of
-from martlet.server.sse import EventStream, Mould, event
+from martlet.server.sse import EventStream, EventTemplate
 from martlet.server.tools.calls import Content
 from martlet.server.tools.reply import Parts, delta_of
 
@@ -89,36 +88,23 @@ def _logprobs(service: Service, entries: Sequence[Logprobs], n_best: int) -> dic
     content = []
     for entry in entries:
         token_id, chosen = next(iter(entry.items()))
-        best = sorted((found.rank, i, found) for i, found in entry.items() if found.rank and found.rank <= n_best)
-        top = [token_entry(service, i, found) for _, i, found in best]
+        best = sorted(
+            (logprob.rank, i, logprob) for i, logprob in entry.items() if logprob.rank and logprob.rank <= n_best
+        )
+        top = [token_entry(service, i, logprob) for _, i, logprob in best]
         content.append({**token_entry(service, token_id, chosen), "top_logprobs": top})
     return {"content": content}
 
 
-class _Encoder:
+class _Encoder(ChunkEncoder):
     """The chunks of a streamed chat."""
 
     def __init__(self, service: Service, body: ChatRequest, chat: OpenChat) -> None:
-        self._service, self._body, self._chat = service, body, chat
-        self._ticket, self._parsers = chat.ticket, chat.parsers
-        options = body.stream_options
-        self._usage = bool(options and options.include_usage)
-        self._each_usage = self._usage and bool(options and options.continuous_usage_stats)
-        self._head = {
-            "id": chat.ticket.ticket_id,
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": service.model,
-            "system_fingerprint": FINGERPRINT,
-        }
+        super().__init__(service, body, chat.ticket, "chat.completion.chunk")
+        self._service, self._body, self._chat, self._parsers = service, body, chat, chat.parsers
         self._begun: set[int] = set()
-        self._moulds: dict[int, Mould] = {}  # of answers whose chunks differ in their text only
         self._called: set[int] = set()
         self._n_open = len(chat.parsers)
-
-    def begin(self) -> bytes:
-        """Nothing: the first chunk comes with the first token."""
-        return b""
 
     def piece(self, number: int, piece: Piece) -> bytes:
         """The chunks of a piece."""
@@ -130,8 +116,8 @@ class _Encoder:
         parts = parser.feed(piece.text)
         if piece.finish_reason is not None:
             parts += parser.finish()
-        elif len(parts) == 1 and isinstance(parts[0], Content) and index in self._moulds:
-            return self._moulds[index].cast(parts[0].text)
+        elif len(parts) == 1 and isinstance(parts[0], Content) and index in self._templates:
+            return self._templates[index].fill(parts[0].text)
         deltas = [delta for part in parts if (delta := delta_of(part, self._body.include_reasoning)) is not None]
         if any("tool_calls" in delta for delta in deltas):
             self._called.add(index)
@@ -143,26 +129,11 @@ class _Encoder:
         for delta in deltas:
             chunks.append(self._chunk(index, delta, logprobs))
             logprobs = None
-        if not (self._body.logprobs or self._each_usage or index in self._moulds):
-            self._moulds[index] = Mould(self._chunk(index, {"content": ""}), "content")
+        if not (self._body.logprobs or self._each_usage or index in self._templates):
+            self._templates[index] = EventTemplate(self._chunk(index, {"content": ""}), "content")
         if piece.finish_reason is not None and piece.finish_reason != "error":
             chunks.append(self._last(index, piece))
         return b"".join(chunks)
-
-    def end(self) -> bytes:
-        """The usage, if it was asked for, and the mark of the end."""
-        if not self._usage:
-            return b"data: [DONE]\n\n"
-        return event({**self._head, "choices": [], "usage": usage_of(self._ticket.outputs)}) + b"data: [DONE]\n\n"
-
-    def progress(self) -> bytes:
-        """How much of the prompt has been read."""
-        found = progress_of(self._ticket.outputs)
-        return b"" if found is None else event({**self._head, "choices": [], "prompt_progress": found})
-
-    def error(self, error: ApiError) -> bytes:
-        """The error; no mark follows it."""
-        return event(openai_error(error))
 
     def _last(self, index: int, piece: Piece) -> bytes:
         finish = "tool_calls" if index in self._called and piece.finish_reason == "stop" else piece.finish_reason
@@ -188,7 +159,4 @@ class _Encoder:
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         if stop_reason is not None:
             choice["stop_reason"] = stop_reason
-        chunk = {**self._head, "choices": [choice], **(more or {})}
-        if self._usage:
-            chunk["usage"] = usage_of(self._ticket.outputs) if self._each_usage else None
-        return event(chunk)
+        return self._chunk_of(choice, more)

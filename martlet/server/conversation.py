@@ -48,19 +48,19 @@ async def open_chat(request: Request, parsed: Parsed[ChatRequest], reply_id: str
     """Hand a conversation to the engine."""
     service, body = service_of(request), parsed.body
     service.check_model(body.model)
-    params, wishes = chat_params(parsed), service.wishes(request, body)
-    prompt = await service.text(lambda: chat_prompt(service, body, wishes.cache_salt))
+    params, scheduling = chat_params(parsed), service.scheduling(request, body)
+    prompt = await service.text(lambda: chat_prompt(service, body, scheduling.cache_salt))
     with_tools = bool(body.tools) and body.tool_choice != "none"
     if with_tools or service.marks_are_special:
         params.setdefault("skip_special_tokens", False)  # they may be what marks a call or reasoning
     warnings = [*warnings, *(await _held(service, body, params, prompt))]
-    asked = service.ask(reply_id, prompt, params, wishes)
-    n = asked.request.params.n
-    if body.stream and (asked.request.params.best_of or 1) > n:
+    prepared = service.prepare(reply_id, prompt, params, scheduling)
+    n = prepared.request.params.n
+    if body.stream and (prepared.request.params.best_of or 1) > n:
         raise RequestError("A stream cannot have best_of > n: the best are known at the end.", param="best_of")
-    ticket = await service.submit(request, reply_id, [asked], streams=body.stream, timeout_s=body.timeout)
+    ticket = await service.submit(request, reply_id, [prepared], streams=body.stream, timeout_s=body.timeout)
     parsers = [service.reply_parser(prompt, with_tools) for _ in range(n)]
-    return OpenChat(ticket, parsers, [*warnings, *asked.warnings])
+    return OpenChat(ticket, parsers, [*warnings, *prepared.warnings])
 
 
 def as_chat(given: dict[str, Any]) -> ChatRequest:
@@ -93,14 +93,14 @@ async def _held(service: Service, body: ChatRequest, params: dict[str, Any], pro
     calls, must = asked_tools(body, service.tools)
     if calls is not None and not must:
         try:
-            await service.hold(calls, "tools")
+            await service.compile_structure(calls, "tools")
         except RequestError as error:
             warnings.append(f"Calls are not held to the tools' schemas: {error}")
             calls = None
     held = joined(structure, calls)
     if held is not None:
         held = reasoned(held, service.reasoning, (prompt.text or "")[-100:])
-        params["structured"] = await service.hold(held, field or "tools")
+        params["structured"] = await service.compile_structure(held, field or "tools")
     return warnings
 
 
@@ -128,4 +128,4 @@ def chat_options(service: Service, body: ChatRequest, salt: str) -> ChatOptions:
 
 def chat_prompt(service: Service, body: ChatRequest, salt: str) -> PromptTokens:
     """The prompt that the conversation becomes."""
-    return service.asker.chat_tokens(body.messages, chat_options(service, body, salt))
+    return service.request_maker.chat_tokens(body.messages, chat_options(service, body, salt))

@@ -52,7 +52,7 @@ async def _deep_trouble(service: Service) -> str | None:
     tokenizer = service.built.tokenizer
     prompt = PromptTokens(tokenizer.encode("a") or [0])
     params = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True}
-    asked = service.asker.asked(f"ready-{uuid.uuid4().hex}", prompt, params, Scheduling(priority=-(1 << 30)))
+    asked = service.request_maker.asked(f"ready-{uuid.uuid4().hex}", prompt, params, Scheduling(priority=-(1 << 30)))
     try:
         async with asyncio.timeout(DEEP_S):
             ticket = await service.bridge.submit(asked.request.request_id, [asked])
@@ -118,7 +118,7 @@ def _model(registry: Registry, entry: Entry) -> dict[str, object]:
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     registry = registry_of(request)
-    text = exposition(registry.measured, registry.settings.metrics_prefix)
+    text = exposition(registry.model_metrics, registry.settings.metrics_prefix)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -1,7 +1,8 @@
-"""A look at the engine as JSON for the page that draws it (read `live_view.py` first; `static/engine.js` reads what is made here).
+"""Turns a snapshot of the engine into JSON for `static/engine.js` (read `live_view.py` first).
 
-Sequences get short names of their own, 1, 2, 3 …, in the order in which they are seen: ids of requests can be used to
-abort them, and cache salts may name people, so neither is shown. Text is shown only if `decode` is given.
+Sequences get short names, 1, 2, 3 …, in the order of their first frame. Request ids are not shown,
+since they can be used to abort a request, nor cache salts, which may name people. Text is shown only
+with `decode`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from martlet.metrics import EngineTotals, StepRecord
-from martlet.observe.snapshot import Look, NodeLook, SequenceLook
+from martlet.observe.snapshot import EngineSnapshot, NodeSnapshot, SequenceSnapshot
 from martlet.types import PageId
 
 __all__ = ["MAX_CELLS", "Names", "counts_of", "frame"]
 
-MAX_CELLS = 4096  # of the map of pages; of more pages each cell is the same number of neighbours
+MAX_CELLS = 4096  # of the page map; with more pages each cell stands for several neighbours
 MAX_SPANS = 64  # of a step
 MAX_TEXT = 120  # characters of a prompt, or of a stretch of the tree
-MAX_NAMES = 4096  # requests whose names are kept
-_TOKENS_OF_TEXT = 48  # that are decoded for it
+MAX_NAMES = 4096  # requests with a short name
+_TOKENS_OF_TEXT = 48  # decoded for MAX_TEXT characters
 
 
 class Names:
@@ -35,7 +36,7 @@ class Names:
         self._next = 1
 
     def of(self, request_id: str, index: int) -> str:
-        """The name: a number, and ".1" and so on for a request's further answers."""
+        """The name: a number, with ".1", ".2" … for the further answers of a request."""
         number = self._numbers.get(request_id)
         if number is None:
             number = self._numbers[request_id] = self._next
@@ -46,40 +47,40 @@ class Names:
 
 
 def frame(
-    look: Look,
+    snapshot: EngineSnapshot,
     steps: Iterable[StepRecord],
     totals: EngineTotals,
     names: Names,
     decode: Callable[[Sequence[int]], str] | None,
 ) -> dict[str, Any]:
-    """What the page shows of this moment, and the steps since the last one."""
-    running = [_sequence(seq, names, decode) for seq in look.running]
-    owners = _owners(look.running)
+    """The page's view of this moment, and the steps since the last frame."""
+    running = [_sequence(seq, names, decode) for seq in snapshot.running]
+    owners = _owners(snapshot.running)
     return {
         "totals": {name.removeprefix("n_"): count for name, count in asdict(totals).items()},
         "running": running,
-        "waiting": [_sequence(seq, names, decode) for seq in look.waiting],
-        "n_waiting": look.n_waiting,
-        "pages": _pages(look, owners, [seq["name"] for seq in running]),
-        "tree": _tree(look, owners, [seq["name"] for seq in running], decode),
+        "waiting": [_sequence(seq, names, decode) for seq in snapshot.waiting],
+        "n_waiting": snapshot.n_waiting,
+        "pages": _pages(snapshot, owners, [seq["name"] for seq in running]),
+        "tree": _tree(snapshot, owners, [seq["name"] for seq in running], decode),
         "steps": [_step(step, names) for step in steps],
     }
 
 
 def counts_of(ended: Sequence[int], bounds: Sequence[float], open_: Iterable[float | array[float] | None]) -> list[int]:
-    """A histogram's counts: those of requests that have ended, with what the open ones have seen so far."""
+    """A histogram's counts: `ended`, plus the values of the open requests so far."""
     counts = np.array(ended, dtype=np.int64)
     for values in open_:
         if values is None:
             continue
-        # A copy of an array is taken at once, and what NumPy sees never grows under it.
+        # The engine's thread appends to the array: count a copy, whose buffer stays as it is.
         seen = np.array([values]) if isinstance(values, float) else np.frombuffer(values[:], dtype=np.float64)
         counts += np.bincount(np.searchsorted(bounds, seen), minlength=len(counts))
-    found: list[int] = counts.tolist()
-    return found
+    result: list[int] = counts.tolist()
+    return result
 
 
-def _sequence(seq: SequenceLook, names: Names, decode: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
+def _sequence(seq: SequenceSnapshot, names: Names, decode: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
     n_prompt = len(seq.request.prompt_ids)
     shown = {
         "name": names.of(seq.request.request_id, seq.index),
@@ -95,26 +96,29 @@ def _sequence(seq: SequenceLook, names: Names, decode: Callable[[Sequence[int]],
     return shown
 
 
-def _owners(running: Sequence[SequenceLook]) -> dict[PageId, tuple[int, ...]]:
-    """The running sequences, by their places, that own each page."""
+def _owners(running: Sequence[SequenceSnapshot]) -> dict[PageId, tuple[int, ...]]:
+    """The running sequences that own each page, as indices."""
     owners: dict[PageId, tuple[int, ...]] = {}
-    for place, seq in enumerate(running):
+    for index, seq in enumerate(running):
         for page in seq.pages:
-            owners[page] = (*owners.get(page, ()), place)
+            owners[page] = (*owners.get(page, ()), index)
     return owners
 
 
 # -- the map of pages ---------------------------------------------------------------------------------------------
-def _pages(look: Look, owners: dict[PageId, tuple[int, ...]], names: list[str]) -> dict[str, Any]:
-    """A letter a page: free, cached (the tree's alone), one sequence's own, shared by several, or held otherwise."""
-    letters = ["f" if count == 0 else "h" for count in look.owners]
-    for page in look.cached:
+def _pages(snapshot: EngineSnapshot, owners: dict[PageId, tuple[int, ...]], names: list[str]) -> dict[str, Any]:
+    """One letter per page.
+
+    f: free; c: only the prefix tree owns it; o: one sequence; s: several sequences; h: other owners.
+    """
+    letters = ["f" if count == 0 else "h" for count in snapshot.owners]
+    for page in snapshot.cached:
         letters[page] = "c"
-    for page, places in owners.items():
-        letters[page] = "o" if len(places) == 1 else "s"
+    for page, users in owners.items():
+        letters[page] = "o" if len(users) == 1 else "s"
     counts = Counter(letters)
     each = -(-len(letters) // MAX_CELLS)
-    whose = {page: names[places[0]] for page, places in owners.items() if len(places) == 1}
+    whose = {page: names[users[0]] for page, users in owners.items() if len(users) == 1}
     if each > 1:
         groups = [letters[start : start + each] for start in range(0, len(letters), each)]
         letters = [Counter(group).most_common(1)[0][0] for group in groups]
@@ -130,11 +134,11 @@ def _pages(look: Look, owners: dict[PageId, tuple[int, ...]], names: list[str]) 
 # -- the tree of prefixes -----------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Stretch:
-    """Pages one after another without a fork, that the same sequences use."""
+    """Consecutive pages without a fork that the same sequences use."""
 
     parent: int | None
     start: int  # tokens before it
-    kind: str
+    letter: str
     users: tuple[int, ...]
     n_tokens: int = 0
     n_pages: int = 0
@@ -142,21 +146,21 @@ class _Stretch:
 
 
 def _tree(
-    look: Look,
+    snapshot: EngineSnapshot,
     owners: dict[PageId, tuple[int, ...]],
     names: list[str],
     decode: Callable[[Sequence[int]], str] | None,
 ) -> dict[str, Any]:
-    n_children = Counter(node.parent for node in look.nodes)
+    n_children = Counter(node.parent for node in snapshot.nodes)
     stretches: list[_Stretch] = []
     where: list[int] = []  # the stretch of each node
-    for node in look.nodes:
-        kind, users = _kind(node, owners)
+    for node in snapshot.nodes:
+        letter, users = _use_of(node, owners)
         before = None if node.parent is None else where[node.parent]
         last = None if before is None else stretches[before]
-        if last is None or n_children[node.parent] > 1 or (last.kind, last.users) != (kind, users):
+        if last is None or n_children[node.parent] > 1 or (last.letter, last.users) != (letter, users):
             start = 0 if last is None else last.start + last.n_tokens
-            last = _Stretch(before, start, kind, users)
+            last = _Stretch(before, start, letter, users)
             before = len(stretches)
             stretches.append(last)
         assert before is not None
@@ -165,30 +169,30 @@ def _tree(
         last.n_pages += 1
         if decode is not None and len(last.ids) < _TOKENS_OF_TEXT:
             last.ids.extend(node.ids)
-    salts = list(dict.fromkeys(node.salt for node in look.nodes if node.parent is None))
-    roots = {where[number]: node.salt for number, node in enumerate(look.nodes) if node.parent is None}
+    salts = list(dict.fromkeys(node.salt for node in snapshot.nodes if node.parent is None))
+    roots = {where[number]: node.salt for number, node in enumerate(snapshot.nodes) if node.parent is None}
     shown = []
-    for number, part in enumerate(stretches):
+    for number, stretch in enumerate(stretches):
         entry: dict[str, Any] = {
-            "parent": part.parent,
-            "start": part.start,
-            "tokens": part.n_tokens,
-            "pages": part.n_pages,
-            "kind": part.kind,
-            "users": [names[place] for place in part.users],
+            "parent": stretch.parent,
+            "start": stretch.start,
+            "tokens": stretch.n_tokens,
+            "pages": stretch.n_pages,
+            "kind": stretch.letter,
+            "users": [names[index] for index in stretch.users],
         }
-        if part.parent is None:
-            entry["salt"] = 0 if roots[number] == "" else 1 + salts.index(roots[number])  # 0: everybody's
+        if stretch.parent is None:
+            entry["salt"] = 0 if roots[number] == "" else 1 + salts.index(roots[number])  # 0: no salt
         if decode is not None:
-            entry["text"] = decode(part.ids[:_TOKENS_OF_TEXT])[:MAX_TEXT]
+            entry["text"] = decode(stretch.ids[:_TOKENS_OF_TEXT])[:MAX_TEXT]
         shown.append(entry)
-    n_pages = len(look.cached)
-    resident = sum(node.page is not None for node in look.nodes)
+    n_pages = len(snapshot.cached)
+    resident = sum(node.page is not None for node in snapshot.nodes)
     return {"stretches": shown, "n_pages": n_pages, "n_hidden": max(0, n_pages - resident)}
 
 
-def _kind(node: NodeLook, owners: dict[PageId, tuple[int, ...]]) -> tuple[str, tuple[int, ...]]:
-    """As the letters of the map, and "t" for what is in the second tier only; and who uses it."""
+def _use_of(node: NodeSnapshot, owners: dict[PageId, tuple[int, ...]]) -> tuple[str, tuple[int, ...]]:
+    """A letter of the page map, or "t" for a page only on disk; and the sequences that use it."""
     if node.page is None:
         return "t", ()
     users = owners.get(node.page, ())
@@ -208,22 +212,22 @@ def _step(record: StepRecord, names: Names) -> dict[str, Any]:
     }
     if record.preempted:
         shown["preempted"] = [names.of(*key) for key in record.preempted]
-    for what in ("saves", "loads", "copies"):
-        if moved := len(getattr(record.plan, what)):
-            shown[what] = moved
+    for move in ("saves", "loads", "copies"):
+        if count := len(getattr(record.plan, move)):
+            shown[move] = count
     return shown
 
 
 def _spans(record: StepRecord, names: Names) -> list[list[str | int | bool]]:
-    """Name, first position, count, whether it decodes; where guesses were verified, how many of them were right."""
+    """Name, first position, count, whether it decodes; and the accepted draft tokens, if any."""
     shown: list[list[str | int | bool]] = [
         [names.of(span.request_id, span.index), span.start, span.count, span.decode]
         for span in record.spans[:MAX_SPANS]
     ]
     planned = record.plan.spans
     if any(span.draft for span in planned) and len(planned) == len(record.spans):
-        right = {sampled.seq: len(sampled.more) for sampled in record.result.sampled}
+        accepted = {sampled.seq: len(sampled.more) for sampled in record.result.sampled}
         for entry, span in zip(shown, planned, strict=False):
             if span.draft:
-                entry.append(right.get(span.seq, 0))
+                entry.append(accepted.get(span.seq, 0))
     return shown

@@ -1,11 +1,12 @@
-"""What the engine does, as it does it, for those who look at /engine (read `live_frames.py` next, `web.py` for the route).
+"""The live view of the engine, as frames for the viewers of /engine (read `live_frames.py` next).
 
-    engine thread ── a reference to each step's record ──▸ a short deque ──▸ sampler, on the event loop ──▸ viewers
-                  ◂── `look`, between two steps, now and then ──┘
+    engine thread ── each step's record ──▸ a short deque ──▸ sampler on the event loop ──▸ viewers
+                  ◂── snapshots between two steps ───────────────┘
 
-Nobody looks: nothing is kept, the engine knows of no observer. Somebody looks: a step appends a reference to a deque of
-bounded length; a sampler takes a look four times a second at most, seldom enough that looks take at most 1 % of the engine's
-time, and only if something has happened. All viewers get the same frame; who reads slowly misses frames and delays nobody.
+Without viewers it costs nothing: the engine has no observer. With viewers, a step appends a
+reference to a deque of bounded length. A sampler takes a snapshot after new steps: at most four a
+second, and rarely enough that snapshots take at most 1 % of the engine's time. All viewers get the
+same frame. A slow viewer misses frames and delays nobody. `web.py` has the route.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ import orjson
 from martlet.engine.build import Built
 from martlet.errors import MartletError
 from martlet.metrics import Observer, StepRecord
-from martlet.observe.snapshot import Look, look
+from martlet.observe.snapshot import EngineSnapshot, take_snapshot
 from martlet.server.bridge import Bridge
 from martlet.server.error_replies import ApiError
 from martlet.server.live_frames import Names, counts_of, frame
-from martlet.server.prometheus import Measures
+from martlet.server.prometheus import ServerMetrics
 
 __all__ = ["EngineView"]
 
 INTERVAL_S = 0.25
-MOST_SHARE = 0.01  # of the engine's time for looks
-MAX_STEPS = 48  # that a frame shows: the newest
+MAX_SHARE = 0.01  # of the engine's time for snapshots
+MAX_STEPS = 48  # in a frame: the newest
 MAX_VIEWERS = 16
 
 
@@ -41,22 +42,22 @@ class _Steps(Observer):
         self.records: deque[StepRecord] = deque(maxlen=MAX_STEPS)
 
     def stepped(self, record: StepRecord) -> None:
-        """A step was committed. In the engine's thread: this is all that looking costs there, but for the looks."""
+        """Keep a reference, in the engine's thread."""
         self.records.append(record)
 
     def take(self) -> list[StepRecord]:
-        """Those since the last call."""
-        found = []
+        """The records since the last call."""
+        records = []
         while self.records:
-            found.append(self.records.popleft())
-        return found
+            records.append(self.records.popleft())
+        return records
 
 
 class EngineView:
-    """The frames of one engine, and who looks. Of the event loop, as the bridge is."""
+    """The frames of one engine and the count of its viewers; the event loop calls everything."""
 
-    def __init__(self, built: Built, bridge: Bridge, measures: Measures, *, with_text: bool) -> None:
-        self._built, self._bridge, self._measures = built, bridge, measures
+    def __init__(self, built: Built, bridge: Bridge, metrics: ServerMetrics, *, with_text: bool) -> None:
+        self._built, self._bridge, self._metrics = built, bridge, metrics
         self._with_text = with_text
         self._names = Names()
         self._steps = _Steps()
@@ -68,11 +69,11 @@ class EngineView:
 
     @property
     def n_viewers(self) -> int:
-        """How many look."""
+        """How many clients view the engine now."""
         return self._n_viewers
 
     def hello(self, model: str) -> bytes:
-        """What does not change while the server runs, as JSON."""
+        """Facts that do not change while the server runs, as JSON."""
         built = self._built
         return orjson.dumps(
             {
@@ -82,16 +83,21 @@ class EngineView:
                 "context": built.plan.context,
                 "max_seqs": built.config.max_seqs,
                 "with_text": self._with_text,
-                "ttft_bounds": self._measures.histograms["time_to_first_token_seconds"][0].bounds,
-                "itl_bounds": self._measures.histograms["inter_token_latency_seconds"][0].bounds,
+                "ttft_bounds": self._metrics.histograms["time_to_first_token_seconds"][0].bounds,
+                "itl_bounds": self._metrics.histograms["inter_token_latency_seconds"][0].bounds,
             }
         )
 
     def enter(self) -> None:
-        """Somebody looks; the first one starts the sampler. ApiError if there are too many."""
+        """Add a viewer; the first starts the sampler. ApiError 503 if there are too many."""
         if self._closed or self._n_viewers >= MAX_VIEWERS:
-            why = "The server shuts down." if self._closed else f"{MAX_VIEWERS} look at the engine; no more may."
-            raise ApiError(503, why, code="too_many_viewers", headers={"Retry-After": "5"})
+            full = f"The engine has {MAX_VIEWERS} viewers, which is the limit."
+            raise ApiError(
+                503,
+                "The server shuts down." if self._closed else full,
+                code="too_many_viewers",
+                headers={"Retry-After": "5"},
+            )
         self._n_viewers += 1
         if self._n_viewers == 1:
             self._frame, self._news = b"", asyncio.Event()
@@ -99,7 +105,7 @@ class EngineView:
             self._sampler = asyncio.ensure_future(self._sample())
 
     def leave(self) -> None:
-        """Somebody has gone; with the last one goes everything."""
+        """Remove a viewer; the last stops the sampler."""
         self._n_viewers -= 1
         if self._n_viewers == 0:
             self._built.engine.unwatch(self._steps)
@@ -113,7 +119,10 @@ class EngineView:
         self._news.set()
 
     async def next_frame(self, seen: bytes, timeout_s: float) -> bytes | None:
-        """The newest frame, as JSON, once it is another than `seen`; b"" if none comes in time, None at the end."""
+        """The newest frame as JSON, once it differs from `seen`.
+
+        b"" if there is none within `timeout_s`; None once the view is closed.
+        """
         if self._frame is seen or not self._frame:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -131,30 +140,30 @@ class EngineView:
             if state != shown:
                 shown = state
                 try:
-                    found, took = await self._bridge.call(self._look)
-                except MartletError:  # it has ended just now
+                    snapshot, took = await self._bridge.call(self._snapshot)
+                except MartletError:  # the engine has just stopped
                     break
-                self._show(found)
-            await asyncio.sleep(max(INTERVAL_S, took / MOST_SHARE))
+                self._show(snapshot)
+            await asyncio.sleep(max(INTERVAL_S, took / MAX_SHARE))
         self.close()
 
-    def _look(self) -> tuple[Look, float]:
-        """In the engine's thread."""
+    def _snapshot(self) -> tuple[EngineSnapshot, float]:
+        """A snapshot and the seconds that it took; runs in the engine's thread."""
         start = time.perf_counter()
-        found = look(self._built.engine.scheduler, self._built.engine.pages)
-        return found, time.perf_counter() - start
+        snapshot = take_snapshot(self._built.engine.scheduler, self._built.engine.pages)
+        return snapshot, time.perf_counter() - start
 
-    def _show(self, found: Look) -> None:
+    def _show(self, snapshot: EngineSnapshot) -> None:
         tokenizer = self._built.tokenizer
         decode = (lambda ids: tokenizer.decode(list(ids), skip_special=False)) if self._with_text else None
-        data: dict[str, Any] = frame(found, self._steps.take(), self._built.engine.totals, self._names, decode)
+        data: dict[str, Any] = frame(snapshot, self._steps.take(), self._built.engine.totals, self._names, decode)
         outputs = [output for ticket in self._bridge.open_tickets for output in ticket.outputs]
         open_ = [output.metrics for output in outputs if output.metrics is not None and not output.finished]
         for name, key, values in (
             ("ttft", "time_to_first_token_seconds", [metrics.ttft_s for metrics in open_]),
             ("itl", "inter_token_latency_seconds", [metrics.gaps_s for metrics in open_]),
         ):
-            histogram, _ = self._measures.histograms[key]
+            histogram, _ = self._metrics.histograms[key]
             data[name] = counts_of(histogram.counts, histogram.bounds, values)
         data["now"] = self._built.engine.clock()
         self._frame = orjson.dumps(data)

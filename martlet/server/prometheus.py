@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from martlet.engine.engine import Engine
 
-__all__ = ["Histogram", "Measures", "exposition"]
+__all__ = ["Histogram", "ServerMetrics", "exposition"]
 
 logger = logging.getLogger("martlet.server")
 
@@ -62,7 +62,7 @@ class Histogram:
         return found
 
 
-class Measures(Observer):
+class ServerMetrics(Observer):
     """Watches a model's engine, and the next one when the model is loaded again: a counter never goes back.
 
     Each field is written by one thread only, and read whenever somebody asks.
@@ -132,7 +132,7 @@ class Measures(Observer):
         see["request_params_n"].observe(len(output.outputs))
 
 
-def exposition(models: Sequence[tuple[Measures, Engine | None]], prefix: str) -> bytes:
+def exposition(models: Sequence[tuple[ServerMetrics, Engine | None]], prefix: str) -> bytes:
     """Everything of all models in Prometheus' text format; a model that is closed has no engine."""
     from prometheus_client import CollectorRegistry, generate_latest  # here: it takes a moment to import
     from prometheus_client.registry import Collector
@@ -146,11 +146,11 @@ def exposition(models: Sequence[tuple[Measures, Engine | None]], prefix: str) ->
     return generate_latest(registry)
 
 
-def _families(models: Sequence[tuple[Measures, Engine | None]], prefix: str) -> Iterator[Metric]:
+def _families(models: Sequence[tuple[ServerMetrics, Engine | None]], prefix: str) -> Iterator[Metric]:
     """Every model's numbers by family, which the format wants together."""
     together: dict[str, Metric] = {}
-    for measures, engine in models:
-        for family in _of_model(measures, engine, prefix):
+    for metrics, engine in models:
+        for family in _of_model(metrics, engine, prefix):
             if family.name in together:
                 together[family.name].samples += family.samples
             else:
@@ -158,10 +158,10 @@ def _families(models: Sequence[tuple[Measures, Engine | None]], prefix: str) -> 
     yield from together.values()
 
 
-def _of_model(measures: Measures, engine: Engine | None, prefix: str) -> Iterator[Metric]:
+def _of_model(metrics: ServerMetrics, engine: Engine | None, prefix: str) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    labels, values = ("model_name",), (measures.model,)
+    labels, values = ("model_name",), (metrics.model,)
     running, waiting, used = 0, 0, 0.0
     if engine is not None:
         running, waiting = engine.scheduler.n_running, engine.scheduler.n_waiting
@@ -174,7 +174,7 @@ def _of_model(measures: Measures, engine: Engine | None, prefix: str) -> Iterato
         family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=labels)
         family.add_metric(values, gauge)
         yield family
-    totals = measures.totals(engine)
+    totals = metrics.totals(engine)
     guesses = totals.speculation
     family = GaugeMetricFamily(f"{prefix}:spec_decode_net_gain_seconds", "Time that guesses have saved.", labels=labels)
     family.add_metric(values, guesses.gain_s)
@@ -204,10 +204,10 @@ def _of_model(measures: Measures, engine: Engine | None, prefix: str) -> Iterato
     ended = CounterMetricFamily(
         f"{prefix}:request_success", "Requests that have ended, by the reason.", labels=(*labels, "finished_reason")
     )
-    for reason, count in measures.n_ended.items():
+    for reason, count in metrics.n_ended.items():
         ended.add_metric((*values, reason), count)
     yield ended
-    for name, (histogram, text) in measures.histograms.items():
+    for name, (histogram, text) in metrics.histograms.items():
         spread = HistogramMetricFamily(f"{prefix}:{name}", text, labels=labels)
         spread.add_metric(values, buckets=histogram.cumulative(), sum_value=histogram.total)
         yield spread

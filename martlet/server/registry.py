@@ -26,7 +26,7 @@ from martlet.engine.lora import open_adapter
 from martlet.errors import CapacityError, FormatError, MartletError, RequestError
 from martlet.server.body import parse_json, read_body
 from martlet.server.error_replies import ApiError
-from martlet.server.prometheus import Measures
+from martlet.server.prometheus import ServerMetrics
 from martlet.server.service import Service
 from martlet.server.tracing import PARENT
 
@@ -49,7 +49,7 @@ class Entry:
     adapters: dict[str, str] = field(default_factory=dict)  # paths by name; loaded with it
     n_lent: int = 0  # requests that use it
     used_s: float = 0.0
-    measures: Measures | None = None  # since it was loaded for the first time
+    metrics: ServerMetrics | None = None  # since it was loaded for the first time
 
 
 class Lease:
@@ -79,7 +79,7 @@ class Registry:
         """`more` says how the others are loaded, and may say so of the first; `loras` are the others' adapters' paths."""
         more = dict(more or {})
         self.settings = first.settings
-        self.entries = {first.model: Entry(first.model, more.pop(first.model, None), first, measures=first.measures)}
+        self.entries = {first.model: Entry(first.model, more.pop(first.model, None), first, metrics=first.metrics)}
         self.entries.update((name, Entry(name, load)) for name, load in more.items())
         for name, paths in (loras or {}).items():
             self.entries[name].adapters = dict(paths)
@@ -104,12 +104,12 @@ class Registry:
         return self.default.service or services[0]
 
     @property
-    def measured(self) -> list[tuple[Measures, Engine | None]]:
+    def model_metrics(self) -> list[tuple[ServerMetrics, Engine | None]]:
         """What is counted of every model that has ever been here, with its engine while it is."""
         return [
-            (entry.measures, None if entry.service is None else entry.service.built.engine)
+            (entry.metrics, None if entry.service is None else entry.service.built.engine)
             for entry in self.entries.values()
-            if entry.measures is not None
+            if entry.metrics is not None
         ]
 
     def start(self) -> None:
@@ -173,8 +173,8 @@ class Registry:
             built = await asyncio.to_thread(entry.load, lora=dict(entry.adapters))
         except RequestError as error:  # an adapter's file that is gone: not the fault of who asks
             raise MartletError(f"The model {entry.name!r} cannot be loaded: {error}") from None
-        service = Service(built, replace(self.settings, model_name=entry.name), entry.measures)
-        entry.measures = service.measures
+        service = Service(built, replace(self.settings, model_name=entry.name), entry.metrics)
+        entry.metrics = service.metrics
         service.bridge.start()
         entry.service, entry.used_s = service, time.monotonic()
         gc.freeze()
@@ -192,7 +192,7 @@ class Registry:
         entry = min(idle, key=lambda e: e.used_s)
         service, entry.service = entry.service, None
         assert service is not None
-        service.measures.retire(service.built.engine)  # it is idle: nothing is counted any more
+        service.metrics.retire(service.built.engine)  # it is idle: nothing is counted any more
         logger.info("model %s is closed to make room", entry.name)
         await asyncio.to_thread(service.close)
         del service

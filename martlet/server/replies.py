@@ -1,4 +1,7 @@
-"""Parts that several replies share: usage, log-probabilities, the JSON itself (read `chat_api.py` for their use)."""
+"""Pieces of replies that several APIs share: usage, timings, log-probabilities, stream chunks.
+
+Read `chat_api.py` next, which uses them.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,16 @@ import orjson
 from starlette.responses import Response
 
 from martlet.engine.outputs import CompletionOutput, Logprob, Logprobs, RequestOutput
+from martlet.server.bridge import Ticket
+from martlet.server.error_replies import ApiError, openai_error
+from martlet.server.protocol import GenerationRequest
 from martlet.server.service import Service
+from martlet.server.sse import EventTemplate, event
 from martlet.types import MissReason
 
 __all__ = [
     "FINGERPRINT",
+    "ChunkEncoder",
     "finite",
     "json_reply",
     "progress_of",
@@ -26,7 +34,7 @@ __all__ = [
 ]
 
 FINGERPRINT = "martlet"
-_FLOOR = -9999.0  # what OpenAI's API gives for a probability of nothing; JSON has no -inf
+_FLOOR = -9999.0  # OpenAI's API writes it for a probability of 0; JSON has no -inf
 
 
 def json_reply(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -40,7 +48,7 @@ def finite(logprob: float) -> float:
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Token counts of all prompts and answers so far."""
+    """Token counts over all prompts and answers so far, under OpenAI's names."""
     metrics = [output.metrics for output in outputs if output.metrics is not None]
     prompt, generated = sum(m.n_prompt for m in metrics), sum(m.n_generated for m in metrics)
     return {
@@ -52,23 +60,24 @@ def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 def timings_of(output: RequestOutput) -> dict[str, object]:
-    """Times and counts of a request, and where it left what is cached: in its own words.
+    """Times and counts of a request, and the position where its prompt left the cached prefix.
 
-    What stands there in the cache is another request's, and that another salt has the prompt is what salts are to hide.
+    The text there is the prompt's own. The cached text belongs to another request, and a cache salt
+    hides that another tenant has sent this prompt, so neither is shown.
     """
     assert output.metrics is not None
-    found, report = output.metrics.as_dict(), output.cache
-    if found["cache_miss"] == MissReason.SALT:
-        found["cache_miss"] = str(MissReason.EMPTY)
+    timings, report = output.metrics.as_dict(), output.cache
+    if timings["cache_miss"] == MissReason.SALT:
+        timings["cache_miss"] = str(MissReason.EMPTY)
     if report is not None and report.prompt_id is not None:
-        found |= {"cache_miss_position": report.position, "cache_miss_text": report.before + report.prompt_text}
-    return found
+        timings |= {"cache_miss_position": report.position, "cache_miss_text": report.before + report.prompt_text}
+    return timings
 
 
 def progress_of(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
-    """How much of the prompts has been read (llama.cpp's `prompt_progress`); None when every answer has begun.
+    """How much of the prompts is processed (llama.cpp's `prompt_progress`); None in decoding.
 
-    `eta_ms` is when the first token is to be expected, by the speed so far; None while they wait.
+    `eta_ms` is the expected time to the first token at the speed so far; None in the queue.
     """
     metrics = [output.metrics for output in outputs if output.metrics is not None]
     started = [m for m in metrics if m.scheduled_s is not None]
@@ -89,14 +98,64 @@ def progress_of(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
 
 
 def shown_logprobs(completion: CompletionOutput) -> list[Logprobs]:
-    """The entries of the tokens whose text is in the answer: not the end token's, nor a stop string's."""
+    """The entries of the tokens in the answer's text: without an end token or a stop string."""
     return (completion.logprobs or [])[: completion.n_shown]
 
 
 def token_entry(service: Service, token_id: int, entry: Logprob) -> dict[str, Any]:
-    """One token with its log-probability, as in chat replies; `bytes` is exact where a token is part of a character."""
+    """A token with its log-probability, as in chat replies.
+
+    `bytes` is exact also if the token is only part of a character.
+    """
     return {
         "token": entry.decoded_token,
         "logprob": finite(entry.logprob),
         "bytes": list(service.built.tokenizer.token_bytes(token_id)),
     }
+
+
+class ChunkEncoder:
+    """The chunks that chat completions and completions share; each API adds `piece`.
+
+    Format: https://platform.openai.com/docs/api-reference/chat/streaming
+    """
+
+    def __init__(self, service: Service, body: GenerationRequest, ticket: Ticket, object_name: str) -> None:
+        """`object_name` is the chunks' "object"."""
+        self._ticket = ticket
+        options = body.stream_options
+        self._usage = bool(options and options.include_usage)
+        self._each_usage = self._usage and bool(options and options.continuous_usage_stats)
+        self._templates: dict[int, EventTemplate] = {}  # of answers whose chunks differ only in text
+        self._head = {
+            "id": ticket.ticket_id,
+            "object": object_name,
+            "created": int(time.time()),
+            "model": service.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def begin(self) -> bytes:
+        """Nothing: the first chunk comes with the first token."""
+        return b""
+
+    def end(self) -> bytes:
+        """The usage, if the request asked for it, and the end mark."""
+        if not self._usage:
+            return b"data: [DONE]\n\n"
+        return event({**self._head, "choices": [], "usage": usage_of(self._ticket.outputs)}) + b"data: [DONE]\n\n"
+
+    def progress(self) -> bytes:
+        """A chunk with the prompt's progress; b"" once every answer has begun."""
+        progress = progress_of(self._ticket.outputs)
+        return b"" if progress is None else event({**self._head, "choices": [], "prompt_progress": progress})
+
+    def error(self, error: ApiError) -> bytes:
+        """The error; no end mark follows it."""
+        return event(openai_error(error))
+
+    def _chunk_of(self, choice: dict[str, Any], more: dict[str, Any] | None = None) -> bytes:
+        chunk = {**self._head, "choices": [choice]}
+        if self._usage:
+            chunk["usage"] = usage_of(self._ticket.outputs) if self._each_usage else None
+        return event({**chunk, **(more or {})})

@@ -207,7 +207,7 @@ class _Writer:
 
     def _response(self, status: str) -> dict[str, Any]:
         body, [output] = self._body, self._chat.ticket.outputs
-        params = self._chat.ticket.asked[0].request.params
+        params = self._chat.ticket.prepared[0].request.params
         reason = {"length": "max_output_tokens"}.get(self._finish or "", self._finish)
         response = {
             "id": self._chat.ticket.ticket_id,

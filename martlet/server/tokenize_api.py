@@ -37,7 +37,7 @@ async def tokenize(request: Request) -> Response:
 
 def _ids(service: Service, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
-        prompt = service.asker.chat_tokens(
+        prompt = service.request_maker.chat_tokens(
             body.messages,
             {
                 "tools": body.tools or None,
@@ -71,15 +71,15 @@ async def explain(request: Request) -> Response:
     parsed = service.check(request, found, kind)
     body, params = parsed.body, dict(parsed.params)
     service.check_model(body.model)
-    wishes = service.wishes(request, body)
+    scheduling = service.scheduling(request, body)
     if isinstance(body, ChatRequest):
         params = chat_params(Parsed(body, params))
-        prompt = await service.text(lambda: chat_prompt(service, body, wishes.cache_salt))
+        prompt = await service.text(lambda: chat_prompt(service, body, scheduling.cache_salt))
     else:
         assert isinstance(body, CompletionRequest)
         prompt = await service.text(lambda: _first(service, body))
-    asked = service.ask("explain", prompt, params, wishes)
-    return json_reply(_explained(service, asked, prompt, [*parsed.warnings, *asked.warnings]))
+    prepared = service.prepare("explain", prompt, params, scheduling)
+    return json_reply(_explained(service, prepared, prompt, [*parsed.warnings, *prepared.warnings]))
 
 
 def _first(service: Service, body: CompletionRequest) -> PromptTokens:
@@ -89,10 +89,10 @@ def _first(service: Service, body: CompletionRequest) -> PromptTokens:
     return tokens_of(prompts[0], service.built.tokenizer)
 
 
-def _explained(service: Service, asked: Any, prompt: PromptTokens, warnings: list[str]) -> dict[str, Any]:
-    built, params = service.built, asked.request.params
+def _explained(service: Service, prepared: Any, prompt: PromptTokens, warnings: list[str]) -> dict[str, Any]:
+    built, params = service.built, prepared.request.params
     tokenizer = built.tokenizer
-    ids = asked.request.prompt_ids
+    ids = prepared.request.prompt_ids
     return {
         "prompt": prompt.text if prompt.text is not None else tokenizer.decode(list(ids), skip_special=False),
         "prompt_token_ids": list(ids),
@@ -102,7 +102,7 @@ def _explained(service: Service, asked: Any, prompt: PromptTokens, warnings: lis
         "chat_template_note": built.template.note,
         "stop": list(params.stop),
         "stop_token_ids": sorted({*params.stop_token_ids, *(() if params.ignore_eos else tokenizer.eog_ids)}),
-        "settings": {s.name: {"value": s.value, "origin": str(s.origin)} for s in asked.settings},
-        "scheduling": {"priority": asked.request.scheduling.priority},
+        "settings": {s.name: {"value": s.value, "origin": str(s.origin)} for s in prepared.settings},
+        "scheduling": {"priority": prepared.request.scheduling.priority},
         "warnings": warnings,
     }

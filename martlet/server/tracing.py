@@ -46,8 +46,8 @@ class Tracing:
         self._tracer = self._provider.get_tracer("martlet")
         self._parents: dict[str, str] = {}
 
-    def asked(self, request_id: str) -> None:
-        """A request is made of what is being read now: remember whose trace it is part of."""
+    def prepared(self, request_id: str) -> None:
+        """Remember the client's trace, if the HTTP request being read names it."""
         if (parent := PARENT.get()) and len(self._parents) < MOST_PARENTS:
             self._parents[request_id] = parent
 

@@ -132,14 +132,13 @@ def test_scheduler_and_cache_know_integers_only(folder: str) -> None:
             assert not {name.split(".")[0] for name in names} & {"numpy", "numba", "time", "os", "io", "socket"}
 
 
-def test_asyncio_meets_threads_in_two_files() -> None:
-    """Only server/ knows asyncio, and only bridge.py and its outlet.py know both it and the engine's thread."""
+def test_asyncio_meets_threads_in_one_file() -> None:
+    """Only server/ knows asyncio, and only bridge.py knows both it and the engine's thread."""
     users = {path.relative_to(ROOT) for path, tree in TREES.items() if "asyncio" in modules(tree)}
     client = {Path("bench/http_stream.py"), Path("bench/load_generator.py")}  # which asks servers, and knows no engine
     assert {path.parts[0] for path in users - client} == {"server"}
     both = [path for path in users if "threading" in modules(TREES[ROOT / path])]
-    found = sorted(str(path) for path in both if path.name != "lifecycle.py")  # which asks what thread it is
-    assert found == ["server/bridge.py", "server/outlet.py"]
+    assert [str(path) for path in both if path.name != "lifecycle.py"] == ["server/bridge.py"]  # lifecycle: signals
 
 
 def modules(tree: ast.AST) -> set[str]:

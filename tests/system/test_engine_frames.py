@@ -1,4 +1,4 @@
-"""What a look at the engine is turned into, by hand: letters of pages, stretches of the tree, counts of histograms."""
+"""What a snapshot at the engine is turned into, by hand: letters of pages, stretches of the tree, counts of histograms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from array import array
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.metrics import EngineTotals, SpanRecord, StepRecord
-from martlet.observe.snapshot import MAX_NODES, Look, SequenceLook, _nodes
+from martlet.observe.snapshot import MAX_NODES, EngineSnapshot, SequenceSnapshot, _nodes
 from martlet.sampling_params import SamplingParams
 from martlet.server.live_frames import MAX_CELLS, Names, counts_of, frame
 from martlet.types import PageId, Request, Sampled, SeqId, Span, StepPlan, StepResult
@@ -15,15 +15,17 @@ from martlet.types import PageId, Request, Sampled, SeqId, Span, StepPlan, StepR
 SIZE = 4
 
 
-def sequence(name: str, pages: tuple[int, ...], n_prompt: int = 4) -> SequenceLook:
+def sequence(name: str, pages: tuple[int, ...], n_prompt: int = 4) -> SequenceSnapshot:
     request = Request(name, tuple(range(n_prompt)), SamplingParams())
-    return SequenceLook(request, 0, n_prompt + 2, n_prompt + 1, 32, 0, tuple(PageId(page) for page in pages))
+    return SequenceSnapshot(request, 0, n_prompt + 2, n_prompt + 1, 32, 0, tuple(PageId(page) for page in pages))
 
 
-def shown(pool: PagePool, cache: RadixCache | None, *running: SequenceLook, decode: object = None) -> dict[str, object]:
+def shown(
+    pool: PagePool, cache: RadixCache | None, *running: SequenceSnapshot, decode: object = None
+) -> dict[str, object]:
     cached, nodes = ([], []) if cache is None else (cache.pages(), _nodes(cache.roots.values()))
-    look = Look(running, (), 0, pool.counts(), cached, nodes)
-    return frame(look, (), EngineTotals(), Names(), decode)  # type: ignore[arg-type]
+    snapshot = EngineSnapshot(running, (), 0, pool.counts(), cached, nodes)
+    return frame(snapshot, (), EngineTotals(), Names(), decode)  # type: ignore[arg-type]
 
 
 def test_letters_of_pages() -> None:
@@ -106,8 +108,8 @@ def test_guesses_of_a_step() -> None:
     result = StepResult(7, (Sampled(SeqId(0), 1, more=((5, None),)),))
     spans = (SpanRecord("a", 0, 9, 4, True, "9+4"), SpanRecord("b", 0, 0, 8, False, "0+8"))
     record = StepRecord(7, 1.5, 0.001, 0.01, 0.002, spans, (), 2, 0, 3, 0, plan, result, ())
-    look = Look((), (), 0, [0], [], [])
-    [step] = frame(look, [record], EngineTotals(), Names(), None)["steps"]
+    snapshot = EngineSnapshot((), (), 0, [0], [], [])
+    [step] = frame(snapshot, [record], EngineTotals(), Names(), None)["steps"]
     assert step["spans"] == [["1", 9, 4, True, 1], ["2", 0, 8, False]]
     assert (step["step"], step["tokens"], step["ms"]) == (7, 12, [1.0, 10.0, 2.0])
 

@@ -56,7 +56,7 @@ def test_client_that_leaves_while_it_decodes(stream: bool) -> None:
         wait_until(lambda: served.gauge("request_success_total", finished_reason="abort") == 5)
         assert served.gauge("num_requests_waiting") == 0
         assert served.gauge("kv_cache_usage_perc") == 0
-        # The rule of measures.py: an aborted request has an end-to-end time, and one to its first token if there was one.
+        # The rule of prometheus.py: an aborted request has an end-to-end time, and one to its first token if there was one.
         assert served.gauge("e2e_request_latency_seconds_count") == 5
         assert served.gauge("time_to_first_token_seconds_count") == 5
         served.check_idle()
