@@ -143,8 +143,7 @@ def _serve(args: Namespace) -> int:
     from martlet.config import resolve_config
     from martlet.engine.build import Built, Progress, build
     from martlet.server.lifecycle import serve
-    from martlet.server.listen import check_listening
-    from martlet.server.self_test import check_model
+    from martlet.server.startup_checks import check_listening, check_model
 
     check_listening(settings)
     options: dict[str, Any] = dict(engine_options(args))

@@ -1,12 +1,15 @@
-"""/v1/responses: OpenAI's newer API, without its memory: each request brings the whole conversation (read `items.py` next).
+"""/v1/responses: OpenAI's newer API without stored state: each request has the whole conversation.
 
+Read `conversation.py` next, which the other chat APIs share.
 Format: https://platform.openai.com/docs/api-reference/responses
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
@@ -18,11 +21,12 @@ from martlet.errors import RequestError
 from martlet.server.body import Body, Parsed
 from martlet.server.conversation import OpenChat, as_chat, open_chat
 from martlet.server.error_replies import ApiError
-from martlet.server.items import ItemWriter
 from martlet.server.protocol import ChatRequest
 from martlet.server.replies import json_reply, usage_of
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.sse import EventStream, event
+from martlet.server.tools.calls import Arguments, Call, Content
+from martlet.server.tools.reply import Part, Reasoning
 
 __all__ = ["ResponsesRequest", "responses"]
 
@@ -79,7 +83,7 @@ async def responses(request: Request) -> Response:
     return json_reply(writer.whole(output))
 
 
-# -- from this form to chat completions' ---------------------------------------------------------------------------------
+# -- from this format to that of chat completions ------------------------------------------------------------------------
 def _as_chat(parsed: Parsed[ResponsesRequest]) -> Parsed[ChatRequest]:
     body = parsed.body
     for name, value in (body.model_extra or {}).items():
@@ -87,7 +91,7 @@ def _as_chat(parsed: Parsed[ResponsesRequest]) -> Parsed[ChatRequest]:
             raise RequestError(f"{name} is not supported: {_REFUSED[name]}.", param=name, code="unsupported_parameter")
     if body.truncation not in (None, "disabled"):
         raise RequestError("truncation: only 'disabled' is supported; a long input is refused.", param="truncation")
-    form = (body.text or {}).get("format")
+    response_format = (body.text or {}).get("format")
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else _messages(body.input)
     given = {
@@ -96,7 +100,7 @@ def _as_chat(parsed: Parsed[ResponsesRequest]) -> Parsed[ChatRequest]:
         "messages": [*system, *items],
         "tools": None if not body.tools else [_tool(tool, number) for number, tool in enumerate(body.tools)],
         "tool_choice": body.tool_choice,
-        "response_format": form,
+        "response_format": response_format,
         "parallel_tool_calls": body.parallel_tool_calls,
         "user": body.user or body.prompt_cache_key or body.safety_identifier,
         "reasoning_effort": (body.reasoning or {}).get("effort"),
@@ -107,41 +111,41 @@ def _as_chat(parsed: Parsed[ResponsesRequest]) -> Parsed[ChatRequest]:
 
 
 def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of an input; calls and reasoning go to the assistant's message that they belong to."""
-    found: list[dict[str, Any]] = []
+    """The messages of an input's items; calls join the assistant's message before them."""
+    messages: list[dict[str, Any]] = []
     for number, item in enumerate(items):
-        where, kind = f"input[{number}]", item.get("type", "message")
-        if kind == "message":
-            found.append({"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")})
-        elif kind == "function_call":
+        where, item_type = f"input[{number}]", item.get("type", "message")
+        if item_type == "message":
+            messages.append({"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")})
+        elif item_type == "function_call":
             function = {"name": str(item.get("name", "")), "arguments": str(item.get("arguments", ""))}
             call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
-            if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant"})
-            found[-1].setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant"})
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif item_type == "function_call_output":
             output = _content(item.get("output"), f"{where}.output")
-            found.append({"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": output})
-        elif kind != "reasoning":  # an earlier answer's: templates leave it out
+            messages.append({"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": output})
+        elif item_type != "reasoning":  # of an earlier answer: templates leave it out
             raise RequestError(
-                f"{where} is an item of type {kind!r:.60}; expected message, function_call or function_call_output.",
+                f"{where} is an item of type {item_type!r:.60}; expected message, function_call or function_call_output.",
                 param=f"{where}.type",
             )
-    return found
+    return messages
 
 
 def _content(content: Any, where: str) -> Any:
     if not isinstance(content, list):
         return content
     texts = []
-    for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("input_text", "output_text", "text"):
+    for number, block in enumerate(content):
+        block_type = block.get("type") if isinstance(block, dict) else None
+        if block_type not in ("input_text", "output_text", "text"):
             raise RequestError(
-                f"{where}[{number}] is a part of type {kind!r:.60}; this model takes text only.",
+                f"{where}[{number}] is a part of type {block_type!r:.60}; this model takes text only.",
                 param=f"{where}[{number}].type",
             )
-        texts.append({"type": "text", "text": part.get("text")})
+        texts.append({"type": "text", "text": block.get("text")})
     return texts
 
 
@@ -156,13 +160,100 @@ def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 # -- the answer ---------------------------------------------------------------------------------------------------------
+_TEXT = "output_text"
+_REASONING = "reasoning_text"
+
+
+class _ItemWriter:
+    """Builds the output items, and the events of their growth.
+
+    One item is open at a time: a message, a function call or reasoning. Format:
+    https://platform.openai.com/docs/api-reference/responses-streaming
+    """
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._type: str | None = None  # the open item's
+
+    def add(self, part: Part) -> list[dict[str, Any]]:
+        """Add a part of the answer; return its events."""
+        match part:
+            case Reasoning(text):
+                return [*self._opened("reasoning"), *self._more(_REASONING, text)]
+            case Content(text):
+                return [*self._opened("message"), *self._more(_TEXT, text)]
+            case Call(_, call_id, name):
+                item = {"type": "function_call", "id": _id("fc"), "call_id": call_id, "name": name, "arguments": ""}
+                return [*self.close(), *self._open("function_call", {**item, "status": "in_progress"})]
+            case Arguments(_, text):
+                self.items[-1]["arguments"] += text
+                return [self._at("response.function_call_arguments.delta", delta=text)]
+
+    def close(self) -> list[dict[str, Any]]:
+        """End the open item."""
+        if self._type is None:
+            return []
+        item, item_type, self._type = self.items[-1], self._type, None
+        item["status"] = "completed"
+        events = []
+        if item_type == "function_call":
+            events.append(
+                self._at("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"])
+            )
+        else:
+            part = item["content"][0]
+            events.append(
+                self._at(f"response.{part['type']}.done", content_index=0, text=part["text"], **_logprobs(part))
+            )
+            events.append(self._at("response.content_part.done", content_index=0, part=deepcopy(part)))
+        return [*events, self._item("response.output_item.done")]
+
+    def _opened(self, item_type: str) -> Iterator[dict[str, Any]]:
+        if self._type == item_type:
+            return
+        yield from self.close()
+        if item_type == "message":
+            item: dict[str, Any] = {"type": "message", "id": _id("msg"), "status": "in_progress", "role": "assistant"}
+            part: dict[str, Any] = {"type": _TEXT, "text": "", "annotations": [], "logprobs": []}
+        else:
+            item = {"type": "reasoning", "id": _id("rs"), "status": "in_progress", "summary": []}
+            part = {"type": _REASONING, "text": ""}
+        yield from self._open(item_type, {**item, "content": []})
+        self.items[-1]["content"].append(part)
+        yield self._at("response.content_part.added", content_index=0, part=deepcopy(part))
+
+    def _open(self, item_type: str, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self._type = item_type
+        self.items.append(item)
+        yield self._item("response.output_item.added")
+
+    def _more(self, item_type: str, text: str) -> Iterator[dict[str, Any]]:
+        part = self.items[-1]["content"][0]
+        part["text"] += text
+        yield self._at(f"response.{item_type}.delta", content_index=0, delta=text, **_logprobs(part))
+
+    def _item(self, name: str) -> dict[str, Any]:
+        return {"type": name, "output_index": len(self.items) - 1, "item": deepcopy(self.items[-1])}
+
+    def _at(self, item_type: str, **more: Any) -> dict[str, Any]:
+        return {"type": item_type, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **more}
+
+
+def _logprobs(part: dict[str, Any]) -> dict[str, Any]:
+    return {"logprobs": []} if part["type"] == _TEXT else {}
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
 class _Writer:
-    """Writes a response, whole or as the events that it grows by."""
+    """Writes a response, whole or as a stream of events."""
 
     def __init__(self, service: Service, body: ResponsesRequest, chat: OpenChat) -> None:
         self._service, self._body, self._chat = service, body, chat
         self._created = int(time.time())
-        self._items = ItemWriter()
+        self._items = _ItemWriter()
         self._finish: str | None = None
         self._number = 0
 
@@ -176,7 +267,7 @@ class _Writer:
         return self._response(self._status())
 
     def begin(self) -> bytes:
-        """The response, empty as yet."""
+        """The events of a response without output."""
         response = self._response("in_progress")
         return self._event({"type": "response.created", "response": response}) + self._event(
             {"type": "response.in_progress", "response": response}
@@ -192,13 +283,13 @@ class _Writer:
         return b"".join(self._event(data) for part in parts for data in self._items.add(part))
 
     def end(self) -> bytes:
-        """The last item's end, and the whole response."""
+        """The end of the last item, and the whole response."""
         closed = b"".join(self._event(data) for data in self._items.close())
         status = self._status()
         return closed + self._event({"type": f"response.{status}", "response": self._response(status)})
 
     def error(self, error: ApiError) -> bytes:
-        """The response, failed."""
+        """The response as failed."""
         response = self._response("failed") | {"error": {"code": error.code or "server_error", "message": str(error)}}
         return self._event({"type": "response.failed", "response": response})
 

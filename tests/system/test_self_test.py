@@ -11,15 +11,15 @@ import pytest
 from martlet.cli import main
 from martlet.config import resolve_config
 from martlet.engine.build import build
-from martlet.server import self_test
-from martlet.server.self_test import check_model
+from martlet.server import startup_checks
+from martlet.server.startup_checks import check_model
 from tests.system.scripted_llm import scripted_built, spell
 
 
 def counting(answer: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> bool:
     """A scripted model that is taken for a known one."""
     config = resolve_config({"model": __file__, "backend": "reference", "max_seqs": 4, "max_context": 64, **options})
-    monkeypatch.setattr(self_test, "COUNTS", {(Path(__file__).name, Path(__file__).stat().st_size)})
+    monkeypatch.setattr(startup_checks, "KNOWN_FILES", {(Path(__file__).name, Path(__file__).stat().st_size)})
     return check_model(scripted_built(config, spell(answer)))
 
 
