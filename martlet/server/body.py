@@ -1,6 +1,8 @@
-"""A request's body: read within bounds, parsed strictly, nothing in it ignored in silence (read `protocol.py` next).
+"""Reads and checks a request's body; unknown fields are never ignored in silence.
 
-bytes (at most so many) → JSON (at most so deep) → nulls dropped → model, fields at fault named → fields not known
+    bytes (bounded) → JSON (bounded depth) → drop nulls → pydantic model → unknown fields
+
+Read `protocol.py` next, which has the models.
 """
 
 from __future__ import annotations
@@ -20,34 +22,38 @@ from martlet.server.error_replies import ApiError
 
 __all__ = ["SAMPLING_FIELDS", "Body", "Parsed", "parse_body", "parse_json", "read_body"]
 
-MAX_DEPTH = 64  # of nested lists and objects; a JSON schema of a tool stays below 20
+MAX_DEPTH = 64  # nested lists and objects; a tool's JSON schema needs fewer than 20
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"detokenize"}
 B = TypeVar("B", bound="Body")
 
 
 class Body(BaseModel):
-    """A request's body. Values keep their types: "true" is no boolean and "5" no number."""
+    """A request's body. Types are strict: "true" is no boolean and "5" no number."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Generic[B]):
-    """A body, the sampling parameters in it, and what the reply must say of it."""
+    """A checked body."""
 
     body: B
-    params: dict[str, Any]
-    ignored: tuple[str, ...] = ()  # fields that nothing here knows
+    params: dict[str, Any]  # its sampling parameters
+    ignored: tuple[str, ...] = ()  # unknown fields
 
     @property
     def warnings(self) -> list[str]:
-        """A line for each field that was ignored."""
+        """A warning for each unknown field."""
         known = {*type(self.body).model_fields, *SAMPLING_FIELDS}
         return [f"The field {name!r} is not known and was ignored.{nearest(name, known)}" for name in self.ignored]
 
 
 async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
-    """The body's bytes; ApiError 413 for more than `limit`, before they are read where their number is announced."""
+    """The body's bytes.
+
+    Raises ApiError: 413 for more than `limit` bytes, without reading them if Content-Length says so;
+    408 if they take longer than `timeout_s`; 499 if the client leaves.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             return await _read(request, limit)
@@ -56,56 +62,56 @@ async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    too_large = ApiError(413, f"The body is too large; at most {limit:,} bytes are taken.", code="body_too_large")
+    too_large = ApiError(413, f"The body is too large; the limit is {limit:,} bytes.", code="body_too_large")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise too_large
-    parts, size = [], 0
+    chunks, size = [], 0
     try:
-        async for part in request.stream():
-            size += len(part)
+        async for chunk in request.stream():
+            size += len(chunk)
             if size > limit:
                 raise too_large
-            parts.append(part)
+            chunks.append(chunk)
     except ClientDisconnect:
         raise ApiError(499, "The client left.") from None
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
-def parse_body(found: dict[str, Any], kind: type[B], *, strict: bool, sampling: bool = True) -> Parsed[B]:
-    """Check a body; RequestError names the field at fault. With `strict` a field that is not known is one."""
-    given = {name: value for name, value in found.items() if value is not None}
+def parse_body(fields: dict[str, Any], model: type[B], *, strict: bool, sampling: bool = True) -> Parsed[B]:
+    """Check a body; RequestError names the wrong field. With `strict`, an unknown field is wrong."""
+    given = {name: value for name, value in fields.items() if value is not None}
     try:
-        body = kind.model_validate(given)
+        body = model.model_validate(given)
     except ValidationError as error:
         raise _refusal(error) from None
     extra = body.model_extra or {}
     params = {name: value for name, value in extra.items() if sampling and name in SAMPLING_FIELDS}
     ignored = tuple(name for name in extra if name not in params)
     if ignored and strict:
-        known = _known(kind, sampling)
+        known = _known(model, sampling)
         raise RequestError(
             f"There is no field {ignored[0]!r:.80}.{nearest(ignored[0], known)}", param=ignored[0], code="unknown_field"
         )
     return Parsed(body, params, ignored)
 
 
-def _known(kind: type[Body], sampling: bool) -> Collection[str]:
-    return {*kind.model_fields, *(SAMPLING_FIELDS if sampling else ())}
+def _known(model: type[Body], sampling: bool) -> Collection[str]:
+    return {*model.model_fields, *(SAMPLING_FIELDS if sampling else ())}
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
     """A JSON object; RequestError for anything else."""
     try:
-        found = orjson.loads(data)
+        value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"The body is not valid JSON: {error!s:.200}.", code="invalid_json") from None
-    if not isinstance(found, dict):
-        raise RequestError(f"The body is {_kind_of(found)}; expected a JSON object.", code="invalid_json")
-    # Brackets in strings count as well here: they only make the exact count necessary.
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(found, MAX_DEPTH):
+    if not isinstance(value, dict):
+        raise RequestError(f"The body is {_described(value)}; expected a JSON object.", code="invalid_json")
+    # The count of brackets includes those in strings; the exact check follows only above the limit.
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise RequestError(f"The body nests deeper than {MAX_DEPTH} levels.", code="invalid_json")
-    return found
+    return value
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
@@ -123,21 +129,23 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _refusal(error: ValidationError) -> RequestError:
-    """The first fault only: a body with ten thousand of them is answered in one line."""
+    """The first fault only: one line answers a body with ten thousand faults."""
     first = error.errors(include_url=False, include_context=False)[0]
     param = ""
-    for part in first["loc"]:
-        if part == "str" or (isinstance(part, str) and "[" in part):
-            continue  # which type of several, which tells a client nothing
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+    for step in first["loc"]:
+        if step == "str" or (isinstance(step, str) and "[" in step):
+            continue  # pydantic's choice in a union of types means nothing to a client
+        param += f"[{step}]" if isinstance(step, int) else f".{step}" if param else str(step)
     more = f" ({error.error_count() - 1:,} more faults)" if error.error_count() > 1 else ""
     if first["type"] == "missing":
         return RequestError(f"{param} is missing.{more}", param=param, code="missing_field")
-    said = first["msg"][0].lower() + first["msg"][1:]
-    return RequestError(f"{param} is {_kind_of(first['input'])}: {said:.300}.{more}", param=param, code="invalid_type")
+    reason = first["msg"][0].lower() + first["msg"][1:]
+    return RequestError(
+        f"{param} is {_described(first['input'])}: {reason:.300}.{more}", param=param, code="invalid_type"
+    )
 
 
-def _kind_of(value: Any) -> str:
+def _described(value: Any) -> str:
     """A JSON value in a few words."""
     if isinstance(value, str):
         return f"the string {value!r}" if len(value) <= 40 else "a string"

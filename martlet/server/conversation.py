@@ -1,6 +1,7 @@
-"""A conversation becomes a request: the part that all chat APIs share (read `tools/reply.py` next, for its answer).
+"""Turns a conversation into an engine request: the code that all chat APIs share.
 
-OpenAI's chat completions come here as they are; its responses and Anthropic's messages are brought into that form first.
+OpenAI's chat completions arrive here as they are. Its responses and Anthropic's messages are
+converted to that format first. Read `tools/reply.py` next, which parses the answer.
 """
 
 from __future__ import annotations
@@ -30,30 +31,33 @@ REASONING_LOST = (
 
 @dataclass(frozen=True, slots=True)
 class OpenChat:
-    """A conversation that is being answered; a parser for each of its n answers."""
+    """A conversation that the engine answers."""
 
     ticket: Ticket
-    parsers: list[ReplyParser]
-    said: list[str]  # warnings of how it was read
+    parsers: list[ReplyParser]  # one for each of the n answers
+    request_warnings: list[str]
 
     @property
     def warnings(self) -> list[str]:
-        """What the caller should know, at the end also of what had to be computed again."""
+        """Warnings for the client; once it ran also of reasoning that left the cached prefix."""
         reports = [output.cache for output in self.ticket.outputs]
-        late = [REASONING_LOST.format(r.n_prompt - r.n_cached) for r in reports if r is not None and r.lacks_reasoning]
-        return [*self.said, *late]
+        lost = [REASONING_LOST.format(r.n_prompt - r.n_cached) for r in reports if r is not None and r.lacks_reasoning]
+        return [*self.request_warnings, *lost]
 
 
 async def open_chat(request: Request, parsed: Parsed[ChatRequest], reply_id: str, warnings: list[str]) -> OpenChat:
-    """Hand a conversation to the engine."""
+    """Submit a conversation to the engine.
+
+    Raises RequestError or ApiError for a request that is wrong or cannot be accepted now.
+    """
     service, body = service_of(request), parsed.body
     service.check_model(body.model)
     params, scheduling = chat_params(parsed), service.scheduling(request, body)
     prompt = await service.text(lambda: chat_prompt(service, body, scheduling.cache_salt))
     with_tools = bool(body.tools) and body.tool_choice != "none"
     if with_tools or service.marks_are_special:
-        params.setdefault("skip_special_tokens", False)  # they may be what marks a call or reasoning
-    warnings = [*warnings, *(await _held(service, body, params, prompt))]
+        params.setdefault("skip_special_tokens", False)  # special tokens may mark a call or reasoning
+    warnings = [*warnings, *(await _set_structure(service, body, params, prompt))]
     prepared = service.prepare(reply_id, prompt, params, scheduling)
     n = prepared.request.params.n
     if body.stream and (prepared.request.params.best_of or 1) > n:
@@ -64,12 +68,12 @@ async def open_chat(request: Request, parsed: Parsed[ChatRequest], reply_id: str
 
 
 def as_chat(given: dict[str, Any]) -> ChatRequest:
-    """A chat request made of another API's fields; None is "not given"."""
+    """A chat request made of another API's fields; None means "not given"."""
     return parse_body({k: v for k, v in given.items() if v is not None}, ChatRequest, strict=True).body
 
 
 def chat_params(parsed: Parsed[ChatRequest]) -> dict[str, Any]:
-    """The sampling parameters of a chat request; RequestError for fields that cannot be honoured."""
+    """The sampling parameters of a chat request; RequestError for unsupported fields."""
     body, params = parsed.body, dict(parsed.params)
     refuse_unsupported(body)
     if body.max_completion_tokens is not None:
@@ -86,8 +90,10 @@ def chat_params(parsed: Parsed[ChatRequest]) -> dict[str, Any]:
     return params
 
 
-async def _held(service: Service, body: ChatRequest, params: dict[str, Any], prompt: PromptTokens) -> list[str]:
-    """Set what the answer is held to, compiled; return warnings."""
+async def _set_structure(
+    service: Service, body: ChatRequest, params: dict[str, Any], prompt: PromptTokens
+) -> list[str]:
+    """Compile the answer's response format and tools into `params`; return warnings."""
     warnings: list[str] = []
     structure, field = asked_structure(body, params)
     calls, must = asked_tools(body, service.tools)
@@ -97,15 +103,15 @@ async def _held(service: Service, body: ChatRequest, params: dict[str, Any], pro
         except RequestError as error:
             warnings.append(f"Calls are not held to the tools' schemas: {error}")
             calls = None
-    held = joined(structure, calls)
-    if held is not None:
-        held = reasoned(held, service.reasoning, (prompt.text or "")[-100:])
-        params["structured"] = await service.compile_structure(held, field or "tools")
+    combined = joined(structure, calls)
+    if combined is not None:
+        combined = reasoned(combined, service.reasoning, (prompt.text or "")[-100:])
+        params["structured"] = await service.compile_structure(combined, field or "tools")
     return warnings
 
 
 def chat_options(service: Service, body: ChatRequest, salt: str) -> ChatOptions:
-    """How the conversation is written."""
+    """The chat template's inputs; RequestError for wrong tools or a template not allowed here."""
     check_tools(body.tools or ())
     if body.chat_template is not None and not service.settings.request_templates:
         raise RequestError(
@@ -127,5 +133,5 @@ def chat_options(service: Service, body: ChatRequest, salt: str) -> ChatOptions:
 
 
 def chat_prompt(service: Service, body: ChatRequest, salt: str) -> PromptTokens:
-    """The prompt that the conversation becomes."""
+    """The conversation as a prompt, rendered by the chat template."""
     return service.request_maker.chat_tokens(body.messages, chat_options(service, body, salt))

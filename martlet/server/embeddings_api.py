@@ -1,5 +1,6 @@
 """/v1/embeddings: the mean hidden state of each input, scaled to length 1.
 
+Read `rates.py` next, which bounds the tokens of a caller.
 Format: https://platform.openai.com/docs/api-reference/embeddings
 """
 
@@ -43,7 +44,7 @@ async def embeddings(request: Request) -> Response:
         )
     inputs = prompts_of(body.input, "input")
     if len(inputs) > MAX_INPUTS:
-        raise RequestError(f"input has {len(inputs):,} entries; at most {MAX_INPUTS:,} are taken.", param="input")
+        raise RequestError(f"input has {len(inputs):,} entries; the limit is {MAX_INPUTS:,}.", param="input")
     tokenizer = service.built.tokenizer
     prompts = await service.text(lambda: [list(tokens_of(entry, tokenizer).ids) for entry in inputs])
     limit = service.built.plan.context
@@ -52,7 +53,7 @@ async def embeddings(request: Request) -> Response:
             raise RequestError(f"input[{number}] has {len(ids):,} tokens; expected 1 to {limit:,}.", param="input")
     count, used = sum(map(len, prompts)), 0
     account: Account | None = request.scope.get("martlet.account")
-    bill = account.take_tokens(count) if account is not None else None
+    refund = account.take_tokens(count) if account is not None else None
     data = []
     try:
         for number, ids in enumerate(prompts):
@@ -62,8 +63,8 @@ async def embeddings(request: Request) -> Response:
             used += len(ids)
             data.append({"object": "embedding", "index": number, "embedding": _written(vector, body.encoding_format)})
     finally:
-        if bill is not None:
-            bill(used)
+        if refund is not None:
+            refund(used)
     reply = {
         "object": "list",
         "data": data,
@@ -78,7 +79,7 @@ def _normalised(mean: NDArray[np.float32]) -> NDArray[np.float32]:
     return mean if length == 0.0 else (mean / length).astype(np.float32)
 
 
-def _written(vector: NDArray[np.float32], form: str) -> Any:
-    if form == "base64":
+def _written(vector: NDArray[np.float32], encoding: str) -> Any:
+    if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return vector.astype(np.float64).tolist()

@@ -1,4 +1,8 @@
-"""Errors as clients of OpenAI's and Anthropic's APIs expect them: small, and naming the field (read `body.py` next)."""
+"""Error responses of OpenAI's and Anthropic's APIs: small, and naming the field (read `body.py` next).
+
+Formats: https://platform.openai.com/docs/guides/error-codes and
+https://docs.anthropic.com/en/api/errors
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ _ANTHROPIC_TYPES = _OPENAI_TYPES | {413: "request_too_large", 499: "api_error", 
 
 
 class ApiError(MartletError):
-    """What a request is answered with if not with what it asked for."""
+    """An error response: its HTTP status, message, field and code."""
 
     def __init__(
         self,
@@ -45,7 +49,10 @@ class ApiError(MartletError):
 
 
 def api_error(error: Exception) -> ApiError:
-    """What an exception is to a client. An exception of ours says its words; any other is not the client's to read."""
+    """The error response for an exception.
+
+    The messages of Martlet's own exceptions go to the client; those of others only to the log.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
@@ -62,18 +69,18 @@ def api_error(error: Exception) -> ApiError:
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error in OpenAI's shape."""
-    kind = _OPENAI_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+    """An error's body in OpenAI's format."""
+    error_type = _OPENAI_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": str(error), "type": error_type, "param": error.param, "code": error.code}}
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error in Anthropic's shape."""
-    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    """An error's body in Anthropic's format."""
+    error_type = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": error_type, "message": str(error)}}
 
 
 def error_response(error: ApiError, path: str = "") -> Response:
-    """The response in the shape of the API that the path belongs to."""
+    """The response in the format of the path's API."""
     body = anthropic_error(error) if path.startswith("/v1/messages") else openai_error(error)
     return Response(orjson.dumps(body), error.status, headers=error.headers, media_type="application/json")

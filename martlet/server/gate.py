@@ -1,10 +1,10 @@
-"""What every request passes before its route: who may call, how often, from where, and one line in the log.
+"""The checks before every route: origin, API key, rate limit; and the access log.
 
-    Host and Origin (browsers) → CORS preflight → API key → rate → the route → X-Request-Id, X-Martlet-Ignored
+    Host and Origin (browsers) → CORS preflight → API key → rate → the route → response headers
 
-A server on loopback is in reach of every web page that its user opens, so a page of another origin is refused unless
-`--cors-origin` names it, and so is a name that is not this machine's (DNS rebinding). Plain ASGI: nothing is buffered.
-Read `app.py` for the routes.
+Every web page that a user opens can reach a server on loopback. So the gate refuses pages of another
+origin unless `--cors-origin` names it, and host names that are not this machine's (DNS rebinding).
+It is plain ASGI and buffers nothing. Read `app.py` next, which has the routes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from martlet.server.settings import ServerSettings
 
 __all__ = ["Gate"]
 
-OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/", "/engine", "/mini", "/mini/"))  # probes, and pages
-OPEN_FOLDER = "/static/"  # what pages are made of: the same files for everybody
+OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/", "/engine", "/mini", "/mini/"))  # probes and pages
+OPEN_FOLDER = "/static/"  # the pages' files, which have no secrets
 logger = logging.getLogger("martlet.server.access")
 
 
@@ -43,7 +43,7 @@ class Gate:
         self._loopback = settings.unix_socket is None and _is_local(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it here."""
+        """Pass a request on to its route, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -56,12 +56,14 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                found = MutableHeaders(scope=message)
+                response_headers = MutableHeaders(scope=message)
                 account: Account | None = scope.get("martlet.account")
                 for name, value in (shown | (account.headers() if account is not None else {})).items():
-                    found[name] = value
+                    response_headers[name] = value
                 if scope.get("martlet.ignored"):
-                    found["X-Martlet-Ignored"] = ", ".join(map(_header_safe, scope["martlet.ignored"]))[:1000]
+                    response_headers["X-Martlet-Ignored"] = ", ".join(map(_header_safe, scope["martlet.ignored"]))[
+                        :1000
+                    ]
             await send(message)
 
         try:
@@ -77,7 +79,7 @@ class Gate:
                 self._log(scope, status, time.perf_counter() - start, shown["X-Request-Id"])
 
     def _cors(self, headers: Headers) -> dict[str, str]:
-        """The headers that allow a page's origin; none if it is not allowed."""
+        """The CORS headers for an allowed origin; none for another."""
         origin, origins = headers.get("origin"), self._settings.cors_origins
         if origin is None or not ("*" in origins or origin in origins):
             return {}
@@ -95,7 +97,7 @@ class Gate:
             scope["martlet.caller"] = caller
             if self._rates is not None and not _is_open(scope["path"]):
                 account = self._rates.account(caller or (scope.get("client") or ("local",))[0])
-                scope["martlet.account"] = account  # the route takes tokens out of it
+                scope["martlet.account"] = account  # the route takes tokens from it
                 account.take_request()
         except ApiError as error:
             return error_response(error, scope["path"])
@@ -105,7 +107,7 @@ class Gate:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._loopback and not self._settings.api_keys and host and not _is_local(_name_of(host)):
             raise ApiError(
-                403, f"This server is for this machine only; {host!r:.100} is not its name.", code="unknown_host"
+                403, f"This server serves this machine only; {host!r:.100} is not its name.", code="unknown_host"
             )
         if origin is not None and not allowed and urlsplit(origin).netloc != host:
             raise ApiError(
@@ -115,23 +117,23 @@ class Gate:
             )
 
     def _caller(self, scope: Scope, headers: Headers) -> str:
-        """Which API key calls, as a name that tells nothing of it; "" where there are no keys."""
+        """The caller's API key as `key-NUMBER`; "" if the server has no keys. ApiError 401."""
         keys = self._settings.api_keys
         if not keys or _is_open(scope["path"]):
             return ""
         given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
-        found = -1
-        for number, key in enumerate(keys):  # all of them, each in constant time
+        match = -1
+        for number, key in enumerate(keys):  # always all keys, each in constant time
             if hmac.compare_digest(key.encode(), given.encode("utf-8", "replace")):
-                found = number
-        if found < 0:
+                match = number
+        if match < 0:
             raise ApiError(
                 401,
                 "The API key is missing or wrong: send it as Authorization: Bearer KEY.",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return f"key-{found}"
+        return f"key-{match}"
 
     def _log(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         method, path = scope["method"], scope["path"][:200]
@@ -145,7 +147,7 @@ class Gate:
 
 
 def _preflight(headers: Headers) -> Response:
-    """A browser asks whether a page may call; it sends no key with that."""
+    """The answer to a CORS preflight, which carries no API key."""
     if "access-control-request-method" not in headers or "origin" not in headers:
         return Response(status_code=400)
     wanted = headers.get("access-control-request-headers", "authorization, content-type")

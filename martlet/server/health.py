@@ -1,4 +1,7 @@
-"""What an operator asks: health, readiness, versions, models, metrics, and ending a request (read `bridge.py` for how it is known)."""
+"""An operator's routes: health, readiness, version, models, metrics, and aborting a request.
+
+Read `bridge.py` next, which knows the state of the engine's thread.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from martlet.types import Scheduling
 
 __all__ = ["abort", "health", "metrics", "model", "models", "ready", "version"]
 
-DEEP_S = 10.0  # for the one token of a deep check
+DEEP_S = 10.0  # limit for the one token of a deep check
 
 
 async def health(request: Request) -> Response:
-    """200 while the process can be of use, 503 when only a restart helps."""
+    """200 while the server works, 503 if only a restart helps."""
     errors = [service.bridge.error for service in registry_of(request).services]
     trouble = next((error for error in errors if error is not None), None)
     return json_reply(
@@ -34,7 +37,7 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """200 if a request would be answered now; with deep=1, one has been. Busy is not dead: a full queue is ready."""
+    """200 if a request would be answered; `?deep=1` decodes a token. A full queue is ready."""
     registry = registry_of(request)
     trouble = "the server shuts down" if registry.draining else None
     deep, open_ = request.query_params.get("deep") in ("1", "true"), 0
@@ -48,43 +51,43 @@ async def ready(request: Request) -> Response:
 
 
 async def _deep_trouble(service: Service) -> str | None:
-    """Decode one token, ahead of everybody; why that failed, if it did."""
+    """Decode one token, ahead of all requests; the reason if that fails."""
     tokenizer = service.built.tokenizer
     prompt = PromptTokens(tokenizer.encode("a") or [0])
     params = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True}
-    asked = service.request_maker.asked(f"ready-{uuid.uuid4().hex}", prompt, params, Scheduling(priority=-(1 << 30)))
+    prepared = service.request_maker.asked(f"ready-{uuid.uuid4().hex}", prompt, params, Scheduling(priority=-(1 << 30)))
     try:
         async with asyncio.timeout(DEEP_S):
-            ticket = await service.bridge.submit(asked.request.request_id, [asked])
+            ticket = await service.bridge.submit(prepared.request.request_id, [prepared])
             try:
                 [output] = await ticket.result()
             finally:
                 ticket.cancel()
     except TimeoutError:
-        return f"no token came within {DEEP_S:g} s"
+        return f"no token within {DEEP_S:g} s"
     except MartletError as error:
         return str(error)
     return output.error
 
 
 async def version(request: Request) -> Response:
-    """The version."""
+    """The version of Martlet."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("martlet")
+        installed = version("martlet")
     except PackageNotFoundError:
-        found = "unknown"
-    return json_reply({"version": found})
+        installed = "unknown"
+    return json_reply({"version": installed})
 
 
 async def models(request: Request) -> Response:
-    """The models that may be asked for, the first of them first."""
+    """The models and adapters of this server; the default model comes first."""
     registry = registry_of(request)
     entries = registry.entries.values()
-    found = [_model(registry, entry) for entry in entries]
-    found += [_adapter(registry, entry, name) for entry in entries for name in entry.adapters]
-    return json_reply({"object": "list", "data": found})
+    data = [_model(registry, entry) for entry in entries]
+    data += [_adapter(registry, entry, name) for entry in entries for name in entry.adapters]
+    return json_reply({"object": "list", "data": data})
 
 
 async def model(request: Request) -> Response:
@@ -101,7 +104,7 @@ def _adapter(registry: Registry, entry: Entry, name: str) -> dict[str, object]:
 def _model(registry: Registry, entry: Entry) -> dict[str, object]:
     service = entry.service
     about = {"id": entry.name, "object": "model", "created": registry.started, "owned_by": "martlet"}
-    if service is None:  # more is known when it has been loaded
+    if service is None:  # the other facts are known once it is loaded
         return {**about, "loaded": False}
     built = service.built
     return {
@@ -116,19 +119,19 @@ def _model(registry: Registry, entry: Entry) -> dict[str, object]:
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """All metrics in Prometheus' text format."""
     registry = registry_of(request)
     text = exposition(registry.model_metrics, registry.settings.metrics_prefix)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def abort(request: Request) -> Response:
-    """End a request by the id of its reply; of what was generated its reader still gets what was there."""
+    """Abort a request by the id of its reply; its client gets the tokens so far."""
     service = service_of(request)
     parsed = await service.parse(request, AbortRequest, sampling=False)
-    found = (one.bridge.find(parsed.body.request_id) for one in registry_of(request).services)
-    ticket = next((ticket for ticket in found if ticket is not None), None)
+    tickets = (each.bridge.find(parsed.body.request_id) for each in registry_of(request).services)
+    ticket = next((ticket for ticket in tickets if ticket is not None), None)
     if ticket is None:
-        raise ApiError(404, "There is no open request of that id.", param="request_id", code="request_not_found")
+        raise ApiError(404, "There is no open request with this id.", param="request_id", code="request_not_found")
     ticket.cancel()
     return json_reply({"aborted": ticket.ticket_id, "at": int(time.time())})

@@ -1,7 +1,8 @@
-"""From settings to a listening server, and to its end (read `app.py` for what it answers).
+"""Starts the server and shuts it down (read `app.py` next, which has its routes).
 
-SIGTERM or SIGINT: no more requests are taken, those that run get `shutdown_timeout_s` to end, then they are cancelled
-with an error, and the process ends with status 0. A second signal cancels at once.
+After SIGTERM or SIGINT the server refuses new requests. Running requests get `shutdown_timeout_s` to
+finish; then they are cancelled with an error, and the process ends with status 0. A second signal
+cancels at once.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from martlet.server.settings import ServerSettings
 
 __all__ = ["Server", "serve"]
 
-SWITCH_S = 0.0005  # how long a thread may keep the interpreter while the engine's waits; Python's default is 5 ms
+SWITCH_S = 0.0005  # a thread's longest hold of the GIL while the engine waits; Python's default is 5 ms
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which ends as the settings say."""
+    """uvicorn's server with Martlet's settings and shutdown."""
 
     def __init__(
         self,
@@ -40,10 +41,7 @@ class Server(uvicorn.Server):
         more: Mapping[str, Load] | None = None,
         loras: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """`more`: how further models are loaded, by name; the first one's too, if it may make room for them.
-
-        `loras`: the paths of their adapters, by the model's name and the adapter's.
-        """
+        """`ready` is called with the address. `more` and `loras` are those of `Registry`."""
         settings = service.settings
         self._registry = Registry(service, more, loras)
         super().__init__(
@@ -69,31 +67,31 @@ class Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say where."""
+        """Listen, then call `ready`."""
         await super().startup(sockets)
         if self.started:
             self._ready(self._address())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let requests end, for so long; then cancel them."""
+        """Let requests finish within `shutdown_timeout_s`; then cancel them."""
         self._registry.drain()
         timer = asyncio.get_running_loop().call_later(
             0 if self.force_exit else self._settings.shutdown_timeout_s, self._registry.cancel_all
         )
-        self.force_exit = False  # uvicorn would leave its tasks behind
+        self.force_exit = False  # if set, uvicorn would abandon its tasks
         await super().shutdown(sockets)
         timer.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: the first asks for the end, the second cancels what still runs."""
+        """Shut down at the first signal; cancel running requests at the second."""
         if self.should_exit:
             self._registry.cancel_all()
         self.should_exit = True
 
     @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]  # as uvicorn has it
-        """Handle signals, and do not raise them again at the end: a server that was asked to end has done well."""
-        if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # uvicorn's signature
+        """Handle signals, and do not re-raise them at the end: a requested shutdown is a success."""
+        if threading.current_thread() is not threading.main_thread():  # only it may handle signals
             yield
             return
         before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGTERM, signal.SIGINT)}
@@ -119,9 +117,9 @@ def serve(
     more: Mapping[str, Load] | None = None,
     loras: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """Serve until a signal; `ready` is called with the address once requests are taken.
+    """Serve until a signal; `ready` is called with the address once the server listens.
 
-    `more` loads further models, and `loras` are the paths of their adapters.
+    `more` loads further models by name; `loras` are the paths of their adapters.
     """
     sys.setswitchinterval(SWITCH_S)
     _set_up_logs(settings)

@@ -1,4 +1,6 @@
-"""/v1/messages: Anthropic's API, whole and as a stream (read `conversation.py` for the part that is not Anthropic's own).
+"""/v1/messages: Anthropic's API, whole and as a stream.
+
+Read `conversation.py` next, which the other chat APIs share.
 
 Format: https://docs.anthropic.com/en/api/messages and …/messages-streaming
 """
@@ -28,7 +30,7 @@ __all__ = ["MessagesRequest", "count_tokens", "messages"]
 
 
 class MessagesRequest(Body):
-    """The body of /v1/messages; count_tokens takes the same without max_tokens."""
+    """The body of /v1/messages; count_tokens takes the same fields without max_tokens."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -68,13 +70,16 @@ async def count_tokens(request: Request) -> Response:
     return json_reply({"input_tokens": len(prompt.ids)})
 
 
-# -- from Anthropic's form to OpenAI's ----------------------------------------------------------------------------------
+# -- from Anthropic's format to OpenAI's --------------------------------------------------------------------------------
 def _as_chat(parsed: Parsed[MessagesRequest]) -> Parsed[ChatRequest]:
     body = parsed.body
     given: dict[str, Any] = {
         "model": body.model,
         "stream": body.stream,
-        "messages": [*_system(body.system), *(m for i, one in enumerate(body.messages) for m in _message(one, i))],
+        "messages": [
+            *_system(body.system),
+            *(entry for i, message in enumerate(body.messages) for entry in _message(message, i)),
+        ],
         "tools": None if not body.tools else [_tool(tool, number) for number, tool in enumerate(body.tools)],
         "tool_choice": _tool_choice(body.tool_choice),
         "parallel_tool_calls": False if (body.tool_choice or {}).get("disable_parallel_tool_use") else None,
@@ -98,7 +103,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
 
 
 def _message(message: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
-    """One message; a tool's result becomes a message of its own."""
+    """A message in OpenAI's format; each tool result becomes a message of its own."""
     where = f"messages[{number}]"
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
@@ -112,12 +117,12 @@ def _message(message: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
     thoughts = [str(block.get("thinking", "")) for block in content if block.get("type") == "thinking"]
     others = ("tool_result", "tool_use", "thinking", "redacted_thinking")
     rest = [block for block in content if block.get("type") not in others]
-    found: dict[str, Any] = {"role": role, "content": _texts(rest, f"{where}.content")}
+    chat_message: dict[str, Any] = {"role": role, "content": _texts(rest, f"{where}.content")}
     if calls:
-        found["tool_calls"] = calls
+        chat_message["tool_calls"] = calls
     if thoughts:
-        found["reasoning_content"] = "".join(thoughts)
-    return [*results, found] if rest or calls or thoughts or not results else results
+        chat_message["reasoning_content"] = "".join(thoughts)
+    return [*results, chat_message] if rest or calls or thoughts or not results else results
 
 
 def _texts(blocks: list[dict[str, Any]], where: str) -> str:
@@ -153,10 +158,10 @@ def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _tool_choice(choice: dict[str, Any] | None) -> str | dict[str, Any] | None:
-    kind = None if choice is None else choice.get("type")
-    if kind == "tool" and choice is not None:
+    choice_type = None if choice is None else choice.get("type")
+    if choice_type == "tool" and choice is not None:
         return {"type": "function", "function": {"name": choice.get("name")}}
-    return {None: None, "auto": "auto", "none": "none", "any": "required"}.get(kind, choice)
+    return {None: None, "auto": "auto", "none": "none", "any": "required"}.get(choice_type, choice)
 
 
 # -- the answer ---------------------------------------------------------------------------------------------------------
@@ -201,12 +206,12 @@ def _whole(service: Service, chat: OpenChat, output: RequestOutput) -> dict[str,
 
 
 def _object(arguments: str) -> Any:
-    """A call's arguments; what is no JSON, for it was cut off, as text under one name."""
+    """A call's arguments; text that is no JSON object, since it was cut off, under "_text"."""
     try:
-        found = json.loads(arguments)
+        value = json.loads(arguments)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"_text": arguments}
+        value = None
+    return value if isinstance(value, dict) else {"_text": arguments}
 
 
 class _Encoder:
@@ -215,12 +220,12 @@ class _Encoder:
     def __init__(self, service: Service, chat: OpenChat) -> None:
         self._service, self._chat = service, chat
         self._index = -1
-        self._kind: type[Part] | None = None  # of the open block
+        self._open_type: type[Part] | None = None  # of the open block's parts
         self._called = False
         self._last: Piece | None = None
 
     def begin(self) -> bytes:
-        """The message, empty as yet."""
+        """The start of a message without content."""
         [output] = self._chat.ticket.outputs
         message = {**_head(self._service, self._chat), "content": [], "stop_reason": None, "stop_sequence": None}
         return _named({"type": "message_start", "message": {**message, "usage": _usage(output)}})
@@ -235,7 +240,7 @@ class _Encoder:
         return b"".join(self._part(part) for part in parts)
 
     def end(self) -> bytes:
-        """How it ended."""
+        """The end of the last block and of the message, with the stop reason."""
         [output] = self._chat.ticket.outputs
         finish, stop = (self._last.finish_reason, self._last.stop_reason) if self._last else (None, None)
         delta = _ending(finish, stop, self._called)
@@ -245,7 +250,7 @@ class _Encoder:
         return empty + self._close() + _named(last) + _named({"type": "message_stop"})
 
     def error(self, error: ApiError) -> bytes:
-        """The error."""
+        """The error as Anthropic's event."""
         return _named(anthropic_error(error))
 
     def _part(self, part: Part) -> bytes:
@@ -260,19 +265,19 @@ class _Encoder:
                 return self._open(Arguments, {"type": "tool_use", "id": call_id, "name": name, "input": {}})
             case Arguments(_, text):
                 block, delta = {}, {"type": "input_json_delta", "partial_json": text}
-        opened = b"" if self._kind is type(part) else self._open(type(part), block)
+        opened = b"" if self._open_type is type(part) else self._open(type(part), block)
         return opened + _named({"type": "content_block_delta", "index": self._index, "delta": delta})
 
-    def _open(self, kind: type[Part], block: dict[str, Any]) -> bytes:
+    def _open(self, part_type: type[Part], block: dict[str, Any]) -> bytes:
         closed = self._close()
         self._index += 1
-        self._kind = kind
+        self._open_type = part_type
         return closed + _named({"type": "content_block_start", "index": self._index, "content_block": block})
 
     def _close(self) -> bytes:
-        if self._kind is None:
+        if self._open_type is None:
             return b""
-        self._kind = None
+        self._open_type = None
         return _named({"type": "content_block_stop", "index": self._index})
 
 

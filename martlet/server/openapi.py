@@ -1,7 +1,7 @@
-"""The server's description of itself, for tools that read OpenAPI (read `app.py` for the routes).
+"""The server's OpenAPI document (read `app.py` for the routes).
 
-Made when it is asked for: schemas of bodies come from the models that check them, sampling parameters from `SamplingParams`.
-Format: https://spec.openapis.org/oas/v3.1.0
+It is generated on request: the bodies' schemas come from the models that check them, and the
+sampling parameters from `SamplingParams`. Format: https://spec.openapis.org/oas/v3.1.0
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from martlet.server.responses_api import ResponsesRequest
 
 __all__ = ["description", "openapi"]
 
-_BODIES: tuple[tuple[str, type[Body], bool], ...] = (  # path, model, whether it has sampling parameters
+_BODIES: tuple[tuple[str, type[Body], bool], ...] = (  # path, model, with sampling parameters
     ("/v1/chat/completions", ChatRequest, True),
     ("/v1/completions", CompletionRequest, True),
     ("/v1/responses", ResponsesRequest, True),
@@ -50,7 +50,7 @@ _BODIES: tuple[tuple[str, type[Body], bool], ...] = (  # path, model, whether it
 
 
 async def openapi(request: Request) -> Response:
-    """The description."""
+    """The OpenAPI document."""
     routes = [route for route in request.app.routes if isinstance(route, Route) and route.include_in_schema]
     return json_reply(description(routes))
 
@@ -78,9 +78,8 @@ def _path(route: Route) -> str:
 
 
 def _operations(route: Route, body: tuple[Any, bool] | None) -> dict[str, Any]:
-    said = (route.endpoint.__doc__ or "").partition("\n")[0]
     operation: dict[str, Any] = {
-        "summary": said,
+        "summary": (route.endpoint.__doc__ or "").partition("\n")[0],
         "operationId": route.endpoint.__name__,
         "responses": {"200": {"description": "The answer."}, "default": {"description": "An error."}},
     }
@@ -95,8 +94,8 @@ def _operations(route: Route, body: tuple[Any, bool] | None) -> dict[str, Any]:
 
 
 def _sampling() -> dict[str, Any]:
-    """Each sampling parameter, or null for its default."""
+    """The schema of each sampling parameter; null means its default."""
     hints = get_type_hints(SamplingParams)
     names = [field.name for field in fields(SamplingParams) if field.name in SAMPLING_FIELDS]
-    # Chat completions have a boolean of this name, and the number as top_logprobs.
+    # Chat completions have a boolean `logprobs`, and the number as `top_logprobs`.
     return {name: TypeAdapter(hints[name] | None).json_schema() for name in names if name != "logprobs"}

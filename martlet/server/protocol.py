@@ -1,8 +1,8 @@
-"""What the bodies of OpenAI's endpoints may hold (read `asking.py` next, which turns them into requests).
+"""The request bodies of OpenAI's and vLLM's endpoints (read `conversation.py` next).
 
-Sampling parameters are not listed here: every field of `SamplingParams` is one, under its own name, and is checked there.
-Fields that OpenAI's or vLLM's schema has and that cannot be honoured are in `REFUSED`, with the reason: they are never
-ignored. All others that are not known are listed in the reply, or refused with `--strict`.
+Sampling parameters are not listed here: a body takes every field of `SamplingParams`, which checks
+them. `REFUSED` lists fields of OpenAI's and vLLM's schemas that Martlet cannot support, with the
+reason; they are never ignored. The reply lists all other unknown fields, and `--strict` refuses them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "refuse_unsupported",
 ]
 
-Prompts = Any  # text, token ids, or a list of them; `prompts_of` checks them, for it can name what is wrong
+Prompts = Any  # text, token ids, or a list of them; `prompts_of` checks it with better messages
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
@@ -48,29 +48,29 @@ _HARMLESS: tuple[object, ...] = (None, False, [], {}, "")
 
 
 class StreamOptions(Body):
-    """What a stream sends besides the answer."""
+    """What a stream sends beside the answer."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(Body):
-    """What all endpoints that generate share."""
+    """The fields that all generating endpoints share."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = None  # prefixes are shared between requests of the same user only
-    cache_salt: str | None = None  # the same, in place of `user`
-    # When it wants to run; times in seconds.
+    user: str | None = None  # only requests of the same user share cached prefixes
+    cache_salt: str | None = None  # the same; overrides `user`
+    # Scheduling; times in seconds.
     priority: int | None = None
     ttft_target: float | None = None
     itl_target: float | None = None
-    queue_timeout: float | None = None  # it fails if it has not started by then
-    timeout: float | None = None  # that it may take in all
+    queue_timeout: float | None = None  # fail if it has not started by then
+    timeout: float | None = None  # for the whole request
     return_timings: bool = True
-    return_progress: bool = False  # a stream tells how much of the prompt has been read, while nothing comes yet
-    # What the answer is held to; `response_format.py` has the others.
+    return_progress: bool = False  # a stream reports the prompt's progress until the first token
+    # The answer's format; see `response_format.py`.
     structured_outputs: dict[str, Any] | None = None
     structural_tag: str | dict[str, Any] | None = None
     guided_json: str | bool | dict[str, Any] | None = None
@@ -79,7 +79,7 @@ class GenerationRequest(Body):
     guided_grammar: str | None = None
     json_schema: str | bool | dict[str, Any] | None = None
     grammar: str | None = None
-    # Of no effect here, and not worth a warning: they describe what a hosted service keeps and bills.
+    # Accepted without effect or warning: they concern a hosted service's storage and billing.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     store: bool | None = None
@@ -158,19 +158,19 @@ class LoadAdapterRequest(Body):
 
     lora_name: str
     lora_path: str
-    base_model_name: str | None = None  # none: the first model
-    load_inplace: bool = False  # a name that is taken gets this adapter
+    base_model_name: str | None = None  # None: the first model
+    load_inplace: bool = False  # replace an adapter of the same name
 
 
 class UnloadAdapterRequest(Body):
     """The body of /v1/unload_lora_adapter."""
 
     lora_name: str
-    lora_int_id: int | None = None  # vLLM's, of no use here
+    lora_int_id: int | None = None  # vLLM's; without effect
 
 
 def prompts_of(given: object, param: str) -> list[str | list[int]]:
-    """One prompt or several, as a list; RequestError if there is none, or one that is empty or of a wrong type."""
+    """One prompt or several, as a list; RequestError for an empty prompt or a wrong type."""
     several = isinstance(given, list) and bool(given) and isinstance(given[0], str | list)
     prompts: list[Any] = given if several and isinstance(given, list) else [given]
     for number, prompt in enumerate(prompts):
@@ -184,9 +184,9 @@ def prompts_of(given: object, param: str) -> list[str | list[int]]:
 
 
 def refuse_unsupported(body: GenerationRequest) -> None:
-    """RequestError for a field that is known and cannot be honoured, where it asks for anything."""
+    """RequestError for a known field that is not supported, unless its value asks for nothing."""
     if body.return_progress and not body.stream:
-        raise RequestError("return_progress is for streams; give stream too.", param="return_progress")
+        raise RequestError("return_progress works only in a stream; set stream too.", param="return_progress")
     for name, value in (body.model_extra or {}).items():
         if name in REFUSED and value not in _HARMLESS:
             raise RequestError(f"{name} is not supported: {REFUSED[name]}.", param=name, code="unsupported_parameter")

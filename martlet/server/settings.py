@@ -1,4 +1,4 @@
-"""What `martlet serve` can be told, checked once (read `app.py` next). docs/server.md explains each."""
+"""The settings of `martlet serve`, checked once (read `app.py` next). docs/server.md explains them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from martlet.errors import RequestError
 
 __all__ = ["ServerSettings"]
 
-_LEAST = {
+_MINIMUMS = {
     "port": 0,
     "max_body_bytes": 1,
     "max_n": 1,
@@ -29,48 +29,48 @@ _LEAST = {
 class ServerSettings:
     """How a model is served. Raises RequestError, naming the setting, for a wrong value."""
 
-    model_name: str = ""  # what replies call the model; "": the file's name
-    model_given: str = ""  # what it was called at the start, such as a name of the catalogue: requests may say that too
-    # Where, and for whom.
+    model_name: str = ""  # the model's name in replies; "": the file's name
+    model_given: str = ""  # the command line's name of the model, which requests may use too
+    # Address and callers.
     host: str = "127.0.0.1"
-    port: int = 8000  # 0: any that is free
+    port: int = 8000  # 0: any free port
     unix_socket: str | None = None  # in place of host and port
     tls_cert: str | None = None
     tls_key: str | None = None
-    api_keys: tuple[str, ...] = ()  # none: everybody who reaches the port
-    cors_origins: tuple[str, ...] = ()  # web pages that may call; "*": all
+    api_keys: tuple[str, ...] = ()  # empty: every client that reaches the port
+    cors_origins: tuple[str, ...] = ()  # origins of web pages that may call; "*": all
     # Limits.
     max_body_bytes: int = 16 << 20
-    max_n: int = 128  # answers of one request, over all its prompts
+    max_n: int = 128  # answers per request, over all its prompts
     max_connections: int = 1024
-    max_loaded_models: int | None = None  # at a time; None: as many as memory holds
-    requests_per_minute: int | None = None  # of one API key, or of one address where there are no keys
-    tokens_per_minute: int | None = None  # the same, of prompts and answers together
+    max_loaded_models: int | None = None  # None: as many as memory holds
+    requests_per_minute: int | None = None  # per API key, or per address if there are no keys
+    tokens_per_minute: int | None = None  # the same, for prompts and answers together
     # Times, in seconds.
-    keep_alive_s: float = 10.0  # of silence on a stream, after which a comment is sent
-    send_timeout_s: float = 60.0  # that one piece may take to reach its reader
-    request_timeout_s: float | None = None  # that a request may take in all
-    shutdown_timeout_s: float = 10.0  # that requests get to end after SIGTERM
-    heartbeat_s: float = 30.0  # that one step may take before the server calls itself not ready
-    # What is said and heard.
-    strict: bool = False  # refuse fields that are not known, in place of listing them in the reply
-    allow_lora_updates: bool = False  # a request may load adapters from this machine's files, and unload them
-    request_templates: bool = False  # a request may bring its own chat template
+    keep_alive_s: float = 10.0  # silence on a stream before a comment is sent
+    send_timeout_s: float = 60.0  # for one piece to reach its client
+    request_timeout_s: float | None = None  # for a whole request
+    shutdown_timeout_s: float = 10.0  # for running requests after SIGTERM
+    heartbeat_s: float = 30.0  # longest step before /ready says no
+    # Content and logs.
+    strict: bool = False  # refuse unknown fields instead of listing them in the reply
+    allow_lora_updates: bool = False  # requests may load adapters from this machine's files
+    request_templates: bool = False  # requests may bring a chat template
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     web: bool = True  # the pages at /, /engine and /mini
     share_model: bool = False  # the page at /mini may read the model's file
     view_text: bool = False  # the page at /engine shows text of prompts
-    metrics_prefix: str = "martlet"  # "vllm": dashboards made for vLLM work unchanged
-    log_requests: bool = True  # a line a request: never its text
-    otlp_endpoint: str | None = None  # of a collector of OpenTelemetry spans
+    metrics_prefix: str = "martlet"  # "vllm": vLLM's dashboards work unchanged
+    log_requests: bool = True  # one line per request, never its text
+    otlp_endpoint: str | None = None  # URL of a collector of OpenTelemetry spans
     log_json: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
+        for name, minimum in _MINIMUMS.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise RequestError(f"{name} is {value!r}; expected at least {least:g}.", param=name)
+            if value is not None and value < minimum:
+                raise RequestError(f"{name} is {value!r}; expected at least {minimum:g}.", param=name)
         if self.port > 65535:
             raise RequestError(f"port is {self.port}; expected at most 65535.", param="port")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -87,5 +87,5 @@ class ServerSettings:
             )
 
     def public(self) -> dict[str, object]:
-        """All settings but the keys."""
+        """All settings but the API keys."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "api_keys"}

@@ -1,4 +1,7 @@
-"""Text to tokens and back, and what a request would become (read `martlet/tokenizer/chat_template.py` for how)."""
+"""/tokenize, /detokenize and /v1/explain: text to tokens and back, and a request without its answer.
+
+Sources: vLLM's /tokenize and /detokenize. Read `martlet/tokenizer/chat_template.py` next.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ async def tokenize(request: Request) -> Response:
     body = parsed.body
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("Give prompt or messages, one of them.", param="prompt")
+        raise RequestError("Give either prompt or messages.", param="prompt")
     ids = await service.text(lambda: _ids(service, body))
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": service.built.plan.context, "tokens": list(ids)}
     if body.return_token_strs:
@@ -64,11 +67,10 @@ async def detokenize(request: Request) -> Response:
 
 
 async def explain(request: Request) -> Response:
-    """What a request to /v1/chat/completions or /v1/completions would become; nothing is generated."""
+    """The engine request that a chat or completion body becomes; nothing is generated."""
     service = service_of(request)
-    found = await service.read(request)
-    kind = ChatRequest if "messages" in found else CompletionRequest
-    parsed = service.check(request, found, kind)
+    fields = await service.read(request)
+    parsed = service.check(request, fields, ChatRequest if "messages" in fields else CompletionRequest)
     body, params = parsed.body, dict(parsed.params)
     service.check_model(body.model)
     scheduling = service.scheduling(request, body)

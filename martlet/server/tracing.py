@@ -1,8 +1,9 @@
-"""Requests as OpenTelemetry spans, for those who ask for them (`--otlp-endpoint`, the `otel` extra); read `prometheus.py` first.
+"""Requests as OpenTelemetry spans (`--otlp-endpoint`, the `otel` extra); read `prometheus.py` first.
 
-One span a request, with its queue, prefill and decode as spans inside it, made when it has ended from the times that are kept
-anyway: tracing costs a step nothing. A client's `traceparent` header makes it part of the client's trace. Names of attributes:
-https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/. No word of prompt or answer is in them.
+Each request is one span with child spans for queue, prefill and decode. They are made at its end
+from times that are recorded anyway, so tracing costs a step nothing. A `traceparent` header makes
+the span part of the client's trace. Spans have no text of prompt or answer. Attribute names:
+https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from martlet.errors import RequestError
 
 __all__ = ["PARENT", "Tracing", "otlp_exporter"]
 
-PARENT: ContextVar[str] = ContextVar("traceparent", default="")  # the header of the request that is being read
-SEND_S = 3  # until a collector that does not answer is given up; so long the end of the server may take
-MOST_PARENTS = 100_000  # of requests that are open
+PARENT: ContextVar[str] = ContextVar("traceparent", default="")  # header of the current HTTP request
+SEND_S = 3  # timeout for the collector, which may delay the server's shutdown as long
+MAX_PARENTS = 100_000  # of open requests
 
 
 def otlp_exporter(endpoint: str) -> Any:
-    """What sends spans to a collector over HTTP; RequestError where the extra is not installed."""
+    """An exporter that sends spans over HTTP; RequestError if the `otel` extra is missing."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
@@ -48,11 +49,11 @@ class Tracing:
 
     def prepared(self, request_id: str) -> None:
         """Remember the client's trace, if the HTTP request being read names it."""
-        if (parent := PARENT.get()) and len(self._parents) < MOST_PARENTS:
+        if (parent := PARENT.get()) and len(self._parents) < MAX_PARENTS:
             self._parents[request_id] = parent
 
     def ended(self, output: RequestOutput) -> None:
-        """A request has ended."""
+        """Export the spans of a request that has ended."""
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -84,12 +85,12 @@ class Tracing:
         times = [metrics.arrival_s, metrics.scheduled_s, metrics.first_token_s, metrics.last_token_s]
         for name, start, end in zip(("queue", "prefill", "decode"), times, times[1:], strict=False):
             if start is not None:
-                part = self._tracer.start_span(name, set_span_in_context(whole), start_time=_ns(start, to_epoch))
-                part.end(_ns(last if end is None else end, to_epoch))
+                child = self._tracer.start_span(name, set_span_in_context(whole), start_time=_ns(start, to_epoch))
+                child.end(_ns(last if end is None else end, to_epoch))
         whole.end(_ns(last, to_epoch))
 
     def close(self) -> None:
-        """Send what has not been sent. Idempotent."""
+        """Send the remaining spans. Idempotent."""
         self._provider.shutdown()
 
 

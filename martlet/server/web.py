@@ -1,8 +1,9 @@
-"""The pages: a chat at /, the view of the engine at /engine, and the stream that feeds it (read `static/chat.js` next, `live_view.py`).
+"""The pages: the chat at /, the live view at /engine, and its stream of events.
 
-The pages are static files without secrets, so they need no API key; what they then ask for does, and they ask their user
-for one. They load nothing from any other host, and their policy (CSP) lets no script run but those files', also where a
-model's answer has found a way to look like one.
+The pages are static files without secrets and need no API key. Their requests to the API do need
+one, so the pages ask the user for it. They load nothing from other hosts. Their Content-Security-
+Policy lets only these files' scripts run, even if a model's answer contains a script.
+Read `static/chat.js` and `live_view.py` next.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ POLICY = "; ".join(
         "form-action 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
-        "trusted-types 'none'",  # text never becomes markup
+        "trusted-types 'none'",  # text cannot become markup
     )
 )
 HEADERS = MappingProxyType(
@@ -55,31 +56,30 @@ HEADERS = MappingProxyType(
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Cross-Origin-Resource-Policy": "same-origin",
-        "Cache-Control": "no-cache",  # asked for again each time, and answered with 304
+        "Cache-Control": "no-cache",  # revalidated each time; an unchanged file is answered with 304
     }
 )
 
 
 async def chat_page(request: Request) -> Response:
-    """The chat."""
+    """The chat page."""
     return _file(request, "chat.html")
 
 
 async def engine_page(request: Request) -> Response:
-    """The view of the engine."""
+    """The page with the live view of the engine."""
     return _file(request, "engine.html")
 
 
 async def static_file(request: Request) -> Response:
-    """A file that the pages are made of."""
+    """A script, style sheet or image of the pages."""
     return _file(request, request.path_params["name"])
 
 
 def _file(request: Request, name: str) -> Response:
-    found = _read(name) if name in _names() else None
-    if found is None:
-        raise ApiError(404, f"There is no page {name!r:.100} here.")
-    data, tag = found
+    if name not in _names():
+        raise ApiError(404, f"There is no page {name!r:.100}.")
+    data, tag = _read(name)
     headers = {**HEADERS, "ETag": tag}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
@@ -88,7 +88,7 @@ def _file(request: Request, name: str) -> Response:
 
 @lru_cache(1)
 def _names() -> frozenset[str]:
-    """What may be asked for: these files, and no path."""
+    """The files that clients may request, by name only."""
     return frozenset(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
 
 
@@ -119,9 +119,7 @@ class _ViewStream(Response):
             for task in (writing, leaving):
                 task.cancel()
             ended = await asyncio.gather(writing, leaving, return_exceptions=True)
-        if (
-            None in ended
-        ):  # the viewer reads what it is sent, or has gone; of one that does neither uvicorn closes the connection
+        if None in ended:  # else the viewer does not read: uvicorn closes the unfinished connection
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send) -> None:
@@ -134,17 +132,17 @@ class _ViewStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await write(b"event: hello\ndata: " + view.hello(self._service.model) + b"\n\n")
         seen = b""
-        while (found := await view.next_frame(seen, settings.keep_alive_s)) is not None:
-            await write(b"event: frame\ndata: " + found + b"\n\n" if found else KEEP_ALIVE)
-            seen = found or seen
+        while (frame := await view.next_frame(seen, settings.keep_alive_s)) is not None:
+            await write(b"event: frame\ndata: " + frame + b"\n\n" if frame else KEEP_ALIVE)
+            seen = frame or seen
 
 
 async def engine_events(request: Request) -> Response:
-    """The engine's pages, prefixes, queue and steps as they change, as server-sent events."""
+    """The engine's pages, prefixes, queue and steps as server-sent events."""
     name = request.query_params.get("model")
     service = registry_of(request).find(name)[0].service if name else service_of(request)
     if service is None:
-        raise ApiError(503, f"The model {name!r:.200} is not loaded: looking does not load it, a request does.")
+        raise ApiError(503, f"The model {name!r:.200} is not loaded; only a request loads it.")
     service.view.enter()
     return _ViewStream(request, service)
 

@@ -141,7 +141,7 @@ def test_what_can_never_run_is_refused_for_that() -> None:
         assert served.chat(max_tokens=10**6).status_code == 200  # 256 at most, in the scripted server's context
         refused = served.chat(max_tokens=200, n=3)
         assert refused.status_code == 429
-        assert "waits until all are there" in refused.json()["error"]["message"]
+        assert "a larger request waits for a full bucket" in refused.json()["error"]["message"]
 
 
 def test_pages_may_read_the_limits() -> None:
