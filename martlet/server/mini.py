@@ -1,7 +1,8 @@
-"""mini-picoLM at /mini: a page in which a model runs in the browser, and the model's file for it (read `web/src/18-loop.ts` next).
+"""mini-picoLM at /mini: a page that runs a model in the browser, and the model's file for it.
 
-The page is one file, built from `web/` (`npm run build`). It is sent isolated from other origins, which is what browsers ask
-before workers may share memory. The model's file is given only with `share_model`, by ranges, and needs the API key where there are any.
+The page is one file, built from `web/` (`npm run build`). Its headers isolate it from other origins,
+which browsers require before workers may share memory. The model's file is served by ranges, only
+with `share_model`, and needs an API key if the server has any. Read `web/src/18-loop.ts` next.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ __all__ = ["MINI_ROUTES"]
 
 PAGE = Path(__file__).parent / "mini_page" / "index.html"
 MODEL_HEADERS = {
-    "Cache-Control": "no-store",  # the page keeps the pieces itself
+    "Cache-Control": "no-store",  # the page caches the pieces itself
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
 
 
 async def mini(request: Request) -> Response:
-    """/mini becomes /mini/, beside which the page looks for the model."""
+    """Redirect /mini to /mini/, since the page requests the model by a relative path."""
     return RedirectResponse(request.url.path + "/", 308)
 
 
 async def mini_page(request: Request) -> Response:
-    """The page."""
+    """The mini-picoLM page."""
     data, headers = _page()
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
@@ -43,7 +44,7 @@ async def mini_page(request: Request) -> Response:
 
 
 async def mini_model(request: Request) -> Response:
-    """The served model's file, by ranges."""
+    """The served model's GGUF file, whole or by ranges."""
     service = service_of(request)
     path = Path(service.built.config.model)
     if not service.settings.share_model:
@@ -55,7 +56,7 @@ async def mini_model(request: Request) -> Response:
 
 @lru_cache(1)
 def _page() -> tuple[bytes, dict[str, str]]:
-    """The page and its headers. Its policy lets no script run but its own, which it names by their hashes."""
+    """The page and its headers; the policy allows only its own scripts, by their hashes."""
     data = PAGE.read_bytes()
     text = data.decode()
     policy = "; ".join(
@@ -84,8 +85,8 @@ def _page() -> tuple[bytes, dict[str, str]]:
 
 
 def _hashes(tag: str, html: str) -> str:
-    parts = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    digests = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts)
+    contents = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    digests = (base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents)
     return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 

@@ -1,11 +1,14 @@
-"""What a request's fields hold the answer to: OpenAI's, vLLM's and llama.cpp's names for it become one `Structured`.
+"""The format that a request demands of its answer, from OpenAI's, vLLM's and llama.cpp's fields.
 
-    response_format   text, json_object, json_schema (also llama.cpp's and vLLM's forms of it), structural_tag
-    structured_outputs, guided_json/regex/choice/grammar, structural_tag      vLLM's
-    json_schema, grammar                                                      llama.cpp's
-    tool_choice       required, a named tool; auto: free text until a call begins, which then has the tool's form
+    response_format   text, json_object, json_schema (also in llama.cpp's and vLLM's forms), structural_tag
+    structured_outputs, guided_json/regex/choice/grammar, structural_tag      vLLM
+    json_schema, grammar                                                      llama.cpp
+    tool_choice       required, a named tool; auto: free text until a call begins
 
-Nothing is weakened: what cannot be held to is refused, with the field's name (docs/structured.md). Read `grammar/grammars.py` next.
+All become one `Structured`. Nothing is weakened: a format that cannot be enforced is refused with the
+field's name (docs/structured.md). Read `grammar/grammars.py` next.
+Sources: https://platform.openai.com/docs/guides/structured-outputs,
+https://docs.vllm.ai/en/latest/features/structured_outputs.html
 """
 
 from __future__ import annotations
@@ -37,85 +40,90 @@ _VLLM_OF_NO_EFFECT = {
 
 
 def asked_structure(body: GenerationRequest, params: Mapping[str, Any]) -> tuple[Structured | None, str]:
-    """What the fields say but for tools, and the name of the field; RequestError if two do."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    """The answer's format without tools, and the name of its field.
+
+    Raises RequestError if two fields give a format, or if a format is wrong.
+    """
+    given: list[tuple[str, dict[str, Any]]] = []
     if params.get("structured") is not None:
-        found.append(("structured", dict(_mapping("structured", params["structured"]))))
-    form = getattr(body, "response_format", None)
-    if form is not None and form.get("type") != "text":
-        found.append(("response_format", _from_format(form)))
+        given.append(("structured", dict(_mapping("structured", params["structured"]))))
+    response_format = getattr(body, "response_format", None)
+    if response_format is not None and response_format.get("type") != "text":
+        given.append(("response_format", _from_format(response_format)))
     for names in (_GUIDED, _LLAMA_CPP):
-        for name, kind in names.items():
+        for name, constraint in names.items():
             value = getattr(body, name)
-            if value == "" and names is _GUIDED:  # llama.cpp's own clients send "" for none, vLLM's do not
-                raise RequestError(f"{name} is empty; give a form, or leave the field out.", param=name)
+            if value == "" and names is _GUIDED:  # only llama.cpp's clients send "" for none
+                raise RequestError(f"{name} is empty; give a format, or leave the field out.", param=name)
             if value not in (None, ""):
-                found.append((name, {kind: value}))
+                given.append((name, {constraint: value}))
     if body.structured_outputs is not None:
-        found.append(("structured_outputs", _from_vllm(body.structured_outputs)))
+        given.append(("structured_outputs", _from_vllm(body.structured_outputs)))
     if body.structural_tag is not None:
-        found.append(("structural_tag", _from_tag(_parsed("structural_tag", body.structural_tag))))
-    if len(found) > 1:
+        given.append(("structural_tag", _from_tag(_parsed("structural_tag", body.structural_tag))))
+    if len(given) > 1:
         raise RequestError(
-            f"{' and '.join(name for name, _ in found)} are given; the answer can be held to one of them.",
-            param=found[1][0],
+            f"{' and '.join(name for name, _ in given)} are given; an answer can have only one format.",
+            param=given[1][0],
         )
-    if not found:
+    if not given:
         return None, ""
-    [(name, fields)] = found
+    [(name, fields)] = given
     return named(name, lambda: Structured.from_value(fields)), name
 
 
 def named(param: str, work: Any) -> Any:
-    """Do what may refuse, in the name of the field that asked for it."""
+    """Call `work`; a RequestError gets the name of the field as its param."""
     try:
         return work()
     except RequestError as error:
         raise RequestError(f"{param}: {error}", param=param, code=error.code) from None
 
 
-def _from_format(form: dict[str, Any]) -> dict[str, Any]:
-    kind = form.get("type")
-    if kind == "json_object":
-        return {"json_object": True} if form.get("schema") is None else {"json": form["schema"]}
-    if kind == "json_schema":
-        given = form.get("json_schema", form)
+def _from_format(response_format: dict[str, Any]) -> dict[str, Any]:
+    format_type = response_format.get("type")
+    if format_type == "json_object":
+        schema = response_format.get("schema")
+        return {"json_object": True} if schema is None else {"json": schema}
+    if format_type == "json_schema":
+        given = response_format.get("json_schema", response_format)
         if not isinstance(given, dict) or not isinstance(given.get("schema"), dict | bool):
             raise RequestError("response_format.json_schema has no schema; give one.", param="response_format")
         return {"json": _strict(given["schema"]) if given.get("strict") else given["schema"]}
-    if kind == "structural_tag":
-        return _from_tag(form)
-    if kind in ("regex", "grammar"):  # as some servers have it
-        return {kind: form.get("pattern" if kind == "regex" else "grammar")}
+    if format_type == "structural_tag":
+        return _from_tag(response_format)
+    if format_type in ("regex", "grammar"):  # other servers' extensions
+        return {format_type: response_format.get("pattern" if format_type == "regex" else "grammar")}
     raise RequestError(
-        f"response_format of type {kind!r:.60} is not supported; give text, json_object, json_schema or structural_tag.",
+        f"response_format of type {format_type!r:.60} is not supported; give text, json_object, json_schema or"
+        " structural_tag.",
         param="response_format",
         code="unsupported_parameter",
     )
 
 
 def _strict(schema: Any) -> Any:
-    """A schema in strict mode: an object has no properties but those named, wherever it does not say otherwise.
+    """A schema in strict mode: objects allow only their named properties by default.
 
-    Below allOf nothing is added, since there each part names some of the properties only.
+    Nothing is added below allOf, since each of its schemas names only some of the properties.
     """
     if isinstance(schema, list):
         return [_strict(entry) for entry in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {
+    strict = {
         name: value
         if name in ("enum", "const", "default", "examples", "allOf", "if", "not")
         else _strict_each(name, value)
         for name, value in schema.items()
     }
     if isinstance(schema.get("properties"), dict) and not {"allOf", "patternProperties", "$ref"} & schema.keys():
-        found.setdefault("additionalProperties", False)
-    return found
+        strict.setdefault("additionalProperties", False)
+    return strict
 
 
 def _strict_each(name: str, value: Any) -> Any:
-    """Below `properties` and its like the names are no keywords."""
+    """A keyword's value in strict mode; below `properties` and its like, names are no keywords."""
     if name in ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas") and isinstance(
         value, dict
     ):
@@ -135,9 +143,12 @@ def _from_vllm(given: Any) -> dict[str, Any]:
     return fields
 
 
-def _from_tag(form: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's structural tags: {"structures": [{"begin", "schema", "end"}], "triggers": […]}, or xgrammar's `format`."""
-    inner = form.get("format")
+def _from_tag(structural_tag: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's structural tags, or xgrammar's `format`.
+
+    vLLM's: {"structures": [{"begin", "schema", "end"}], "triggers": […]}
+    """
+    inner = structural_tag.get("format")
     if isinstance(inner, dict):
         if inner.get("type") != "triggered_tags":
             raise RequestError("structural_tag.format: only triggered_tags is supported.", param="structural_tag")
@@ -155,7 +166,7 @@ def _from_tag(form: Mapping[str, Any]) -> dict[str, Any]:
             "at_least_one": bool(inner.get("at_least_one")),
             "stop_after_first": bool(inner.get("stop_after_first")),
         }
-    return {"tags": _list(form.get("structures")), "triggers": form.get("triggers") or ()}
+    return {"tags": _list(structural_tag.get("structures")), "triggers": structural_tag.get("triggers") or ()}
 
 
 def _list(value: Any) -> list[dict[str, Any]]:
@@ -177,12 +188,13 @@ def _parsed(param: str, value: Any) -> Mapping[str, Any]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise RequestError(f"{param} is no JSON.", param=param) from None
+            raise RequestError(f"{param} is not valid JSON.", param=param) from None
     return _mapping(param, value)
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
-# What stands before a call's arguments and behind them; {} is the name, as JSON writes it and as it is.
+# The text before a call's arguments and after them, and the text that triggers a call.
+# %j is the name as a JSON string, %s the bare name.
 _CALLS = {
     "hermes": ('<tool_call>\n{"name": %j, "arguments": ', "}\n</tool_call>", "<tool_call>"),
     "llama": ('{"name": %j, "parameters": ', "}", None),
@@ -195,12 +207,12 @@ _CALLS = {
         "<｜tool▁calls▁begin｜>",
     ),
 }
-MOST_BARE_TOOLS = 100  # whose calls nothing opens, so that each way to begin one is looked for
-_SEVERAL = ("hermes",)  # formats in which one call may simply follow another
+MAX_BARE_TOOLS = 100  # of a format without a trigger: every way to begin a call is looked for
+_SEVERAL = ("hermes",)  # formats in which one call may directly follow another
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """RequestError for what is no function with a name, and for two of one name."""
+    """RequestError for a tool that is no function with a name, and for two of the same name."""
     seen: dict[str, int] = {}
     for number, tool in enumerate(tools):
         where = f"tools[{number}]"
@@ -213,43 +225,38 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:
-            raise RequestError(f"{where} is no function with a name.", param=where)
+            raise RequestError(f"{where} is not a function with a name.", param=where)
         if name in seen:
-            raise RequestError(f"{where} has the name {name!r:.60}, as tools[{seen[name]}] has.", param=where)
+            raise RequestError(f"{where} has the same name as tools[{seen[name]}]: {name!r:.60}.", param=where)
         seen[name] = number
 
 
 def asked_tools(body: ChatRequest, form: ToolFormat | None) -> tuple[Structured | None, bool]:
-    """What the calls of an answer are held to, and whether that must be so: a tool that is required, named or strict."""
+    """The format of the answer's tool calls, and whether it must be enforced.
+
+    It must be if a tool is required, named or strict. Raises RequestError for a wrong `tool_choice`,
+    and if the model's format `form` cannot be enforced for a required call.
+    """
     choice = body.tool_choice
     if not isinstance(choice, dict) and choice not in (None, "none", "auto", "required"):
         raise RequestError(
             f"tool_choice is {choice!r:.60}; expected 'auto', 'none', 'required' or a named tool.", param="tool_choice"
         )
-    tools = [tool["function"] for tool in body.tools or ()]
-    wanted = _wanted(choice)
-    if wanted is not None:
-        tools = [tool for tool in tools if tool["name"] == wanted]
-    must = wanted is not None or choice == "required"
-    if must and not tools:
-        said = (
-            f"names {wanted!r:.60}, which is not among the tools" if wanted else "is 'required' and there are no tools"
-        )
-        raise RequestError(f"tool_choice {said}.", param="tool_choice")
+    tools, must = _chosen_tools(body, choice)
     if not tools or choice == "none":
         return None, False
     written = _CALLS.get(form.name) if form is not None else None
-    if written is None:
+    if form is None or written is None:
         if must:
             raise RequestError(
-                "tool_choice: how this model writes calls is not one of the forms that an answer can be held to"
+                "tool_choice: how this model writes calls is not one of the formats that can be enforced"
                 f" ({', '.join(_CALLS)}); give 'auto', or start the server with --tool-parser.",
                 param="tool_choice",
                 code="unsupported_parameter",
             )
         return None, False
     begin, end, trigger = written
-    if trigger is None and not must and len(tools) > MOST_BARE_TOOLS:
+    if trigger is None and not must and len(tools) > MAX_BARE_TOOLS:
         return None, False
     tags: list[dict[str, Any]] = []
     for tool in tools:
@@ -258,28 +265,43 @@ def asked_tools(body: ChatRequest, form: ToolFormat | None) -> tuple[Structured 
         if isinstance(schema, dict) and tool.get("strict"):
             schema = _strict(schema)
         quoted = json.dumps(name, ensure_ascii=False)
-        for form_ in (begin,) if trigger is not None or must else _llama_begins(begin):
-            tags.append({"begin": form_.replace("%j", quoted).replace("%s", name), "schema": schema, "end": end})
-    alone = body.parallel_tool_calls is False or wanted is not None or (form is not None and form.name not in _SEVERAL)
-    fields: dict[str, Any] = {"tags": tags, "stop_after_first": alone, "at_least_one": must, "whitespace": "single"}
+        for template in (begin,) if trigger is not None or must else _llama_begins(begin):
+            tags.append({"begin": template.replace("%j", quoted).replace("%s", name), "schema": schema, "end": end})
+    single = body.parallel_tool_calls is False or isinstance(choice, dict) or form.name not in _SEVERAL
+    fields: dict[str, Any] = {"tags": tags, "stop_after_first": single, "at_least_one": must, "whitespace": "single"}
     if not must and trigger is not None:
         fields["triggers"] = (trigger,)
-    elif not must:  # nothing opens a call: an answer that begins as one is one
-        upto = [re.split(r",\s*\"parameters\"", tag["begin"])[0] for tag in tags]
-        fields |= {"triggers": tuple(dict.fromkeys(upto)), "at_start": True, "stop_after_first": True}
+    elif not must:  # nothing opens a call: an answer that begins like a call is one
+        beginnings = [re.split(r",\s*\"parameters\"", tag["begin"])[0] for tag in tags]
+        fields |= {"triggers": tuple(dict.fromkeys(beginnings)), "at_start": True, "stop_after_first": True}
     strict = must or any(tool.get("strict") for tool in tools)
     return named("tools", lambda: Structured.from_value(fields)), strict
 
 
+def _chosen_tools(body: ChatRequest, choice: str | dict[str, Any] | None) -> tuple[list[dict[str, Any]], bool]:
+    """The functions that the answer may call, and whether it must call one of them."""
+    tools = [tool["function"] for tool in body.tools or ()]
+    wanted = _wanted(choice)
+    if wanted is not None:
+        tools = [tool for tool in tools if tool["name"] == wanted]
+    must = wanted is not None or choice == "required"
+    if must and not tools:
+        reason = (
+            f"names {wanted!r:.60}, which is not among the tools" if wanted else "is 'required' and there are no tools"
+        )
+        raise RequestError(f"tool_choice {reason}.", param="tool_choice")
+    return tools, must
+
+
 def _llama_begins(begin: str) -> Iterator[str]:
-    """The ways in which Llama 3 begins a call: with or without its control token, a type, spaces."""
+    """The ways Llama 3 begins a call: with or without its control token, a type, spaces."""
     for text in (begin, begin.replace('{"name"', '{"type": "function", "name"')):
         for spaced in (text, text.replace('": ', '":').replace(', "', ',"')):
             yield from (spaced, f"<|python_tag|>{spaced}")
 
 
 def _wanted(choice: str | dict[str, Any] | None) -> str | None:
-    """The tool that is named: {"type": "function", "function": {"name": …}}, or with the name beside the type."""
+    """The named tool: {"type": "function", "function": {"name": …}}, or {"type", "name"}."""
     if not isinstance(choice, dict):
         return None
     inner = choice.get("function")
@@ -290,12 +312,16 @@ def _wanted(choice: str | dict[str, Any] | None) -> str | None:
 
 
 def joined(structure: Structured | None, tools: Structured | None) -> Structured | None:
-    """Both: a call, or else the answer's form."""
+    """A format that allows either a tool call or the answer's own format.
+
+    Raises RequestError if the answer's format is not JSON.
+    """
     if structure is None or tools is None or tools.at_least_one:
         return tools or structure
     if structure.json is None and not structure.json_object:
         raise RequestError(
-            "tools can be given together with a JSON form of the answer only; give tool_choice 'none' or leave the form out.",
+            "tools can be combined only with a JSON format of the answer; give tool_choice 'none' or leave the"
+            " format out.",
             param="tools",
         )
     return replace(
@@ -310,7 +336,7 @@ def joined(structure: Structured | None, tools: Structured | None) -> Structured
 
 
 def reasoned(structure: Structured, form: ReasoningFormat | None, prompt: str) -> Structured:
-    """The same after the reasoning, if this model reasons and the prompt has not closed it already."""
+    """The format after the reasoning, if the model reasons and the prompt has not closed it."""
     tail = prompt.rstrip()
     if form is None or tail.endswith(form.end) or structure.after is not None:
         return structure

@@ -1,4 +1,4 @@
-"""How model families write tool calls and reasoning: a table (read `calls.py` next, which reads by it).
+"""How model families write tool calls and reasoning: a table (read `calls.py` next, which uses it).
 
     Hermes, Qwen       <tool_call>{"name": "f", "arguments": {…}}</tool_call> …
     Llama 3            {"name": "f", "parameters": {…}}; …                         the whole answer
@@ -24,14 +24,14 @@ __all__ = ["REASONING", "TOOLS", "ReasoningFormat", "ToolFormat", "reasoning_for
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How calls stand in a text. `signs` are found in the chat templates of models that write them so."""
+    """How calls are written in the text."""
 
     name: str
-    signs: tuple[str, ...]
-    starts: tuple[str, ...]  # what opens calls, anywhere in the text
-    ends: tuple[str, ...] = ()  # what may stand behind a call
-    bare: bool = False  # calls may also be the whole answer, with nothing that opens them
-    header: str | None = None  # a pattern whose first group is the name; the arguments follow it
+    signs: tuple[str, ...]  # texts in the chat templates of models that use this format
+    starts: tuple[str, ...]  # marks that start calls, anywhere in the text
+    ends: tuple[str, ...] = ()  # marks that may follow a call
+    bare: bool = False  # calls without a mark may also be the whole answer
+    header: str | None = None  # a pattern before the arguments; its first group is the name
     pythonic: bool = False
     id_length: int = 24
     name_keys: tuple[str, ...] = ("name",)
@@ -41,17 +41,17 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """What opens and closes the reasoning at the start of an answer."""
+    """The marks around the reasoning at the start of an answer."""
 
     name: str
     start: str
     end: str
-    special: bool = False  # they are control tokens, which a text leaves out by default
+    special: bool = False  # the marks are control tokens, which text leaves out by default
 
 
 _DEEPSEEK_HEADER = r"(?:function<｜tool▁sep｜>)?\s*([\w.:-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*"
 
-# The first entry with a sign in the template is taken.
+# "auto" uses the first entry with a sign in the template.
 TOOLS: Mapping[str, ToolFormat] = MappingProxyType(
     {
         entry.name: entry
@@ -68,7 +68,7 @@ TOOLS: Mapping[str, ToolFormat] = MappingProxyType(
                 ("[TOOL_CALLS]",),
                 ("[TOOL_CALLS]",),
                 header=r"\s*([\w.:-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*",
-                id_length=9,  # the template refuses others when the calls come back
+                id_length=9,  # the template refuses other lengths in the next turn
             ),
             ToolFormat("granite", ("<|tool_call|>",), ("<|tool_call|>",), ("<|/tool_call|>",)),
             ToolFormat("hermes", ("<tool_call>",), ("<tool_call>",), ("</tool_call>",)),
@@ -88,14 +88,17 @@ REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
 
 
 def tool_format(wanted: str, template: str) -> ToolFormat | None:
-    """The format that is wanted by name ("none" is one); "auto": the one that the template shows, if any."""
+    """The format of this name; None for "none"; for "auto" the template's, if any.
+
+    Raises RequestError for an unknown name.
+    """
     if wanted == "auto":
         return next((entry for entry in TOOLS.values() if any(sign in template for sign in entry.signs)), None)
     return TOOLS[_checked("tool_parser", wanted, TOOLS)] if wanted != "none" else None
 
 
 def reasoning_format(wanted: str, template: str) -> ReasoningFormat | None:
-    """The same for reasoning."""
+    """The reasoning's format, chosen like `tool_format`."""
     if wanted == "auto":
         return next((entry for entry in REASONING.values() if entry.end in template), None)
     return REASONING[_checked("reasoning_parser", wanted, REASONING)] if wanted != "none" else None

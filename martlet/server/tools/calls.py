@@ -1,14 +1,14 @@
-"""Tool calls taken out of a text as it comes (read `call_formats.py` first, for what they look like).
+"""Separates tool calls from streamed text (read `call_formats.py` first, which has the formats).
 
-The result does not depend on how the text is cut: a piece is given out only when no continuation could change what it
-is, and what is between and inside calls is read character by character.
+The result does not depend on the cuts between pieces: text is returned only when no continuation
+could change its meaning, and calls are read character by character.
 
-    TEXT ── something that opens calls ──▸ BETWEEN ── { ──▸ CALL ── its end ──▸ BETWEEN
-      ▴                                      │ anything else
-      └──────────────────────────────────────┘
+    TEXT ── start of calls ──▸ BETWEEN ── { ──▸ CALL ── its end ──▸ BETWEEN
+      ▴                           │ anything else
+      └───────────────────────────┘
 
-What looks like a call and turns out to be none, before its name is known, is text again. White space before and after
-calls is dropped.
+Text that looks like a call but turns out to be none, before its name is known, is content again.
+White space before and after calls is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from martlet.server.tools.json_scan import CallScanner, ValueScanner
 __all__ = ["Arguments", "Call", "CallParser", "Content", "held_back"]
 
 _SEPARATORS = " \t\r\n,;[]"
-_MAX_HEADER = 256  # characters of a name and what is around it
+_MAX_HEADER = 256  # characters of a name and its marks
 _BARE_PYTHON = re.compile(r"\[\s*([A-Za-z_][\w.]*(\(.*)?)?", re.DOTALL)
 
 
@@ -39,7 +39,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call begins."""
+    """The beginning of a call."""
 
     index: int
     call_id: str
@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of a call's arguments, as JSON text."""
+    """A piece of a call's arguments, as JSON text."""
 
     index: int
     text: str
@@ -71,9 +71,9 @@ class CallParser:
         self._new_id = new_id or (lambda length: secrets.token_hex(length)[:length])
         self._buffer = ""
         self._state: Callable[[], list[Part] | None] = self._bare if form.bare else self._text
-        self._space = ""  # that is dropped if a call follows it
-        self._raw = ""  # what opened a call, until it is one
-        self._open = form.bare  # whether anything has, since the last call
+        self._space = ""  # white space, dropped if a call follows it
+        self._raw = ""  # the text since the start of a possible call
+        self._open = form.bare  # a call may have begun since the last one
         self._goes_on = False  # text has followed the last call
         self._n_calls = 0
         self._scanner: CallScanner | None = None
@@ -81,15 +81,15 @@ class CallParser:
         self._final = False
 
     def feed(self, text: str) -> list[Part]:
-        """Take more text; return what is certain."""
+        """Parse more text; return the parts that are certain."""
         self._buffer += text
         parts: list[Part] = []
-        while (found := self._state()) is not None:
-            parts += found
+        while (new_parts := self._state()) is not None:
+            parts += new_parts
         return parts
 
     def finish(self) -> list[Part]:
-        """Return what is left at the end. A call that was cut off stays cut off."""
+        """Return the rest at the end of the answer. A call that was cut off stays cut off."""
         self._final = True
         parts = self.feed("")
         scanner = self._scanner
@@ -102,7 +102,7 @@ class CallParser:
         self._raw = self._space = ""
         return parts
 
-    # -- states: each returns parts and goes on, or None where it needs more text ---------------------------------------
+    # -- states: each returns parts and continues, or None if it needs more text -----------------------------------------
     def _text(self) -> list[Part] | None:
         starts = [(at, mark) for mark in self._form.starts if (at := self._buffer.find(mark)) >= 0]
         if starts:
@@ -116,7 +116,7 @@ class CallParser:
         return self._shown(shown) if shown else None
 
     def _bare(self) -> list[Part] | None:
-        """At the start of an answer that may be calls as a whole."""
+        """At the start of an answer that may consist only of calls."""
         rest = self._buffer.lstrip()
         if not rest and not self._final:
             return None
@@ -144,13 +144,13 @@ class CallParser:
         return []
 
     def _between(self) -> list[Part] | None:
-        """Where a call may begin, another one may follow, or text goes on."""
+        """After the start of calls, or after a call: another call or text may follow."""
         rest = self._buffer
         for mark in (*self._form.ends, *self._form.starts):
             if rest.startswith(mark):
                 self._open = self._open or mark in self._form.starts
                 return self._skip(len(mark))
-            if not self._final and mark.startswith(rest):  # of an empty rest as well
+            if not self._final and mark.startswith(rest):  # also if the rest is empty
                 return None
         if not rest:
             return None
@@ -164,7 +164,7 @@ class CallParser:
         return self._named(rest) if self._form.header else self._no_call()
 
     def _skip(self, count: int) -> list[Part]:
-        """Leave out what is only there for calls; it is text after all if none follows what opened it."""
+        """Skip a mark or separator; it is content after all if no call follows."""
         if self._open:
             self._raw += self._buffer[:count]
         self._buffer = self._buffer[count:]
@@ -185,7 +185,7 @@ class CallParser:
         return [self._new_call(match[1])]
 
     def _object(self) -> list[Part] | None:
-        """Inside a call that is one object."""
+        """Inside a call that is a single object."""
         scanner = self._scanner
         assert scanner is not None
         parts: list[Part] = []
@@ -229,7 +229,7 @@ class CallParser:
         return [Arguments(self._n_calls - 1, text)] if text else None
 
     def _no_call(self) -> list[Part]:
-        """What has been read since calls were opened is text after all, and so is the next character."""
+        """The text since the start of the call is content after all, and so is the next character."""
         self._state = self._text
         raw, self._raw = self._raw, ""
         first, self._buffer = self._buffer[:1], self._buffer[1:]
@@ -237,14 +237,14 @@ class CallParser:
 
     # -- parts -----------------------------------------------------------------------------------------------------------
     def _shown(self, text: str) -> list[Part]:
-        """Text, but for white space at its end: that waits for what follows."""
+        """Content without the white space at its end, which waits for the next text."""
         text = self._space + text
         if self._n_calls and not self._goes_on:
             text = text.lstrip()
-        kept = text.rstrip()
-        self._space = text[len(kept) :]
-        self._goes_on = self._goes_on or bool(kept)
-        return [Content(kept)] if kept else []
+        content = text.rstrip()
+        self._space = text[len(content) :]
+        self._goes_on = self._goes_on or bool(content)
+        return [Content(content)] if content else []
 
     def _new_call(self, name: str) -> Call:
         self._n_calls += 1
@@ -257,7 +257,7 @@ class CallParser:
 
 
 def _python_calls(text: str) -> list[tuple[str, str]]:
-    """The calls of `[f(a=1), g()]`, with their arguments as JSON; none if it is anything else."""
+    """The calls of `[f(a=1), g()]`, with their arguments as JSON; an empty list for other text."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         if not isinstance(tree, ast.List) or not tree.elts:
@@ -269,6 +269,6 @@ def _python_calls(text: str) -> list[tuple[str, str]]:
 
 def _python_call(node: ast.expr) -> tuple[str, str]:
     if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise ValueError("this is no call with named arguments")
+        raise ValueError("not a call with named arguments")
     arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
     return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""JSON read character by character, for what must be passed on before it is whole (read `calls.py` next).
+"""Reads JSON character by character, so that incomplete values can be streamed (read `calls.py` next).
 
 Format: https://www.rfc-editor.org/rfc/rfc8259
 """
@@ -11,7 +11,10 @@ __all__ = ["CallScanner", "ValueScanner"]
 
 
 class ValueScanner:
-    """Finds where one value ends. An object, a list or a string ends with its last character, others before the next."""
+    """Finds the end of a value.
+
+    An object, a list or a string ends with its last character, other values before the next.
+    """
 
     def __init__(self) -> None:
         self.text = ""
@@ -20,7 +23,7 @@ class ValueScanner:
         self._in_string = self._escaped = False
 
     def feed(self, character: str) -> bool:
-        """Take a character; False if the value has ended before it."""
+        """Add a character; False if the value ended before it."""
         if self._in_string:
             self.text += character
             if self._escaped:
@@ -46,10 +49,10 @@ class ValueScanner:
 
 
 class CallScanner:
-    """Reads `{"name": …, "arguments": {…}}`: the name when it is known, the arguments' own text as it comes.
+    """Reads `{"name": …, "arguments": {…}}`: the name, and the arguments' text as it arrives.
 
-    It is `ready` once it must be a call: it has a name, and arguments or its end. `failed`: it is none, and nothing of
-    it was given out. A string in place of an object is unwrapped once it is whole.
+    `ready`: it must be a call, since it has a name, and arguments or its end. `failed`: it is no call,
+    and nothing of it was returned. Arguments given as a string are unwrapped once it is complete.
     """
 
     def __init__(
@@ -66,13 +69,13 @@ class CallScanner:
         self._keys = name_keys, argument_keys, other_keys
         self._needs_arguments = needs_arguments
         self._key: str | None = None
-        self._expect = "{"  # what comes next: { key : value ,
+        self._expect = "{"  # the next element: { key : value , end
         self._value = ValueScanner()
         self._arguments = ""
         self._seen_arguments = False
 
     def feed(self, character: str) -> None:
-        """Take a character."""
+        """Add a character."""
         self.raw += character
         if self._expect in ("key", "value"):
             if not self._value.text and (character in " \t\r\n" or (self._expect == "key" and character == "}")):
@@ -91,11 +94,11 @@ class CallScanner:
         self._punctuation(character)
 
     def take_arguments(self) -> str:
-        """The arguments' text since the last call; nothing before it is ready."""
+        """The arguments' text since the last call of this method; "" until it is ready."""
         if not self.ready:
             return ""
-        found, self._arguments = self._arguments, ""
-        return found
+        arguments, self._arguments = self._arguments, ""
+        return arguments
 
     def _punctuation(self, character: str) -> None:
         if character in " \t\r\n":
@@ -107,7 +110,7 @@ class CallScanner:
             self._break_off()
 
     def _break_off(self) -> None:
-        """This is no JSON, or no call: what was given out stays."""
+        """End the scan: the text is no call, or no JSON after arguments that were returned."""
         self.done, self.failed = self.ready, not self.ready
 
     def _end_if(self, character: str) -> None:
@@ -119,7 +122,7 @@ class CallScanner:
             self._arguments = "{}"
 
     def _ended(self, text: str) -> None:
-        """A key or a value is whole."""
+        """Handle a complete key or value."""
         names, arguments, others = self._keys
         if self._expect == "key":
             self._key = _string(text)
@@ -141,7 +144,7 @@ class CallScanner:
 
 def _string(text: str) -> str | None:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, str) else None
+    return value if isinstance(value, str) else None

@@ -1,6 +1,6 @@
-"""An answer's text separated into reasoning, content and tool calls (read `calls.py` next).
+"""Separates an answer's text into reasoning, content and tool calls (read `calls.py` next).
 
-A whole reply is made by joining the parts of a stream, so the two cannot differ.
+A whole reply is joined from the parts of a stream, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Part = Reasoning | Content | Call | Arguments
 
 
 class ReplyParser:
-    """Separates one answer. Without formats, all of it is content."""
+    """Separates the text of one answer; without formats all of it is content."""
 
     def __init__(
         self,
@@ -36,19 +36,19 @@ class ReplyParser:
         prompt: str = "",
         new_id: Callable[[int], str] | None = None,
     ) -> None:
-        """`prompt` tells whether the template has opened the reasoning already."""
+        """The end of `prompt` shows whether the template has opened the reasoning."""
         self._reasoning = _Splitter(reasoning, prompt) if reasoning is not None else None
         self._calls = CallParser(tools, new_id) if tools is not None else None
 
     def feed(self, text: str) -> list[Part]:
-        """Take more text; return what is certain."""
+        """Parse more text; return the parts that are certain."""
         if self._reasoning is None:
             return self._content(text)
         thought, text = self._reasoning.feed(text)
         return [*([Reasoning(thought)] if thought else []), *self._content(text)]
 
     def finish(self) -> list[Part]:
-        """Return what is left at the end."""
+        """Return the rest at the end of the answer."""
         parts: list[Part] = []
         if self._reasoning is not None:
             thought, text = self._reasoning.finish()
@@ -62,14 +62,14 @@ class ReplyParser:
 
 
 class _Splitter:
-    """Finds the reasoning at the start of an answer; white space around it is dropped."""
+    """Splits the reasoning from the start of an answer; white space around it is dropped."""
 
     def __init__(self, form: ReasoningFormat, prompt: str) -> None:
         self._form = form
         self._inside = prompt.rstrip().endswith(form.start)
         self._done = False
         self._buffer = ""
-        self._started = False  # a character of the reasoning, or of the content after it, is out
+        self._started = False  # a character of the reasoning, or of the content after it, was returned
 
     def feed(self, text: str, final: bool = False) -> tuple[str, str]:
         """Return (reasoning, content)."""
@@ -89,7 +89,7 @@ class _Splitter:
         return thought, self._after() if self._done else ""
 
     def finish(self) -> tuple[str, str]:
-        """What is left at the end."""
+        """Return the rest at the end of the answer."""
         return self.feed("", final=True)
 
     def _thought(self, final: bool) -> str:
@@ -117,7 +117,7 @@ class _Splitter:
 
 
 def delta_of(part: Part, with_reasoning: bool = True) -> dict[str, Any] | None:
-    """A part as a chat chunk's delta; None for reasoning that is not wanted."""
+    """A part as a chat chunk's delta; None for unwanted reasoning."""
     match part:
         case Reasoning(text):
             return {"reasoning_content": text} if with_reasoning else None
