@@ -1,7 +1,8 @@
-"""What is measured, in seconds of a monotonic clock (read `observe/recorder.py` next, which fills it in).
+"""The engine's measurements, in seconds of a monotonic clock.
 
-`RequestMetrics` is kept for every request. A `StepRecord` is made only when somebody watches: an `Observer`, such as the
-trace (`observe/trace.py`) and the capsule (`observe/capsule.py`).
+Every request has `RequestMetrics`. A `StepRecord` is made only for an `Observer` that reads it, such
+as the trace (`observe/trace.py`) and the capsule (`observe/capsule.py`). Read `observe/recorder.py`
+next, which fills them in.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ __all__ = [
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """The least value that at least `share` of the values do not exceed (nearest rank); None of no values."""
+    """The smallest value that at least `share` of the values do not exceed (nearest rank).
+
+    None if there are no values.
+    """
     ordered = sorted(values)
     if not ordered:
         return None
@@ -36,7 +40,7 @@ def percentile(values: Iterable[float], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class StartPhase:
-    """One part of an engine's start and how long it took."""
+    """A phase of the engine's start."""
 
     name: str  # read, plan, guard (if KV types are), map, compile, warm
     seconds: float
@@ -44,7 +48,7 @@ class StartPhase:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times and counts of one request; a time is None until it has happened."""
+    """Times and counts of one request; a time is None until the event."""
 
     arrival_s: float
     n_prompt: int
@@ -53,24 +57,24 @@ class RequestMetrics:
     last_token_s: float | None = None
     finished_s: float | None = None
     n_generated: int = 0  # over all n sequences
-    n_first: int = 0  # tokens that came with the first one: one a sequence that was ready then
-    cache: CacheUse | None = None  # what the prefix cache gave it, once it was scheduled
-    saved_s: float | None = None  # what computing n_cached tokens would have taken, at the engine's measured speed
-    n_prefilled: int = 0  # prompt tokens that are cached or computed, or are in the step that runs
-    n_chunks: int = 0  # spans that computed prompt tokens, or tokens lost to a preemption
-    n_preempted: int = 0  # times that a sequence of it lost its pages
-    n_drafted: int = 0  # tokens that were guessed and verified
-    n_accepted: int = 0  # of them, those that were right
-    gaps_s: array[float] = field(default_factory=lambda: array("d"))  # between tokens of a sequence, in order
+    n_first: int = 0  # tokens of the step of the first token: one per sequence that was ready
+    cache: CacheUse | None = None  # its use of the prefix cache, once it was scheduled
+    saved_s: float | None = None  # time to compute n_cached tokens at the measured speed
+    n_prefilled: int = 0  # prompt tokens that are cached, computed, or in the running step
+    n_chunks: int = 0  # spans of prompt tokens, or of tokens lost to a preemption
+    n_preempted: int = 0  # preemptions of its sequences
+    n_drafted: int = 0  # draft tokens that were verified
+    n_accepted: int = 0  # draft tokens that were accepted
+    gaps_s: array[float] = field(default_factory=lambda: array("d"))  # times between tokens, in order
 
     @property
     def n_cached(self) -> int:
-        """Prompt tokens that the prefix cache had."""
+        """Prompt tokens from the prefix cache."""
         return 0 if self.cache is None else self.cache.n_tokens
 
     @property
     def n_loaded(self) -> int:
-        """Of them, those that came back from the second tier."""
+        """Prompt tokens that were loaded from disk; `n_cached` includes them."""
         return 0 if self.cache is None else self.cache.n_loaded
 
     @property
@@ -85,7 +89,7 @@ class RequestMetrics:
 
     @property
     def decode_s(self) -> float | None:
-        """From the first token to the last so far."""
+        """From the first token to the latest."""
         return _between(self.first_token_s, self.last_token_s)
 
     @property
@@ -95,27 +99,27 @@ class RequestMetrics:
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """Prompt tokens that were computed, by the time from the first span to the first token."""
+        """Computed prompt tokens per second of `prefill_s`."""
         return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s else None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens after the first ones by the time that they took."""
+        """Generated tokens after the first per second of `decode_s`."""
         return (self.n_generated - self.n_first) / self.decode_s if self.decode_s else None
 
     def disown_token(self) -> None:
-        """Count one token of the last step less: a guess that was right, after a stop string that the same step completed."""
+        """Uncount an accepted draft token of the last step that follows a stop string of that step."""
         self.n_generated -= 1
         self.n_first -= self.first_token_s == self.last_token_s
         if 0.0 in self.gaps_s:
             self.gaps_s.remove(0.0)
 
     def gap_s(self, share: float) -> float | None:
-        """The time between tokens that `share` of them do not exceed: 0.5 is the median, 1 the longest."""
+        """A percentile of the times between tokens: 0.5 is the median, 1 the maximum."""
         return percentile(self.gaps_s, share)
 
     def as_dict(self) -> dict[str, object]:
-        """What a person or a client reads; times in milliseconds."""
+        """The metrics for people and clients; times in milliseconds."""
         cache = self.cache
         return {
             "queue_ms": _ms(self.queue_s),
@@ -140,26 +144,26 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class SpeculationTotals:
-    """What came of guesses. Position i is that of a guess that comes after i others, which in a tree have siblings."""
+    """Counts of speculative decoding. Position i is that of the draft token after i others."""
 
-    n_spans: int = 0  # times that tokens were guessed for a sequence
-    n_steps: int = 0  # with guesses, and without prompts
-    drafted: list[int] = field(default_factory=list)  # by position
+    n_spans: int = 0  # drafts verified
+    n_steps: int = 0  # steps with drafts and without prompts
+    drafted: list[int] = field(default_factory=list)  # draft tokens by position
     accepted: list[int] = field(default_factory=list)
-    gain_s: float = 0.0  # time that those steps would have taken more, by what steps without guesses take
+    gain_s: float = 0.0  # time saved in those steps, against measured steps without drafts
 
     @property
     def n_drafted(self) -> int:
-        """Guesses that were verified."""
+        """Draft tokens verified."""
         return sum(self.drafted)
 
     @property
     def n_accepted(self) -> int:
-        """Of them, those that were right."""
+        """Draft tokens accepted."""
         return sum(self.accepted)
 
     def count(self, positions: Sequence[int], n_accepted: int) -> int:
-        """Add a span's guesses, at these positions; return how many were right."""
+        """Add a span's draft tokens, at these positions; return `n_accepted`."""
         missing = max(positions) + 1 - len(self.drafted)
         self.drafted += [0] * missing
         self.accepted += [0] * missing
@@ -171,10 +175,10 @@ class SpeculationTotals:
         return n_accepted
 
     def plus(self, other: SpeculationTotals) -> SpeculationTotals:
-        """Both together."""
+        """The sum of both."""
         drafted, accepted = (
-            [a + b for a, b in zip_longest(one, two, fillvalue=0)]
-            for one, two in ((self.drafted, other.drafted), (self.accepted, other.accepted))
+            [a + b for a, b in zip_longest(mine, theirs, fillvalue=0)]
+            for mine, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted))
         )
         n_spans, n_steps = self.n_spans + other.n_spans, self.n_steps + other.n_steps
         return SpeculationTotals(n_spans, n_steps, drafted, accepted, self.gain_s + other.gain_s)
@@ -186,18 +190,18 @@ class EngineTotals:
 
     n_steps: int = 0
     n_requests: int = 0
-    n_prompt: int = 0  # tokens of requests that were scheduled
-    n_cached: int = 0  # of them, those that the prefix cache had
+    n_prompt: int = 0  # prompt tokens of scheduled requests
+    n_cached: int = 0  # prompt tokens from the prefix cache
     n_prefilled: int = 0
     n_generated: int = 0
     n_preempted: int = 0
-    n_finished: int = 0  # sequences that ended by themselves,
-    n_aborted: int = 0  # that their caller gave up,
-    n_failed: int = 0  # and that failed
+    n_finished: int = 0  # sequences that stopped or reached their length
+    n_aborted: int = 0  # sequences that the caller aborted
+    n_failed: int = 0  # sequences that failed
     speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
 
     def plus(self, other: EngineTotals) -> EngineTotals:
-        """Both together."""
+        """The sum of both."""
         counts = {
             f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "speculation"
         }
@@ -206,19 +210,19 @@ class EngineTotals:
 
 @dataclass(frozen=True, slots=True)
 class SpanRecord:
-    """What a step computed of one sequence, in names that a caller knows."""
+    """What a step computed for one sequence, under the request's id."""
 
     request_id: str
-    index: int  # which of the request's n completions
+    index: int  # of the request's n completions
     start: int
     count: int
-    decode: bool  # one new token, and no prompt
-    place: str  # start and count, and which layers if they are not all
+    decode: bool  # one new token, no prompt
+    place: str  # start and count, and the layers if not all
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step as it was planned, run and committed; the counts are those after it."""
+    """A step as it was planned, run and committed; the counts are those after it."""
 
     step: int
     start_s: float
@@ -226,41 +230,41 @@ class StepRecord:
     run_s: float
     commit_s: float
     spans: tuple[SpanRecord, ...]
-    preempted: tuple[tuple[str, int], ...]  # (request id, index) that lost their pages
+    preempted: tuple[tuple[str, int], ...]  # (request id, index)
     n_running: int
     n_waiting: int
     n_free_pages: int
-    n_cached: int  # prompt tokens found in the prefix cache since the engine's start
+    n_cached: int  # prompt tokens from the prefix cache since the engine's start
     plan: StepPlan
     result: StepResult
     events: tuple[Event, ...]
 
     @property
     def end_s(self) -> float:
-        """When it was committed."""
+        """The time of the commit."""
         return self.start_s + self.plan_s + self.run_s + self.commit_s
 
 
 class Observer:
-    """Whoever watches an engine inherits from this and overrides what it wants to see."""
+    """Base class of observers: override the events to see. The engine's thread calls them."""
 
     def accepted(self, request: Request, now: float) -> None:
         """A request was accepted."""
 
     def ran(self, plan: StepPlan, seconds: float) -> None:
-        """A step was committed; it took so long."""
+        """A step was committed after `seconds`."""
 
     def stepped(self, record: StepRecord) -> None:
-        """A step was committed; its events are in the record, which is only made if somebody overrides this."""
+        """A step was committed. The record is made only if an observer overrides this method."""
 
     def broke(self, plan: StepPlan) -> None:
-        """A step raised: nothing of it was committed, and `ended` says what that ended."""
+        """A step raised and was not committed; `ended` names the sequences that it ended."""
 
     def ended(self, events: Iterable[Event], now: float) -> None:
-        """These sequences ended outside of a step: aborted, stopped by their text, or failed together."""
+        """Sequences ended outside of a step: aborted, stopped by their text, or failed."""
 
     def close(self) -> None:
-        """The engine ends. Idempotent."""
+        """The engine closes. Idempotent."""
 
 
 def _between(start: float | None, end: float | None) -> float | None:

@@ -1,6 +1,7 @@
-"""Why a prompt was not cached further than it was: the first token that left the cached path, both sides as text.
+"""Explains why a prompt was not cached further: the first token that left the cached prefix.
 
-The tree of cached prefixes says where it ends and what stands there instead (`cache/radix.py`); here that becomes words.
+The prefix tree (`cache/radix.py`, read it next) reports the position and both tokens; this module
+turns them into text.
 """
 
 from __future__ import annotations
@@ -14,52 +15,52 @@ from martlet.types import MissReason
 
 __all__ = ["CacheReport", "explain_cache"]
 
-_REASONING = ("<think>", "[THINK]")  # what begins it
-_BEFORE_TOKENS = 8  # shown of what both have in common
+_REASONING = ("<think>", "[THINK]")  # marks that begin reasoning
+_BEFORE_TOKENS = 8  # shown of the common prefix
 _REASONS = {
-    MissReason.END: "the whole prompt was there; its last token is always computed",
-    MissReason.EMPTY: "nothing that goes on like this was computed before",
-    MissReason.EVICTED: "what follows was cached, and had to make room: more kv_memory keeps it",
-    MissReason.SALT: "what follows is cached under another cache_salt only",
-    MissReason.SCORED: "prompt_logprobs were asked for, so those tokens are computed",
+    MissReason.END: "the whole prompt was cached; its last token is always computed",
+    MissReason.EMPTY: "no earlier prompt continues like this",
+    MissReason.EVICTED: "the rest was cached and evicted: more kv_memory keeps it",
+    MissReason.SALT: "the rest is cached only under another cache_salt",
+    MissReason.SCORED: "prompt_logprobs need these tokens to be computed",
     MissReason.OFF: "the prefix cache is off",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What the prefix cache did for one prompt. `position` is where it left what is cached."""
+    """The prefix cache's use for one prompt, and why it ended at `position`."""
 
     n_prompt: int
     n_cached: int
-    n_loaded: int  # of them, from the second tier
+    n_loaded: int  # of the cached tokens, loaded from disk
     reason: MissReason
-    saved_s: float | None  # time that computing the cached tokens would have taken; None before any speed was measured
-    before: str = ""  # the text before `position`, its end
-    prompt_id: int | None = None  # the prompt's token at `position`, and its text
+    saved_s: float | None  # time to compute the cached tokens; None before a speed was measured
+    before: str = ""  # the end of the text before `position`
+    prompt_id: int | None = None  # the prompt's token at `position`
     prompt_text: str = ""
-    cached_id: int | None = None  # the token that the cache has there, where that is the reason
+    cached_id: int | None = None  # the cached token at `position`, if the tokens differ
     cached_text: str = ""
-    differs_at: int | None = None  # where the two tokens stand
+    differs_at: int | None = None  # position of the two tokens
 
     @property
     def position(self) -> int:
-        """The first position that is not in the cache: n_cached, or after it where not all that is there can be used."""
+        """The first position that is not cached: `n_cached`, or later in a page of which only a part matches."""
         return self.n_cached if self.differs_at is None else self.differs_at
 
     @property
     def cut_differently(self) -> bool:
-        """Whether both sides may be the same text in other tokens: one of the two begins with the other."""
-        one, other = self.prompt_text, self.cached_text
-        return bool(one and other) and (one.startswith(other) or other.startswith(one))
+        """Whether both may be the same text in other tokens: one text begins with the other."""
+        prompt, cached = self.prompt_text, self.cached_text
+        return bool(prompt and cached) and (prompt.startswith(cached) or cached.startswith(prompt))
 
     @property
     def lacks_reasoning(self) -> bool:
-        """Whether an earlier answer's reasoning is in the cache and not in the prompt: templates and clients leave it out."""
+        """Whether the cache has an earlier answer's reasoning that the prompt leaves out."""
         return self.cached_text.strip() in _REASONING
 
     def explain(self) -> str:
-        """One line for a person."""
+        """The report as a line of text."""
         line = f"cache: {self.n_cached:,} of {self.n_prompt:,} prompt tokens"
         if self.n_loaded:
             line += f" ({self.n_loaded:,} from disk)"
@@ -81,13 +82,13 @@ class CacheReport:
 
 
 def explain_cache(prompt_ids: Sequence[int], metrics: RequestMetrics, tokenizer: Tokenizer) -> CacheReport | None:
-    """The report of a request; None if it has never run."""
+    """The report of a request; None if it never ran."""
     use = metrics.cache
     if use is None:
         return None
     position = use.n_tokens if use.differs_at is None else use.differs_at
     cached = None if use.cached_id is None else tokenizer.decode([use.cached_id], skip_special=False)
-    here = prompt_ids[position] if position < len(prompt_ids) and cached is not None else None
+    prompt_id = prompt_ids[position] if position < len(prompt_ids) and cached is not None else None
     return CacheReport(
         n_prompt=metrics.n_prompt,
         n_cached=use.n_tokens,
@@ -95,10 +96,10 @@ def explain_cache(prompt_ids: Sequence[int], metrics: RequestMetrics, tokenizer:
         reason=use.reason,
         saved_s=metrics.saved_s,
         before=""
-        if here is None
+        if prompt_id is None
         else tokenizer.decode(list(prompt_ids[max(0, position - _BEFORE_TOKENS) : position]), skip_special=False),
-        prompt_id=here,
-        prompt_text="" if here is None else tokenizer.decode([here], skip_special=False),
+        prompt_id=prompt_id,
+        prompt_text="" if prompt_id is None else tokenizer.decode([prompt_id], skip_special=False),
         cached_id=use.cached_id,
         cached_text=cached or "",
         differs_at=use.differs_at,

@@ -1,6 +1,6 @@
-"""What the engine notes of its requests while it steps (read `metrics.py` for what the numbers mean).
+"""Records the metrics of requests while the engine steps (read `metrics.py` for their meaning).
 
-Counters only, a few dozen microseconds a step, unless somebody watches.
+Without observers it only counts, which takes a few dozen microseconds per step.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from martlet.types import Event, FinishReason, Request, SeqId, StepPlan, StepRes
 
 __all__ = ["Load", "Recorder"]
 
-LEAST_PREFILL = 32  # tokens of a step that says something about the speed of prefill
-MEMORY_S = 10.0  # prefill time after which what was measured before counts half
+MIN_PREFILL = 32  # tokens of a step that counts for the prefill speed
+MEMORY_S = 10.0  # prefill time after which earlier measurements count half
 
-Load = Callable[[], tuple[int, int, int]]  # sequences that run, that wait, and free pages
+Load = Callable[[], tuple[int, int, int]]  # running sequences, waiting sequences, free pages
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended: when each of its open sequences had its last token."""
+    """A request that has not ended."""
 
     metrics: RequestMetrics
-    last_s: dict[int, float | None]
+    last_s: dict[int, float | None]  # time of the last token, by open sequence
 
 
 class Recorder:
-    """Fills in the metrics of every request, and tells the observers."""
+    """Fills in the metrics of every request, and calls the observers."""
 
     def __init__(self, clock: Callable[[], float], load: Load, observers: Sequence[Observer] = ()) -> None:
         self.totals = EngineTotals()
         self._clock = clock
         self._load = load
         self._observers: tuple[Observer, ...] = ()
-        self._readers: tuple[Observer, ...] = ()  # of them, those that want to know all of each step
+        self._readers: tuple[Observer, ...] = ()  # observers that read step records
         self._open: dict[str, _Open] = {}
         self._sequences: dict[SeqId, tuple[RequestMetrics, str, int]] = {}
         self._prefill_tokens = 0.0
         self._prefill_s = 0.0
-        self._step_prefill = 0  # tokens of the step that runs
-        self._plan: StepPlan | None = None  # of the step that runs
+        self._step_prefill = 0  # prompt tokens of the running step
+        self._plan: StepPlan | None = None  # of the running step
         for observer in observers:
             self.watch(observer)
 
     def accepted(self, request: Request) -> RequestMetrics:
-        """A request was accepted: return its metrics, which fill in as it runs."""
+        """A request was accepted; return its metrics, which are filled in while it runs."""
         now = self._clock()
         metrics = RequestMetrics(request.arrival_s or now, len(request.prompt_ids))
         self._open[request.request_id] = _Open(metrics, dict.fromkeys(range(request.params.n)))
@@ -72,7 +72,7 @@ class Recorder:
         prefilled = 0
         for span in plan.spans:
             entry = self._sequences.get(span.seq)
-            if span.stop_layer is not None:  # counted when its last layer has been computed
+            if span.stop_layer is not None:  # counted with its last layers
                 continue
             if entry is not None and (span.count - len(span.draft) > 1 or span.start < entry[0].n_prompt):
                 metrics = entry[0]
@@ -82,7 +82,7 @@ class Recorder:
         self._step_prefill = prefilled
 
     def committed(self, plan: StepPlan, result: StepResult, events: list[Event], times: tuple[float, ...]) -> None:
-        """A step has ended; `times` are when it began, was planned, and had run."""
+        """A step was committed; `times` are its start, the end of planning and the end of the run."""
         start, planned, ran = times
         now = self._clock()
         self._plan = None
@@ -109,7 +109,7 @@ class Recorder:
             observer.ended(events, now)
 
     def cleared(self, events: list[Event]) -> None:
-        """Every request ended, perhaps because of the step that runs."""
+        """Every request ended, perhaps because the running step failed."""
         plan, self._plan = self._plan, None
         if plan is not None:
             for observer in self._observers:
@@ -117,11 +117,11 @@ class Recorder:
         self.ended(events)
 
     def watch(self, observer: Observer) -> None:
-        """Tell one more observer."""
+        """Add an observer."""
         self._set_observers((*self._observers, observer))
 
     def unwatch(self, observer: Observer) -> None:
-        """Tell it no more; a step that is being told of may be its last."""
+        """Remove an observer; a call under way may still reach it."""
         self._set_observers(tuple(other for other in self._observers if other is not observer))
 
     def _set_observers(self, observers: tuple[Observer, ...]) -> None:
@@ -134,12 +134,12 @@ class Recorder:
             observer.close()
 
     def saved_s(self, n_tokens: int) -> float | None:
-        """What computing `n_tokens` of prompts takes, by what was measured; None before anything was."""
+        """Time to compute `n_tokens` of prompts at the measured speed; None before a measurement."""
         return n_tokens * self._prefill_s / self._prefill_tokens if self._prefill_tokens else None
 
     def _prefilled(self, run_s: float) -> None:
         self.totals.n_prefilled += self._step_prefill
-        if self._step_prefill < LEAST_PREFILL:
+        if self._step_prefill < MIN_PREFILL:
             return
         if self._prefill_s > MEMORY_S:
             self._prefill_s, self._prefill_tokens = self._prefill_s / 2, self._prefill_tokens / 2
@@ -173,12 +173,12 @@ class Recorder:
         drafted = [span for span in plan.spans if span.draft]
         if not drafted:
             return
-        came = {sampled.seq: len(sampled.more) for sampled in result.sampled}
+        accepted = {sampled.seq: len(sampled.more) for sampled in result.sampled}
         for span in drafted:
             if span.seq in self._sequences:
                 metrics = self._sequences[span.seq][0]
                 metrics.n_drafted += len(span.draft)
-                metrics.n_accepted += came.get(span.seq, 0)
+                metrics.n_accepted += accepted.get(span.seq, 0)
 
     def _count(self, finish: FinishReason) -> None:
         if finish is FinishReason.ABORT:

@@ -1,8 +1,9 @@
-"""A timeline that a person can open: every step and every request, as a trace file (read `metrics.py` for its source).
+"""A timeline of every step and every request, as a trace file (read `metrics.py` for its data).
 
-Open the file at https://ui.perfetto.dev or chrome://tracing. It is in the Trace Event Format, as an array of events: a
-viewer also takes one whose closing bracket is missing, so what was written before a crash can be seen. Events are written
-step by step and none is kept.
+Open the file at https://ui.perfetto.dev or chrome://tracing. It is a JSON array in the Trace Event
+Format. Viewers accept an array without its closing bracket, so the events before a crash are not
+lost. Events are written after each step and none is kept in memory. Format:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
     engine      steps         |step 7                              |step 8
                               |plan|run                    |commit |…
@@ -28,7 +29,7 @@ from martlet.types import Event, Request
 __all__ = ["TraceWriter", "read_trace"]
 
 _STEPS, _REQUESTS = 1, 2  # the trace's two processes
-_MOST_NAMES = 64  # sequences that a step's arguments name
+_MAX_NAMES = 64  # sequences named in a step's arguments
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class _Track:
 
 
 class TraceWriter(Observer):
-    """Writes the trace while the engine runs; OSError if the file cannot be made."""
+    """Writes the trace while the engine runs; OSError if the file cannot be created."""
 
     def __init__(self, path: str | Path, title: str = "martlet") -> None:
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # open as long as the engine
@@ -57,7 +58,7 @@ class TraceWriter(Observer):
         self._flush()
 
     def accepted(self, request: Request, now: float) -> None:
-        """Every sequence of the request gets a track, and waits."""
+        """Give every sequence of the request a track, which begins with the queue."""
         for index in range(request.params.n):
             self._n_tracks += 1
             track = _Track(self._n_tracks)
@@ -69,14 +70,14 @@ class TraceWriter(Observer):
         self._flush()
 
     def stepped(self, record: StepRecord) -> None:
-        """A step's phases, its spans on their sequences' tracks, and the counters after it."""
+        """Write a step's phases, its spans on their tracks, and the counters after it."""
         run_at = record.start_s + record.plan_s
         commit_at = run_at + record.run_s
-        names = [f"{_name(s.request_id, s.index)}: {s.place}" for s in record.spans[:_MOST_NAMES]]
+        names = [f"{_name(s.request_id, s.index)}: {s.place}" for s in record.spans[:_MAX_NAMES]]
         args: dict[str, Any] = {
             "tokens": record.plan.n_tokens,
             "sequences": len(record.spans),
-            "together": ", ".join(names) + (" …" if len(record.spans) > _MOST_NAMES else ""),
+            "together": ", ".join(names) + (" …" if len(record.spans) > _MAX_NAMES else ""),
         }
         if record.preempted:
             args["preempted"] = ", ".join(_name(*key) for key in record.preempted)
@@ -99,18 +100,18 @@ class TraceWriter(Observer):
         self._flush()
 
     def ended(self, events: Iterable[Event], now: float) -> None:
-        """Sequences that ended between two steps."""
+        """End the tracks of sequences that ended between two steps."""
         for event in events:
             self._end(event, now)
         self._flush()
 
     def close(self) -> None:
-        """End what is open and the array."""
+        """Close the array and the file. Idempotent."""
         if not self._file.closed:
             self._write_out("\n]\n")
             self._file.close()
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- writing --------------------------------------------------------------------------------------------------
     def _span(self, span: SpanRecord, run_at: float, commit_at: float, record: StepRecord) -> None:
         track = self._tracks.get((span.request_id, span.index))
         if track is None:
@@ -128,9 +129,9 @@ class TraceWriter(Observer):
         self._enter(track, "decode" if span.decode else "prefill", run_at)
         name = f"token {span.start + 1}" if span.decode else span.place
         if span.decode and span.count > 1:
-            name += f" and {span.count - 1} guesses"
+            name += f" and {span.count - 1} drafted"
         start, end = self._us(run_at), self._us(commit_at)
-        self._lines.append(  # by hand: with many sequences these are nearly all of the lines
+        self._lines.append(  # formatted by hand: most lines of a trace are spans
             f'{{"ph":"X","name":"{name}","ts":{start},"dur":{round(end - start, 3)},"pid":{_REQUESTS},"tid":{track.tid},'
             f'"args":{{"step":{record.step}}}}}'
         )
@@ -165,12 +166,12 @@ class TraceWriter(Observer):
         start_us, end_us = self._us(start), self._us(end)
         self._write({"ph": "X", "name": name, "ts": start_us, "dur": round(end_us - start_us, 3)}, pid, tid, args)
 
-    def _event(self, kind: str, name: str, now: float, pid: int, tid: int, args: dict[str, Any] | None = None) -> None:
-        event: dict[str, Any] = {"ph": kind, "name": name}
-        if kind != "M":
+    def _event(self, phase: str, name: str, now: float, pid: int, tid: int, args: dict[str, Any] | None = None) -> None:
+        event: dict[str, Any] = {"ph": phase, "name": name}
+        if phase != "M":
             event["ts"] = self._us(now)
-        if kind == "i":
-            event["s"] = "t"  # its scope is its thread
+        if phase == "i":
+            event["s"] = "t"  # the scope of an instant event: its thread
         self._write(event, pid, tid, args)
 
     def _us(self, seconds: float) -> float:
@@ -185,7 +186,7 @@ class TraceWriter(Observer):
         self._lines.append(json.dumps(event, separators=(",", ":")))
 
     def _flush(self) -> None:
-        """One write of whole lines: a program that is killed leaves whole events behind."""
+        """Write whole lines at once, so that a killed process leaves whole events."""
         if self._lines and not self._file.closed:
             self._write_out(("[\n" if self._first else ",\n") + ",\n".join(self._lines))
             self._first = False
@@ -198,12 +199,12 @@ class TraceWriter(Observer):
             self._file.flush()
         except OSError as error:
             warnings.warn(f"the trace {self._file.name} ends early: {error}", RuntimeWarning, stacklevel=2)
-            with suppress(OSError):  # closing writes what is left, and fails again
+            with suppress(OSError):  # closing flushes the rest, which fails again
                 self._file.close()
 
 
 def read_trace(path: str | Path) -> list[dict[str, Any]]:
-    """The events of a trace, also of one that was cut off; FormatError if it is something else."""
+    """The events of a trace, also of one that was cut off; FormatError for another file."""
     text = Path(path).read_text(encoding="utf-8")
     try:
         events = json.loads(text)
@@ -215,7 +216,7 @@ def read_trace(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _without_its_end(path: str | Path, text: str) -> Any:
-    """What was cut off lacks the closing bracket, and perhaps the end of its last line."""
+    """The events of a file without the closing bracket and perhaps a part of its last line."""
     for whole in (text, text.rpartition("\n")[0]):
         try:
             return json.loads(whole.rstrip().removesuffix(",") + "\n]")

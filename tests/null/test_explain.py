@@ -48,9 +48,9 @@ def test_reasoning_that_is_left_out_is_named() -> None:
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        (MissReason.END, "the whole prompt was there"),
-        (MissReason.EMPTY, "nothing that goes on like this"),
-        (MissReason.EVICTED, "had to make room"),
+        (MissReason.END, "the whole prompt was cached"),
+        (MissReason.EMPTY, "no earlier prompt continues like this"),
+        (MissReason.EVICTED, "cached and evicted"),
         (MissReason.SALT, "another cache_salt"),
         (MissReason.SCORED, "prompt_logprobs"),
         (MissReason.OFF, "is off"),

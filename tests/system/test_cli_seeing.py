@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_run_explains_the_cache(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", model, "hello", "--raw", "-q", "--explain-cache", *COMMON]) == 0
-    assert "cache: 0 of 5 prompt tokens; nothing that goes on like this was computed before" in capsys.readouterr().err
+    assert "cache: 0 of 5 prompt tokens; no earlier prompt continues like this" in capsys.readouterr().err
 
 
 def test_run_json_has_the_numbers(model: str, capsys: pytest.CaptureFixture[str]) -> None:
