@@ -1,1 +1,1 @@
-"""bench."""
+"""Benchmarks of the engine and of servers; `martlet bench` runs them."""

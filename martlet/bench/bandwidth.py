@@ -1,7 +1,7 @@
-"""How fast this machine reads memory: what a decode on the CPU cannot exceed (read `probe.py` next).
+"""Measures the memory bandwidth, which bounds the decode speed on a CPU (read `probe.py` next).
 
-The cpu backend's own team reads a buffer that no cache holds, on huge pages and front to back, which is how weights lie.
-The best of several rounds counts, since other programs can only slow a round down.
+The cpu backend's thread team reads a buffer larger than any cache, in order and on huge pages, as
+weights are stored. The best of several rounds counts: other programs can only slow a round down.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["read_bandwidth"]
 
 
 def read_bandwidth(threads: int, seconds: float = 0.5) -> float:
-    """Bytes per second that `threads` threads read together, measured for about `seconds`."""
+    """The total read bandwidth of `threads` threads in bytes/s, measured for about `seconds`."""
     ops = CpuBackend(threads, cache_dir() / "kernels")
     try:
         return ops.read_bandwidth(seconds)

@@ -1,7 +1,7 @@
-"""Give an engine a workload and keep what was measured (read `report.py` next).
+"""Runs a workload on an engine and keeps the measurements (read `report.py` next).
 
-A request's clock starts when it was due, also where the driver was busy with a step at that moment: a slow engine cannot
-hide its queue by arriving late.
+A request's clock starts when the request is due, even if the driver is busy with a step then: a slow
+engine cannot hide its queue by late arrivals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Done", "Run", "drive"]
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request that has ended."""
+    """A finished request."""
 
     arrival: Arrival
     metrics: RequestMetrics
@@ -32,7 +32,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A workload that has been run. `start_s` is on the engine's clock."""
+    """A finished workload. `start_s` is a time of the engine's clock."""
 
     done: tuple[Done, ...]  # in order of arrival
     start_s: float
@@ -41,9 +41,9 @@ class Run:
 
 
 def drive(engine: Engine, arrivals: Sequence[Arrival], concurrency: int) -> Run:
-    """Run all requests to their end; greedy, and of exactly the length that was asked for.
+    """Run all requests to their end: greedy, with answers of exactly the requested length.
 
-    Raises MartletError if a request fails or ends early: its numbers would flatter.
+    Raises MartletError if a request fails or ends early, since that would improve the figures.
     """
     start, steps = engine.clock(), engine.totals.n_steps
     waiting = deque(arrivals)

@@ -1,8 +1,9 @@
-"""One streamed answer of any OpenAI-compatible server, with the time of every piece (read `load_generator.py` next, which asks for many).
+"""An HTTP client that times the pieces of a streamed answer (read `load_generator.py` next).
 
-A client of its own: it notes when bytes came and reads what they say after the answer has ended, so that the clock measures
-the server and little of the generator. HTTP/1.1, one connection a request. Formats:
-https://platform.openai.com/docs/api-reference/chat/streaming and https://html.spec.whatwg.org/multipage/server-sent-events.html
+It works with any OpenAI-compatible server: HTTP/1.1, one connection per request. It records when
+bytes arrive and parses them after the end of the answer, so that the client's own work hardly affects
+the times. Formats: https://platform.openai.com/docs/api-reference/chat/streaming,
+https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ MAX_HEAD = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server: where it is, and what every request to it carries."""
+    """A server's address, and its API key."""
 
     host: str
     port: int
-    prefix: str  # of paths, "/v1" and what stands before it
+    prefix: str  # of paths; ends with "/v1"
     tls: ssl.SSLContext | None = None
     api_key: str | None = None
 
     @classmethod
     def of(cls, url: str, api_key: str | None = None) -> Target:
-        """A base URL with or without /v1; RequestError if it is none."""
+        """The server at a base URL with or without /v1; RequestError for a wrong URL."""
         try:
-            parts = urlsplit(url if "//" in url else f"http://{url}")
-            port = parts.port
+            address = urlsplit(url if "//" in url else f"http://{url}")
+            port = address.port
         except ValueError:
-            parts, port = urlsplit("x:"), None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+            address, port = urlsplit("x:"), None
+        if address.scheme not in ("http", "https") or not address.hostname:
             raise RequestError(f"{url!r} is no URL of a server; expected http://HOST:PORT or https://….", param="url")
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
-        path = parts.path.rstrip("/")
+        tls = ssl.create_default_context() if address.scheme == "https" else None
+        path = address.path.rstrip("/")
         prefix = path if path.endswith("/v1") else path + "/v1"
-        return cls(parts.hostname, port or (443 if tls else 80), prefix, tls, api_key)
+        return cls(address.hostname, port or (443 if tls else 80), prefix, tls, api_key)
 
     def head(self, method: str, path: str, size: int) -> bytes:
-        """A request's line and headers."""
+        """A request line with its headers."""
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Connection: close"]
         if size:
             lines += ["Content-Type: application/json", f"Content-Length: {size}"]
@@ -61,13 +62,13 @@ class Target:
 
 @dataclass(slots=True)
 class Answer:
-    """What came for one request; times are `time.perf_counter`'s."""
+    """The answer to one request; times are those of `time.perf_counter`."""
 
-    due_s: float  # when it was to be sent
+    due_s: float  # when the request was due
     sent_s: float = 0.0
-    times: list[float] = field(default_factory=list)  # of the pieces that had text
+    times: list[float] = field(default_factory=list)  # of the pieces with text
     end_s: float = 0.0
-    n_prompt: int | None = None  # as the server's usage says
+    n_prompt: int | None = None  # counts from the server's usage
     n_cached: int | None = None
     n_generated: int | None = None
     finish: str | None = None
@@ -75,26 +76,26 @@ class Answer:
 
 
 async def ask(target: Target, path: str, body: bytes, due_s: float, timeout_s: float) -> Answer:
-    """Send one request and read its stream to the end; what goes wrong stands in the answer."""
+    """Send a request and read its stream to the end; a failure is the answer's `error`."""
     answer = Answer(due_s)
     try:
         async with asyncio.timeout(timeout_s):
             answer.sent_s = time.perf_counter()
             reply = await _exchange(target, target.head("POST", target.prefix + path, len(body)) + body)
     except (OSError, TimeoutError, MartletError) as error:
-        answer.error = str(error) or f"no end of the answer after {timeout_s:g} s"
+        answer.error = str(error) or f"the answer did not end within {timeout_s:g} s"
         answer.end_s = time.perf_counter()
         return answer
     answer.end_s = time.perf_counter()
     if reply.status != 200:
         answer.error = f"status {reply.status}: {_message(reply.body)}"
     else:
-        _read_events(answer, _events(reply.parts))
+        _read_events(answer, _events(reply.body_pieces))
     return answer
 
 
 async def get_json(target: Target, path: str) -> Any:
-    """A GET request's JSON; MartletError or OSError if there is none."""
+    """The JSON of a GET request; MartletError, OSError or TimeoutError if it fails."""
     async with asyncio.timeout(30):
         reply = await _exchange(target, target.head("GET", path, 0))
     if reply.status != 200:
@@ -103,76 +104,76 @@ async def get_json(target: Target, path: str) -> Any:
 
 
 async def _exchange(target: Target, request: bytes) -> _Reply:
-    """Send a request; return when its reply is whole."""
+    """Send a request; return its complete reply."""
     loop = asyncio.get_running_loop()
     transport, reply = await loop.create_connection(lambda: _Reply(request), target.host, target.port, ssl=target.tls)
     try:
-        await reply.whole
+        await reply.complete
     finally:
         transport.close()
     return reply
 
 
 class _Reply(asyncio.Protocol):
-    """A reply as it comes. Meanwhile bytes are kept with their times, and looked at only as far as it takes to see the end."""
+    """A reply under way: keeps bytes with their times, and parses only enough to find the end."""
 
     def __init__(self, request: bytes) -> None:
         self.status = 0
-        self.parts: list[tuple[float, bytes]] = []  # of the body
-        self.whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.body_pieces: list[tuple[float, bytes]] = []
+        self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._request = request
-        self._raw: list[tuple[float, bytes]] = []  # that came and was not looked at
-        self._chunks: _Chunks | None = None  # if the body comes in chunks
-        self._left: int | None = None  # else its bytes that are to come, if their number is known
+        self._raw: list[tuple[float, bytes]] = []  # received and not parsed
+        self._chunks: _Chunks | None = None  # of a chunked body
+        self._left: int | None = None  # missing bytes of another body, if its length is known
 
     @property
     def body(self) -> bytes:
-        """All of it."""
-        return b"".join(data for _, data in self.parts)
+        """The whole body."""
+        return b"".join(data for _, data in self.body_pieces)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Send the request."""
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what came."""
+        """Keep received bytes."""
         self._raw.append((time.perf_counter(), data))
-        if self.whole.done():
+        if self.complete.done():
             return
         try:
             if self.status == 0:
                 self._read_head()
             elif self._chunks is None:
                 self._read_plain()
-            elif len(data) < 4 or data.endswith(b"\r\n\r\n"):  # as the last of all chunks does
+            elif len(data) < 4 or data.endswith(b"\r\n\r\n"):  # as the last chunk does
                 self._read_chunks()
         except MartletError as error:
-            self.whole.set_exception(error)
+            self.complete.set_exception(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server has closed, or the network has gone."""
-        if self.whole.done():
+        """The server has closed the connection, or the network failed."""
+        if self.complete.done():
             return
         try:
             if self.status == 0:
-                raise MartletError("the connection ended before an answer began")
+                raise MartletError("the connection ended before the answer began")
             if self._chunks is not None:
                 self._read_chunks()
-            if not self.whole.done():
+            if not self.complete.done():
                 if exc is not None or self._chunks is not None or self._left is not None:
-                    raise MartletError("the connection ended in the midst of an answer")
-                self.whole.set_result(None)
+                    raise MartletError("the connection ended within the answer")
+                self.complete.set_result(None)
         except MartletError as error:
-            self.whole.set_exception(error)
+            self.complete.set_exception(error)
 
     def _read_head(self) -> None:
-        """Status and headers, once they are there."""
-        when, came = self._raw[-1][0], b"".join(data for _, data in self._raw)
-        head, end, rest = came.partition(b"\r\n\r\n")
-        if not came.startswith(b"HTTP/1."[: len(came)]):
-            raise MartletError(f"the answer is not HTTP/1.1: {came[:100]!r}")
+        """Parse status and headers once they are complete."""
+        when, received = self._raw[-1][0], b"".join(data for _, data in self._raw)
+        head, end, rest = received.partition(b"\r\n\r\n")
+        if not received.startswith(b"HTTP/1."[: len(received)]):
+            raise MartletError(f"the answer is not HTTP/1.1: {received[:100]!r}")
         if not end:
-            if len(came) > MAX_HEAD:
+            if len(received) > MAX_HEAD:
                 raise MartletError(f"the answer's head is larger than {MAX_HEAD:,} bytes")
             return
         first, *lines = head.decode("latin-1").split("\r\n")
@@ -193,38 +194,38 @@ class _Reply(asyncio.Protocol):
     def _read_plain(self) -> None:
         for _, data in self._raw:
             self._left = None if self._left is None else self._left - len(data)
-        self.parts += self._raw
+        self.body_pieces += self._raw
         self._raw = []
         if self._left is not None and self._left <= 0:
-            self.whole.set_result(None)
+            self.complete.set_result(None)
 
     def _read_chunks(self) -> None:
         assert self._chunks is not None
         for when, data in self._raw:
-            self.parts += [(when, part) for part in self._chunks.feed(data)]
+            self.body_pieces += [(when, piece) for piece in self._chunks.feed(data)]
         self._raw = []
         if self._chunks.ended:
-            self.whole.set_result(None)
+            self.complete.set_result(None)
 
 
 class _Chunks:
-    """The content of a body in chunks (RFC 9112, 7.1)."""
+    """Decodes a chunked body (RFC 9112, 7.1)."""
 
     def __init__(self) -> None:
         self.ended = False
-        self._left = 0  # bytes of the chunk that is being read
-        self._last = False  # its end was announced: what follows are trailers, and an empty line
-        self._rest = b""  # a line that has begun
+        self._left = 0  # missing bytes of the current chunk
+        self._last = False  # the last chunk has begun: trailers and an empty line follow
+        self._rest = b""  # an incomplete line
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Content in these bytes; MartletError if they are no chunks."""
+        """The content in these bytes; MartletError if they are not chunks."""
         data, self._rest, at = self._rest + data, b"", 0
         while at < len(data) and not self.ended:
             if self._left:
-                part = data[at : at + self._left]
-                self._left -= len(part)
-                at += len(part)
-                yield part
+                piece = data[at : at + self._left]
+                self._left -= len(piece)
+                at += len(piece)
+                yield piece
                 continue
             end = data.find(b"\r\n", at)
             if end < 0:
@@ -233,7 +234,7 @@ class _Chunks:
             line, at = data[at:end], end + 2
             if self._last:
                 self.ended = not line
-            elif line:  # an empty one is the end of a chunk
+            elif line:  # an empty line ends a chunk
                 self._left = _size(line)
                 self._last = self._left == 0
 
@@ -241,21 +242,21 @@ class _Chunks:
 def _size(line: bytes) -> int:
     number = line.split(b";")[0].strip()
     if not number or number.strip(b"0123456789abcdefABCDEF"):
-        raise MartletError(f"a chunk of the answer begins with {line[:40]!r}, which is no size")
+        raise MartletError(f"a chunk of the answer begins with {line[:40]!r}, not with its size")
     return int(number, 16)
 
 
-def _events(parts: list[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
-    """The events of a body, each with the time at which it was whole."""
-    found, rest = [], b""
-    for when, part in parts:
-        *whole, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n\n")
-        found += [(when, event) for event in whole]
-    return found
+def _events(pieces: list[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
+    """The events of a body, each with the time at which it was complete."""
+    events, rest = [], b""
+    for when, piece in pieces:
+        *complete, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        events += [(when, event) for event in complete]
+    return events
 
 
 def _read_events(answer: Answer, events: list[tuple[float, bytes]]) -> None:
-    """Fill in what the events say."""
+    """Fill in the answer from its events."""
     ended = False
     for when, raw in events:
         for data in _data(raw):
@@ -273,7 +274,7 @@ def _read_events(answer: Answer, events: list[tuple[float, bytes]]) -> None:
             try:
                 _read_chunk(answer, value, when)
             except (AttributeError, TypeError):
-                answer.error = f"an event is no chunk of an answer: {data[:100]!r}"
+                answer.error = f"an event is not a chunk of an answer: {data[:100]!r}"
                 return
     if not ended:
         answer.error = "the stream ended without [DONE]"
@@ -301,15 +302,15 @@ def _read_chunk(answer: Answer, chunk: dict[str, Any], when: float) -> None:
 
 
 def _count(usage: dict[str, Any], name: str) -> int | None:
-    found = usage.get(name)
-    return found if type(found) is int and found >= 0 else None
+    count = usage.get(name)
+    return count if type(count) is int and count >= 0 else None
 
 
 def _message(data: bytes) -> str:
-    """What an error's body says."""
+    """The message in an error's body."""
     try:
-        found = orjson.loads(data)
-        error = found.get("error", found)
+        body = orjson.loads(data)
+        error = body.get("error", body)
         return str(error.get("message", error) if isinstance(error, dict) else error)[:300]
     except (ValueError, AttributeError):
         return data[:300].decode("utf-8", "replace")

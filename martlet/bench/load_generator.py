@@ -1,10 +1,10 @@
-"""A load for a server: which requests, when, and what came of them (read `load_report.py` next, which says what it means).
+"""Generates load for a server and collects the answers (read `load_report.py` next).
 
-    open loop     requests arrive at a rate, at random (a Poisson process), whether or not the server keeps up
-    closed loop   so many clients, each of which sends its next request when it has the answer to the last
+    open loop     requests arrive at random at a rate (a Poisson process), whatever the server's pace
+    closed loop   each of several clients sends its next request after the answer to its last
 
-A request's clock starts when it was due, so that a generator or a server that falls behind cannot hide it. The generator
-watches itself meanwhile: how late its own event loop is, and how much of a core it takes.
+A request's clock starts when the request is due, so that a slow generator or server cannot hide its
+delay. The generator also measures itself: the delay of its event loop and its share of a core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from martlet.errors import MartletError, RequestError
 
 __all__ = ["Load", "LoadRun", "bodies", "measure_server", "read_dataset", "run_load"]
 
-WATCH_S = 0.05  # between two looks at how late the event loop is; each takes as long as a token's arrival
+WATCH_S = 0.05  # between two measurements of the loop's delay; each costs as much as a token
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand"
     " part place case week company system program question work government number night point home water room mother"
@@ -36,38 +36,38 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for; tokens are a request's."""
+    """The load; token counts are per request."""
 
     requests: int = 64
-    concurrency: int = 16  # closed loop: clients; open loop: the most that are open at a time, 0 for no bound
-    rate: float | None = None  # arrivals a second; None: closed loop
+    concurrency: int = 16  # closed loop: clients; open loop: most open requests, 0 for no bound
+    rate: float | None = None  # arrivals per second; None: closed loop
     endpoint: str = "completions"  # or "chat"
-    prompt_tokens: int = 128  # of its own
+    prompt_tokens: int = 128  # not shared
     gen_tokens: int = 64
-    shared_tokens: int = 0  # that prompts of one group begin with
+    shared_tokens: int = 0  # common to the prompts of a group
     groups: int = 1  # of prompts that share a beginning
     vocab: int = 0  # above 0: prompts are random token ids below it, else words
-    ignore_eos: bool = True  # so that every answer has its whole length
+    ignore_eos: bool = True  # so that every answer has its full length
     seed: int = 0
-    warmup: int = 1  # requests sent, one after another, and not counted
+    warmup: int = 1  # requests sent first, one after another, and not counted
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """A load that has been run."""
+    """A finished load."""
 
     answers: tuple[Answer, ...]  # in order of arrival
     start_s: float
     seconds: float
-    lags_s: tuple[float, ...]  # by how much the generator's event loop was late, again and again
-    cpu_s: float  # that the generator used meanwhile
+    lags_s: tuple[float, ...]  # samples of the event loop's delay
+    cpu_s: float  # CPU time of the generator
 
 
 def bodies(load: Load, model: str | None, extra: dict[str, Any], dataset: Sequence[Any] = ()) -> list[bytes]:
-    """The bodies of warm-up and counted requests, in order of arrival."""
+    """The bodies of the warm-up requests and the counted ones, in order of arrival."""
     numbers = random.Random(load.seed)
     shared = [_text(numbers, load.shared_tokens, load.vocab) for _ in range(load.groups)]
-    found = []
+    requests = []
     for number in range(load.warmup + load.requests):
         prompt: Any
         if dataset:
@@ -75,8 +75,8 @@ def bodies(load: Load, model: str | None, extra: dict[str, Any], dataset: Sequen
         else:
             prompt = shared[number % load.groups] + _text(numbers, load.prompt_tokens, load.vocab)
             prompt = prompt if load.vocab else " ".join(prompt)
-        found.append(orjson.dumps(_body(load, model, prompt) | extra))
-    return found
+        requests.append(orjson.dumps(_body(load, model, prompt) | extra))
+    return requests
 
 
 def _body(load: Load, model: str | None, prompt: Any) -> dict[str, Any]:
@@ -98,16 +98,20 @@ def _text(numbers: random.Random, count: int, vocab: int) -> list[Any]:
 
 
 def read_dataset(path: Path, endpoint: str) -> list[Any]:
-    """Prompts from a file: JSON lines or a JSON list of {"prompt"}, {"messages"} or ShareGPT's {"conversations"}."""
+    """Prompts from a file of JSON lines or a JSON list.
+
+    Entries are {"prompt"}, {"messages"} or ShareGPT's {"conversations"}. Raises RequestError for
+    other content, OSError if the file cannot be read.
+    """
     text = path.read_text(encoding="utf-8")
     try:
         entries = json.loads(text) if text.lstrip().startswith("[") else [json.loads(x) for x in text.splitlines() if x]
     except ValueError as error:
         raise RequestError(f"{path} is neither a JSON list nor JSON lines: {error}.", param="dataset") from None
-    found = [_entry(entry, endpoint, f"{path}, entry {number}") for number, entry in enumerate(entries)]
-    if not found:
+    prompts = [_entry(entry, endpoint, f"{path}, entry {number}") for number, entry in enumerate(entries)]
+    if not prompts:
         raise RequestError(f"{path} holds no prompts.", param="dataset")
-    return found
+    return prompts
 
 
 def _entry(entry: Any, endpoint: str, where: str) -> Any:
@@ -126,9 +130,10 @@ def _entry(entry: Any, endpoint: str, where: str) -> Any:
 def measure_server(
     target: Target, model: str | None, load: Load, what: tuple[dict[str, Any], Sequence[Any]], timeout_s: float
 ) -> tuple[str | None, LoadRun]:
-    """Run a load with these fields and prompts; with the model's name, the first that the server lists if None is given.
+    """Run a load; `what` are further fields of the bodies, and prompts. Returns the model's name.
 
-    On uvloop where there is one: the less the generator takes, the more it measures.
+    Without `model` it is the first that the server lists. The generator runs on uvloop where
+    available, to use as little of the CPU as possible. Raises MartletError if there is no server.
     """
 
     async def work() -> tuple[str | None, LoadRun]:
@@ -150,11 +155,11 @@ async def _first_model(target: Target) -> str | None:
     except (OSError, TimeoutError) as error:
         raise MartletError(f"There is no server at {target.host}:{target.port}: {error or 'no answer'}.") from None
     except (MartletError, LookupError, TypeError, ValueError):
-        return None  # it may do without a name
+        return None  # it may not need a name
 
 
 async def run_load(target: Target, load: Load, requests: Sequence[bytes], timeout_s: float) -> LoadRun:
-    """Send everything and wait for every answer."""
+    """Send all requests and wait for all answers; RequestError if a warm-up request fails."""
     path = "/chat/completions" if load.endpoint == "chat" else "/completions"
     for body in requests[: load.warmup]:
         answer = await ask(target, path, body, time.perf_counter(), timeout_s)
@@ -190,19 +195,19 @@ async def _open(target: Target, path: str, requests: Sequence[bytes], load: Load
     numbers, room = random.Random(load.seed + 1), asyncio.Semaphore(load.concurrency or len(requests))
     due, running = time.perf_counter(), []
 
-    async def one(body: bytes, due: float) -> Answer:
+    async def send(body: bytes, due: float) -> Answer:
         async with room:
             return await ask(target, path, body, due, timeout_s)
 
     for body in requests:
         due += numbers.expovariate(load.rate)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        running.append(asyncio.ensure_future(one(body, due)))
+        running.append(asyncio.ensure_future(send(body, due)))
     return list(await asyncio.gather(*running))
 
 
 async def _watch(lags: list[float]) -> None:
-    """Note by how much each sleep was too long."""
+    """Record how much longer each sleep took than asked."""
     while True:
         before = time.perf_counter()
         await asyncio.sleep(WATCH_S)

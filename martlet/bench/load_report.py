@@ -1,10 +1,10 @@
-"""What a load's run amounts to, and whether it can be believed (read `load_generator.py` first).
+"""The report of a load, with an audit of its figures (read `load_generator.py` first).
 
-TTFT: from when a request was due to its first text. TPOT: a request's time from its first text to its last ÷ the tokens
-after the first. ITL: between two pieces that came one after another. E2E: to the end of the stream. Tokens are the
-server's own count (`usage`), never pieces. Goodput: requests a second that kept every limit of `--slo`.
-
-The audit says what would make the figures flatter or worthless; nothing of it is left out of the report.
+TTFT: from the due time to the first text. TPOT: from the first text to the last ÷ the tokens after
+the first. ITL: between two successive pieces. E2E: from the due time to the end of the stream. Tokens
+are the server's count (`usage`), not pieces. Goodput: requests per second within every limit of
+`--slo`. The audit lists whatever makes the figures flattering or worthless, and the report shows all
+of it.
 """
 
 from __future__ import annotations
@@ -26,33 +26,36 @@ __all__ = ["audit", "load_chart", "load_compare", "load_summary", "load_table", 
 
 PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 LIMITS = ("ttft", "tpot", "itl", "e2e")
-BUSY_SHARE = 0.5  # of a core, above which the generator may be what is measured
+BUSY_SHARE = 0.5  # of a core; above it the generator may be the bottleneck
 LATE_SHARE = 0.2  # of the median time between pieces
-LATE_S = 0.002  # that no loop on a shared machine is free of
-FALLING_BEHIND = 2.0  # TTFT of the last third ÷ the first third's, open loop
+LATE_S = 0.002  # delay of any event loop on a shared machine
+FALLING_BEHIND = 2.0  # TTFT of the last third ÷ that of the first third, open loop
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """`ttft=500,tpot=50` in milliseconds, as seconds."""
-    found = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
+    """Limits such as `ttft=500,tpot=50`, in milliseconds; returned in seconds.
+
+    Raises RequestError for other text.
+    """
+    limits = {}
+    for entry in filter(None, text.split(",")):
+        name, _, value = entry.partition("=")
         try:
-            found[name.strip()] = float(value) / 1000
+            limits[name.strip()] = float(value) / 1000
         except ValueError:
-            raise RequestError(f"--slo has {part!r}; expected NAME=MILLISECONDS.", param="slo") from None
-        if name.strip() not in LIMITS or found[name.strip()] <= 0:
-            raise RequestError(f"--slo has {part!r}; expected one of {', '.join(LIMITS)}, above 0.", param="slo")
-    return found
+            raise RequestError(f"--slo has {entry!r}; expected NAME=MILLISECONDS.", param="slo") from None
+        if name.strip() not in LIMITS or limits[name.strip()] <= 0:
+            raise RequestError(f"--slo has {entry!r}; expected one of {', '.join(LIMITS)}, above 0.", param="slo")
+    return limits
 
 
 def load_summary(load: Load, run: LoadRun, slo: Mapping[str, float], server: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that a report says, as JSON takes it; times in milliseconds."""
+    """The whole report as JSON values; times in milliseconds."""
     good = [answer for answer in run.answers if answer.error is None]
     seconds = max(run.seconds, 1e-9)
     n_out, n_prompt = sum(map(_generated, good)), sum(answer.n_prompt or 0 for answer in good)
     measured = [_times(answer) for answer in good]
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "workload": asdict(load),
         "server": dict(server),
         **about(),
@@ -73,104 +76,106 @@ def load_summary(load: Load, run: LoadRun, slo: Mapping[str, float], server: Map
     }
     if slo:
         kept = sum(all(times.get(name, 0.0) <= limit for name, limit in slo.items()) for times in measured)
-        found["slo_ms"] = {name: 1000 * limit for name, limit in slo.items()}
-        found["goodput_requests_per_s"], found["goodput_share"] = kept / seconds, kept / max(1, len(run.answers))
+        report["slo_ms"] = {name: 1000 * limit for name, limit in slo.items()}
+        report["goodput_requests_per_s"], report["goodput_share"] = kept / seconds, kept / max(1, len(run.answers))
     late = [answer.sent_s - answer.due_s for answer in run.answers]
-    found["generator"] = {
+    report["generator"] = {
         "cpu_share": run.cpu_s / seconds,
         "loop_late_ms": _spread(run.lags_s),
         "sent_late_ms": _spread(late),
     }
-    found["audit"] = audit(load, run, found)
-    return found
+    report["audit"] = audit(load, run, report)
+    return report
 
 
-def audit(load: Load, run: LoadRun, found: Mapping[str, Any]) -> list[str]:
-    """What a reader must know before believing the figures."""
-    return [*_doubts_of_answers(load, run, found), *_doubts_of_generator(load, run, found)]
+def audit(load: Load, run: LoadRun, report: Mapping[str, Any]) -> list[str]:
+    """Reasons to doubt the figures."""
+    return [*_doubts_of_answers(load, run, report), *_doubts_of_generator(load, run, report)]
 
 
-def _doubts_of_answers(load: Load, run: LoadRun, found: Mapping[str, Any]) -> list[str]:
-    said: list[str] = []
+def _doubts_of_answers(load: Load, run: LoadRun, report: Mapping[str, Any]) -> list[str]:
+    doubts: list[str] = []
     good = [answer for answer in run.answers if answer.error is None]
-    if found["failed"]:
-        said.append(f"{found['failed']} of {len(run.answers)} requests failed; their tokens are not counted.")
+    if report["failed"]:
+        doubts.append(f"{report['failed']} of {len(run.answers)} requests failed; their tokens are not counted.")
     if uncounted := sum(answer.n_generated is None for answer in good):
-        said.append(f"The server gave no usage for {uncounted} answers: pieces were counted in place of tokens.")
+        doubts.append(f"The server gave no usage for {uncounted} answers: pieces are counted instead of tokens.")
     if odd := sum(answer.n_generated not in (None, load.gen_tokens) for answer in good):
-        said.append(f"{odd} of {len(good)} answers do not have the {load.gen_tokens} tokens that were asked for.")
+        doubts.append(f"{odd} of {len(good)} answers do not have the {load.gen_tokens} tokens that were asked for.")
     pieces, tokens = sum(len(answer.times) for answer in good), sum(map(_generated, good))
     if pieces and tokens / pieces > 1.1:
-        said.append(f"A piece holds {tokens / pieces:.1f} tokens: ITL is between pieces; compare TPOT instead.")
-    if found["cached_tokens"] and not load.shared_tokens:
-        share = found["cached_tokens"] / max(1, found["prompt_tokens"])
-        said.append(f"{share:.0%} of the prompt tokens came from the server's cache, although the load shares none.")
+        doubts.append(f"A piece holds {tokens / pieces:.1f} tokens: ITL is between pieces; compare TPOT instead.")
+    if report["cached_tokens"] and not load.shared_tokens:
+        share = report["cached_tokens"] / max(1, report["prompt_tokens"])
+        doubts.append(f"{share:.0%} of the prompt tokens came from the server's cache, although the load shares none.")
     if good and all(answer.n_cached is None for answer in good):
-        said.append("The server does not say how much came from its cache.")
-    return said
+        doubts.append("The server does not say how much came from its cache.")
+    return doubts
 
 
-def _doubts_of_generator(load: Load, run: LoadRun, found: Mapping[str, Any]) -> list[str]:
-    said: list[str] = []
-    generator = found["generator"]
-    gap, late = (found["itl_ms"]["p50"] or 0.0) / 1000, (generator["loop_late_ms"]["p95"] or 0.0) / 1000
+def _doubts_of_generator(load: Load, run: LoadRun, report: Mapping[str, Any]) -> list[str]:
+    doubts: list[str] = []
+    generator = report["generator"]
+    gap, late = (report["itl_ms"]["p50"] or 0.0) / 1000, (generator["loop_late_ms"]["p95"] or 0.0) / 1000
     if generator["cpu_share"] > BUSY_SHARE:
-        said.append(
-            f"The generator took {generator['cpu_share']:.0%} of a core: it may be the bottleneck. Run several, or send"
-            " fewer and longer requests."
+        doubts.append(
+            f"The generator took {generator['cpu_share']:.0%} of a core: it may be the bottleneck. Run several"
+            " generators, or send fewer and longer requests."
         )
     if late > max(LATE_S, LATE_SHARE * gap):
-        said.append(f"The generator's own loop was {1000 * late:.1f} ms late (p95): the times are that uncertain.")
+        doubts.append(f"The generator's own loop was {1000 * late:.1f} ms late (p95): the times are that uncertain.")
     if load.rate is not None:
         good = [answer for answer in run.answers if answer.error is None and answer.times]
         third = len(good) // 3
         if third >= 5:
-            first, last = (statistics.median(_times(a)["ttft"] for a in part) for part in (good[:third], good[-third:]))
+            first, last = (
+                statistics.median(_times(a)["ttft"] for a in answers) for answers in (good[:third], good[-third:])
+            )
             if last > FALLING_BEHIND * first and last - first > 0.1:
-                said.append(
+                doubts.append(
                     f"The server falls behind at {load.rate:g} requests a second (TTFT {1000 * first:.0f} ms at first,"
                     f" {1000 * last:.0f} ms at last): the figures depend on how long the run is."
                 )
-    if (load_1 := found["load"]) is not None and load_1 > found["machine"]["cores"]:
-        said.append(f"The machine's load was {load_1:.1f}: other programs may have run on its cores.")
-    return said
+    if (load_1 := report["load"]) is not None and load_1 > report["machine"]["cores"]:
+        doubts.append(f"The machine's load was {load_1:.1f}: other programs may have run on its cores.")
+    return doubts
 
 
-def load_table(found: Mapping[str, Any]) -> str:
-    """The report for a terminal."""
-    load, machine = found["workload"], found["machine"]
+def load_table(report: Mapping[str, Any]) -> str:
+    """The report as text for a terminal."""
+    load, machine = report["workload"], report["machine"]
     how = f"{load['rate']:g} requests/s arrive" if load["rate"] else f"{load['concurrency']} clients"
     asked = (
         f"{load['prompt_tokens']} + {load['shared_tokens']} shared" if load["shared_tokens"] else load["prompt_tokens"]
     )
-    source = found["server"].get("dataset")
+    source = report["server"].get("dataset")
     lines = [
-        f"{found['server']['url']} {found['server']['model'] or ''}: {load['requests']} requests, {how},"
+        f"{report['server']['url']} {report['server']['model'] or ''}: {load['requests']} requests, {how},"
         f" {source or asked} in, {load['gen_tokens']} out, {load['endpoint']}",
-        f"generator on {machine['processor']}, {machine['cores']} cores; commit {found['commit'] or 'unknown'};"
+        f"generator on {machine['processor']}, {machine['cores']} cores; commit {report['commit'] or 'unknown'};"
         f" warmed by {load['warmup']} requests, its cache as that left it",
         "",
-        f"{found['generated_tokens_per_s']:,.1f} tokens/s generated ({found['all_tokens_per_s']:,.1f} with prompts),"
-        f" {found['requests_per_s']:.2f} requests/s, {found['seconds']:.2f} s, {found['failed']} failed",
-        f"{found['cached_tokens']:,} of {found['prompt_tokens']:,} prompt tokens from the server's cache",
+        f"{report['generated_tokens_per_s']:,.1f} tokens/s generated ({report['all_tokens_per_s']:,.1f} with prompts),"
+        f" {report['requests_per_s']:.2f} requests/s, {report['seconds']:.2f} s, {report['failed']} failed",
+        f"{report['cached_tokens']:,} of {report['prompt_tokens']:,} prompt tokens from the server's cache",
     ]
-    if "slo_ms" in found:
-        limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in found["slo_ms"].items())
+    if "slo_ms" in report:
+        limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in report["slo_ms"].items())
         lines.append(
-            f"goodput {found['goodput_requests_per_s']:.2f} requests/s, {found['goodput_share']:.1%} ({limits})"
+            f"goodput {report['goodput_requests_per_s']:.2f} requests/s, {report['goodput_share']:.1%} ({limits})"
         )
     columns = [f"p{round(100 * share)}" for share in PERCENTILES] + ["max"]
     lines += ["", f"{'ms':<10}" + "".join(f"{name:>10}" for name in ("mean", *columns))]
     for name in LIMITS:
-        row = found[f"{name}_ms"]
+        row = report[f"{name}_ms"]
         lines.append(f"{name.upper():<10}" + "".join(_number(row[column]) for column in ("mean", *columns)))
-    lines += ["", *(f"! {doubt}" for doubt in found["audit"])]
-    lines += [f"! an error: {error}" for error in found["errors"]]
+    lines += ["", *(f"! {doubt}" for doubt in report["audit"])]
+    lines += [f"! an error: {error}" for error in report["errors"]]
     return "\n".join(lines).rstrip()
 
 
 def load_chart(run: LoadRun) -> str:
-    """Time to first token and a request's time per token, by when the request was due; SVG."""
+    """An SVG chart of TTFT and E2E by the time at which the request was due."""
     series: dict[str, list[tuple[float, float]]] = {"TTFT": [], "E2E": []}
     for answer in run.answers:
         if answer.error is None:
@@ -180,20 +185,20 @@ def load_chart(run: LoadRun) -> str:
     return line_chart("Latency of each request", "seconds from the start", "ms", series, dots=True)
 
 
-def load_compare(found: Mapping[str, Any], earlier: Mapping[str, Any], source: str) -> str:
-    """How this report stands to an earlier one of the same load; RequestError if the loads differ."""
-    now, before = found["workload"], earlier["workload"]
+def load_compare(report: Mapping[str, Any], earlier: Mapping[str, Any], source: str) -> str:
+    """This report ÷ an earlier one of the same load; RequestError if the loads differ."""
+    now, before = report["workload"], earlier["workload"]
     differ = [f"{key}: {before.get(key)!r} there, {now.get(key)!r} here"
               for key in sorted(set(now) | set(before)) if now.get(key) != before.get(key)]  # fmt: skip
     for key in ("machine",):
-        if found[key] != earlier.get(key):
-            differ.append(f"{key}: {earlier.get(key)!r} there, {found[key]!r} here")
+        if report[key] != earlier.get(key):
+            differ.append(f"{key}: {earlier.get(key)!r} there, {report[key]!r} here")
     if differ:
         raise RequestError(f"{source} did not measure the same: {'; '.join(differ)}.", param="compare")
     lines = [f"against {source}, {earlier['server'].get('url')} (commit {earlier.get('commit')}), this ÷ that:"]
-    pairs = [("tokens/s", found["generated_tokens_per_s"], earlier["generated_tokens_per_s"])]
+    pairs = [("tokens/s", report["generated_tokens_per_s"], earlier["generated_tokens_per_s"])]
     pairs += [
-        (f"{name} {p}", found[f"{name}_ms"][p], earlier[f"{name}_ms"][p]) for name in LIMITS for p in ("p50", "p95")
+        (f"{name} {p}", report[f"{name}_ms"][p], earlier[f"{name}_ms"][p]) for name in LIMITS for p in ("p50", "p95")
     ]
     return "\n".join([*lines, *(f"  {name:<10} {a / b:.2f}" for name, a, b in pairs if a and b)])
 
@@ -207,19 +212,19 @@ def _gaps(answer: Answer) -> list[float]:
 
 
 def _times(answer: Answer) -> dict[str, float]:
-    """A request's times in seconds; TPOT and ITL only if there was a second token."""
-    found = {"ttft": answer.times[0] - answer.due_s, "e2e": answer.end_s - answer.due_s}
+    """A request's times in seconds; TPOT and ITL only if it has a second token."""
+    times = {"ttft": answer.times[0] - answer.due_s, "e2e": answer.end_s - answer.due_s}
     if (tokens := _generated(answer)) > 1:
-        found["tpot"] = (answer.times[-1] - answer.times[0]) / (tokens - 1)
+        times["tpot"] = (answer.times[-1] - answer.times[0]) / (tokens - 1)
     if gaps := _gaps(answer):
-        found["itl"] = max(gaps)  # of a limit: no gap may be longer
-    return found
+        times["itl"] = max(gaps)  # a limit holds for every gap
+    return times
 
 
 def _spread(seconds: Iterable[float]) -> dict[str, float | None]:
     values: Sequence[float] = [1000 * value for value in seconds]
-    found: dict[str, float | None] = {f"p{round(100 * share)}": percentile(values, share) for share in PERCENTILES}
-    return {"mean": statistics.fmean(values) if values else None, **found, "max": max(values, default=None)}
+    shares: dict[str, float | None] = {f"p{round(100 * share)}": percentile(values, share) for share in PERCENTILES}
+    return {"mean": statistics.fmean(values) if values else None, **shares, "max": max(values, default=None)}
 
 
 def _number(value: float | None) -> str:

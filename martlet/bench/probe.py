@@ -1,8 +1,9 @@
-"""A two-second probe: how fast this machine runs this model's own products (read `commands/plan.py` next).
+"""Predicts a model's speed from a two-second probe of its own matrices (read `commands/plan.py` next).
 
-Some of the model's matrices are packed and multiplied through the backend, with one row for decode and with many for prefill.
-From that the whole model follows: decode is bound by bytes, prefill by multiply-adds. Attention, norms and sampling are not
-probed, so the prediction is a little too fast; the run says by how much.
+It packs some of the model's matrices and multiplies them through the backend: with one row as in
+decode, and with many rows as in prefill. Decode is bound by bytes, prefill by multiply-adds, and the
+speed of the whole model follows from both. Attention, norms and sampling are not probed, so the
+prediction is a little too fast.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ from martlet.quant.table import RawTensor
 
 __all__ = ["Probe", "probe"]
 
-PROBE_BYTES = 160 << 20  # of weights: more than a cache holds, little enough to pack at once
+PROBE_BYTES = 160 << 20  # of weights: larger than a cache, and quickly packed
 PREFILL_ROWS = 256
 SECONDS = 0.8  # for each of the two measurements
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What was measured, and on how much of the model."""
+    """The measured speeds."""
 
-    bytes_per_s: float  # of packed weights, one row
-    macs_per_s: float  # multiply-adds, many rows
-    matrix_macs: int  # multiply-adds a token of all the model's layers
+    bytes_per_s: float  # packed weights read per second, one row
+    macs_per_s: float  # multiply-adds per second, many rows
+    matrix_macs: int  # multiply-adds per token in all layers
 
     def decode_tokens_per_s(self, bytes_per_token: int) -> float:
-        """The decode speed to expect."""
+        """The predicted decode speed."""
         return self.bytes_per_s / bytes_per_token
 
     def prefill_tokens_per_s(self) -> float:
-        """The prefill speed to expect."""
+        """The predicted prefill speed."""
         return self.macs_per_s / self.matrix_macs
 
 
 def probe(checkpoint: Checkpoint, config: EngineConfig) -> Probe:
-    """Measure with as many of the layers' matrices as PROBE_BYTES holds."""
+    """Measure with as many of the layers' matrices as fit in PROBE_BYTES; FormatError for none."""
     matrices = [t for name, t in checkpoint.tensors.items() if name.startswith("blk.") and len(t.shape) == 2]
     if not matrices:
         raise FormatError(checkpoint.path, "has no layers' matrices to probe with")
@@ -81,7 +82,7 @@ def _capture(ops: Backend, tensors: list[RawTensor]) -> tuple[Program, int]:
 
 
 def _time(program: Program, rows: int) -> float:
-    """Seconds of the fastest run, after one for warmth."""
+    """Seconds of the fastest run, after one to warm up."""
     zeros = np.zeros(rows, np.int32)
     inputs = StepInputs(
         ids=zeros,

@@ -1,7 +1,7 @@
-"""What a workload's run amounts to: percentiles, a table, a chart, and the comparison with an earlier report.
+"""The report of a workload: percentiles, a table, a chart and the comparison with an earlier report.
 
-A report says what it was measured on (machine, version, commit, cache state), and two that differ in anything but the
-engine's version are not compared.
+A report states its conditions: machine, commit, settings and cache state. Two reports are compared
+only if they differ in nothing but the engine's version. Read `svg.py` next, which draws the chart.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ SHOWN = (
     "max_context",
     "max_step_tokens",
     "prefix_cache",
-)  # of the settings, in the table
-SAME = ("workload", "model", "settings", "cache", "machine")  # what two reports must share to be compared
+)  # settings in the table
+SAME = ("workload", "model", "settings", "cache", "machine")  # equal in reports that are compared
 
 
 def about() -> dict[str, Any]:
-    """The machine, and the version and commit of the engine."""
+    """The machine, its load and the commit of the engine."""
     limits = read_machine()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "machine": {"processor": processor_name(), "cores": limits.physical_cores, "cpu_quota": limits.cpu_quota},
-        "load": load,  # of the machine when the report was made: what else ran on it
+        "load": load,  # of the machine at this time, by any program
         "commit": _commit(),
     }
 
 
 def summary(workload: Workload, run: Run, model: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that a report says, as JSON takes it; times in milliseconds."""
+    """The whole report as JSON values; times in milliseconds."""
     metrics = [entry.metrics for entry in run.done]
     n_prompt, n_cached = sum(m.n_prompt for m in metrics), sum(m.n_cached for m in metrics)
     n_out = sum(m.n_generated for m in metrics)
@@ -71,35 +71,35 @@ def summary(workload: Workload, run: Run, model: Mapping[str, Any], settings: Ma
     }
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """The report for a terminal."""
-    work, machine = found["workload"], found["machine"]
-    settings = " ".join(f"{key} {found['settings'][key]}" for key in SHOWN if key in found["settings"])
+def table(report: Mapping[str, Any]) -> str:
+    """The report as text for a terminal."""
+    work, machine = report["workload"], report["machine"]
+    settings = " ".join(f"{key} {report['settings'][key]}" for key in SHOWN if key in report["settings"])
     asked = " ".join(f"{k.removesuffix('_tokens')} {v}" for k, v in work.items() if k != "name" and v)
     lines = [
         f"{work['name']}: {asked}",
-        f"{found['model']['file']}, {settings}",
-        f"{machine['processor']}, {machine['cores']} cores; commit {found['commit'] or 'unknown'};"
-        f" prefix cache {found['cache']}",
+        f"{report['model']['file']}, {settings}",
+        f"{machine['processor']}, {machine['cores']} cores; commit {report['commit'] or 'unknown'};"
+        f" prefix cache {report['cache']}",
         "",
-        f"{found['generated_tokens_per_s']:,.1f} tokens/s generated ({found['all_tokens_per_s']:,.1f} with prompts),"
-        f" {found['seconds']:.2f} s, {found['steps']:,} steps, {found['preemptions']} preemptions",
-        f"{found['cache_hit_rate']:.1%} of {found['prompt_tokens']:,} prompt tokens from the prefix cache",
+        f"{report['generated_tokens_per_s']:,.1f} tokens/s generated ({report['all_tokens_per_s']:,.1f} with prompts),"
+        f" {report['seconds']:.2f} s, {report['steps']:,} steps, {report['preemptions']} preemptions",
+        f"{report['cache_hit_rate']:.1%} of {report['prompt_tokens']:,} prompt tokens from the prefix cache",
         "",
         f"{'ms':<22}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}",
     ]
     for key, name in (("queue_ms", "queue"), ("ttft_ms", "time to first token"), ("gap_ms", "between tokens")):
-        row = found[key]
+        row = report[key]
         lines.append(f"{name:<22}" + "".join(_number(row[p]) for p in ("p50", "p95", "p99", "max")))
     return "\n".join(lines)
 
 
 def chart(workload: Workload, run: Run) -> str:
-    """The picture that a workload is about, as SVG."""
+    """The workload's SVG chart: TTFT, time between tokens, or tokens per second."""
     if workload.name == "prefix":
         points = [(float(n), 1000 * (entry.metrics.ttft_s or 0.0)) for n, entry in enumerate(run.done)]
         return line_chart("Time to first token", "request, in order of arrival", "ms", {"ttft": points}, dots=True)
-    times: list[tuple[float, float]] = []  # when a token came, and how long after the one before
+    times: list[tuple[float, float]] = []  # of a token, and the milliseconds since the one before
     for entry in run.done:
         now = entry.metrics.first_token_s or run.start_s
         for gap in entry.metrics.gaps_s:
@@ -114,12 +114,12 @@ def chart(workload: Workload, run: Run) -> str:
     return line_chart("Tokens generated a second", "seconds", "tokens/s", {workload.name: rates})
 
 
-def compare(found: Mapping[str, Any], earlier: Mapping[str, Any], source: str) -> str:
-    """How this report stands to an earlier one; RequestError if they did not measure the same."""
+def compare(report: Mapping[str, Any], earlier: Mapping[str, Any], source: str) -> str:
+    """This report ÷ an earlier one; RequestError if their conditions differ."""
     differ = [
-        f"{part}.{key}: {before.get(key)!r} there, {now.get(key)!r} here"
-        for part in SAME
-        for now, before in [(_as_dict(found.get(part)), _as_dict(earlier.get(part)))]
+        f"{section}.{key}: {before.get(key)!r} there, {now.get(key)!r} here"
+        for section in SAME
+        for now, before in [(_as_dict(report.get(section)), _as_dict(earlier.get(section)))]
         for key in sorted(set(now) | set(before))
         if now.get(key) != before.get(key)
     ]
@@ -127,9 +127,9 @@ def compare(found: Mapping[str, Any], earlier: Mapping[str, Any], source: str) -
         raise RequestError(f"{source} did not measure the same: {'; '.join(differ)}.", param="compare")
     lines = [f"against {source} (commit {earlier.get('commit') or 'unknown'}), this ÷ that:"]
     for name, now, before in (
-        ("tokens/s", found["generated_tokens_per_s"], earlier["generated_tokens_per_s"]),
-        *((f"ttft {p}", found["ttft_ms"][p], earlier["ttft_ms"][p]) for p in ("p50", "p99")),
-        *((f"gap {p}", found["gap_ms"][p], earlier["gap_ms"][p]) for p in ("p50", "p99", "max")),
+        ("tokens/s", report["generated_tokens_per_s"], earlier["generated_tokens_per_s"]),
+        *((f"ttft {p}", report["ttft_ms"][p], earlier["ttft_ms"][p]) for p in ("p50", "p99")),
+        *((f"gap {p}", report["gap_ms"][p], earlier["gap_ms"][p]) for p in ("p50", "p99", "max")),
     ):
         if now and before:
             lines.append(f"  {name:<10} {now / before:.2f}")
@@ -142,8 +142,8 @@ def _as_dict(value: Any) -> Mapping[str, Any]:
 
 def _spread(seconds: Iterable[float | None]) -> dict[str, float | None]:
     values = [1000 * value for value in seconds if value is not None]
-    found = {f"p{round(100 * share)}": percentile(values, share) for share in PERCENTILES}
-    return {**found, "max": max(values, default=None)}
+    shares = {f"p{round(100 * share)}": percentile(values, share) for share in PERCENTILES}
+    return {**shares, "max": max(values, default=None)}
 
 
 def _number(value: float | None) -> str:
@@ -151,7 +151,7 @@ def _number(value: float | None) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source that runs, with + where files differ from it; None outside of a repository."""
+    """The commit of the running source, with "+" for changed files; None outside a repository."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

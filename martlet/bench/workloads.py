@@ -1,11 +1,11 @@
-"""Synthetic workloads: who asks for what, and when (read `drive.py` next, which runs them).
+"""Synthetic workloads: requests and their arrival times (read `drive.py` next, which runs them).
 
-Everything follows from a seed, so that two engines, or two versions of one, can be given the same requests. Prompts are
-random tokens: no kernel's speed depends on them, and none can be in a cache by accident. Every answer has a fixed length.
+Everything follows from a seed, so that two engines get the same requests. Prompts are random tokens:
+no kernel's speed depends on them, and no cache has them by chance. Every answer has a fixed length.
 
-    throughput   requests that are all there at once, so many at a time
-    latency      arrivals at random (a Poisson process), and if wanted one long prompt in their midst
-    prefix       requests that share the start of their prompts, so many at a time
+    throughput   all requests wait from the start; up to `concurrency` run at a time
+    latency      random arrivals (a Poisson process), optionally with a long prompt in the middle
+    prefix       like throughput; all prompts share their beginning
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 __all__ = ["WORKLOADS", "Arrival", "Workload", "arrivals"]
 
-WORKLOADS: Mapping[str, Mapping[str, int | float]] = {  # what is taken for the settings that are left open
+WORKLOADS: Mapping[str, Mapping[str, int | float]] = {  # defaults
     "throughput": {"requests": 64, "concurrency": 16, "prompt_tokens": 128, "gen_tokens": 64},
     "latency": {"requests": 32, "concurrency": 16, "prompt_tokens": 128, "gen_tokens": 64, "rate": 2.0},
     "prefix": {"requests": 32, "concurrency": 8, "prompt_tokens": 32, "gen_tokens": 32, "shared_tokens": 1000},
@@ -25,38 +25,38 @@ WORKLOADS: Mapping[str, Mapping[str, int | float]] = {  # what is taken for the 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload's settings; tokens are a request's."""
+    """A workload's settings; token counts are per request."""
 
     name: str
     requests: int
-    concurrency: int  # requests that run at a time, at most
-    prompt_tokens: int  # of its own
+    concurrency: int  # most requests that run at a time
+    prompt_tokens: int  # not shared
     gen_tokens: int
-    shared_tokens: int = 0  # that all prompts begin with
-    rate: float | None = None  # arrivals a second; None: the next one when another ends
-    intrusion_tokens: int = 0  # of one long prompt that arrives when half of the others have
+    shared_tokens: int = 0  # common to all prompts
+    rate: float | None = None  # arrivals per second; None: the next one when another ends
+    intrusion_tokens: int = 0  # of a long prompt that arrives after half of the others
     seed: int = 0
 
     @property
     def longest(self) -> int:
-        """Positions that the longest request takes."""
+        """Positions of the longest request."""
         return max(self.shared_tokens + self.prompt_tokens, self.intrusion_tokens) + self.gen_tokens + 1
 
     @property
     def tokens_at_a_time(self) -> int:
-        """Positions that the requests which run together take, sharing nothing."""
+        """Positions of the requests that run together, if they share nothing."""
         each = self.shared_tokens + self.prompt_tokens + self.gen_tokens + 1
         return self.concurrency * each + (self.longest if self.intrusion_tokens else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a workload; `at_s` is None for "as soon as there is room"."""
+    """One request of a workload."""
 
     name: str
     ids: tuple[int, ...]
     max_tokens: int
-    at_s: float | None = None
+    at_s: float | None = None  # None: as soon as another request has ended
 
 
 def arrivals(workload: Workload, vocab: int) -> list[Arrival]:
@@ -67,12 +67,12 @@ def arrivals(workload: Workload, vocab: int) -> list[Arrival]:
         return tuple(numbers.randrange(vocab) for _ in range(count))
 
     shared, now = tokens(workload.shared_tokens), 0.0
-    found: list[Arrival] = []
+    requests: list[Arrival] = []
     for number in range(workload.requests):
         if workload.rate is not None:
             now += numbers.expovariate(workload.rate)
         at_s = now if workload.rate is not None else None
         if workload.intrusion_tokens and number == workload.requests // 2:
-            found.append(Arrival("long", tokens(workload.intrusion_tokens), workload.gen_tokens, at_s))
-        found.append(Arrival(str(number), shared + tokens(workload.prompt_tokens), workload.gen_tokens, at_s))
-    return found
+            requests.append(Arrival("long", tokens(workload.intrusion_tokens), workload.gen_tokens, at_s))
+        requests.append(Arrival(str(number), shared + tokens(workload.prompt_tokens), workload.gen_tokens, at_s))
+    return requests

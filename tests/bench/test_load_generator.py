@@ -194,7 +194,7 @@ class TestStreams:
             ([b"SSH-2.0\r\n\r\n"], "not HTTP"),
             ([b""], "before an answer"),
             ([HEAD + chunk(b"data: {\n\n") + chunk(b"")], "not JSON"),
-            ([HEAD + chunk(PIECE), b"zz\r\nmore\r\n\r\n"], "begins with b'zz', which is no size"),
+            ([HEAD + chunk(PIECE), b"zz\r\nmore\r\n\r\n"], "begins with b'zz', not with its size"),
             ([HEAD + b"-5\r\n\r\n\r\n"], "no size"),
             ([b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n" + PIECE], "ended in the midst"),
             ([b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 70_000], "head is larger than 65,536"),
@@ -236,7 +236,7 @@ class TestStreams:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             target = Target.of(f"http://127.0.0.1:{listener.getsockname()[1]}")
             found = asyncio.run(ask(target, "/completions", b"{}", time.perf_counter(), 0.2))
-        assert found.error == "no end of the answer after 0.2 s"
+        assert found.error == "the answer did not end within 0.2 s"
 
     def test_usage_that_is_none(self) -> None:
         """Numbers that are no numbers are as good as none: pieces are counted, and the audit says so."""
