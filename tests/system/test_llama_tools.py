@@ -107,5 +107,5 @@ def test_other_choices() -> None:
     assert not accepts(compile_state(structured), "Hello")
     assert auto(form="pythonic") == (None, False)  # nothing tells its calls from a list
     assert auto(200) == (None, False)  # more beginnings than are looked for
-    with pytest.raises(RequestError, match="one of the forms"):
+    with pytest.raises(RequestError, match="one of the formats"):
         auto(form="pythonic", tool_choice="required")

@@ -111,7 +111,7 @@ def test_streams_batches_and_refusals_are_settled() -> None:
         assert served.chat(best_of=2, stream=True).status_code == 400
         used = (PROMPT + 4) + (PROMPT + 12) + (PROMPT + 4) + (PROMPT + 2) + 2 * (2 + 4)
         wait_until(lambda: not served.service.bridge.open_tickets)
-        assert served.service._bills == {}
+        assert served.service._refunds == {}
         # 1,667 come back a second, so that it may be full again: look at what was taken while nothing has been.
         assert remaining(served.http.get("/v1/models")) >= 100_000 - used
 

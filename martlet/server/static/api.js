@@ -1,5 +1,5 @@
 // @ts-check
-/** The server's API: requests with the user's key, errors in its own words, streams of events. */
+/** The server's API: requests with the user's key, the server's errors, streams of events. */
 
 import { session } from "./dom.js";
 
@@ -22,7 +22,8 @@ export class ServerError extends Error {
 let askForKey = async () => null;
 
 /**
- * Say who asks the user for a key; `wrong`: one was given and refused. Null: the user gives none.
+ * Set the function that asks the user for a key; `wrong`: the server refused the last one. It
+ * returns null if the user gives none.
  * @param {(wrong: boolean) => Promise<string | null>} ask
  */
 export function onKeyWanted(ask) {
@@ -30,7 +31,7 @@ export function onKeyWanted(ask) {
 }
 
 /**
- * Ask the server, and the user for a key if the server wants one.
+ * Send a request; ask the user for a key if the server requires one.
  * @param {string} path
  * @param {{ body?: unknown, signal?: AbortSignal }} [options]
  * @returns {Promise<Response>}
@@ -68,7 +69,7 @@ async function errorOf(response) {
     said = error.message;
     param = error.param ?? null;
   } catch {
-    // not in the API's form: a proxy's page, perhaps
+    // not the API's format: perhaps a proxy's page
   }
   const after = response.headers.get("Retry-After");
   if (after && (response.status === 429 || response.status === 503)) said += ` Try again in ${after} s.`;
@@ -76,7 +77,7 @@ async function errorOf(response) {
 }
 
 /**
- * A request's answer as JSON; ServerError if it is refused.
+ * The JSON reply to a request; ServerError if the server refuses it.
  * @param {string} path
  * @param {unknown} [body]
  * @returns {Promise<any>}
@@ -87,7 +88,7 @@ export async function call(path, body) {
 }
 
 /**
- * The events of a stream, each with its name and its data as JSON; it ends with the stream, or with OpenAI's [DONE].
+ * The events of a stream with their names and JSON data, up to its end or OpenAI's [DONE].
  * @param {string} path
  * @param {{ body?: unknown, signal?: AbortSignal }} options
  * @returns {AsyncGenerator<{ name: string, data: any }>}

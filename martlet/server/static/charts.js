@@ -1,5 +1,5 @@
 // @ts-check
-/** What the engine's page draws as SVG: the tree of prefixes and histograms. */
+/** The engine page's SVG: the tree of prefixes and the histograms. */
 
 import { colourOf } from "./draw.js";
 import { duration, number } from "./dom.js";
@@ -26,7 +26,7 @@ function svg(tag, props, ...children) {
  */
 
 /**
- * The tree: positions to the right, a row a branch.
+ * The tree: positions from left to right, a row per branch.
  * @param {HTMLElement} target
  * @param {Stretch[]} stretches
  * @returns {number} branches that there was no room for
@@ -100,7 +100,7 @@ function stretchOf(one, scale) {
 }
 
 /**
- * A histogram: a bar a bucket, those that matter only.
+ * A histogram: a bar per bucket, without empty buckets at both ends.
  * @param {HTMLElement} target
  * @param {number[]} counts
  * @param {number[]} bounds  in seconds; the last count is of all above

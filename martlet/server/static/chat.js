@@ -1,5 +1,8 @@
 // @ts-check
-/** The chat: a conversation, kept in this browser only, and the answers as they come (read message.js, settings.js, api.js). */
+/**
+ * The chat: a conversation, stored only in this browser, and its streamed answers.
+ * Read message.js, settings.js and api.js next.
+ */
 
 import { ServerError, call, stream } from "./api.js";
 import { byId, el, local, number } from "./dom.js";
@@ -39,7 +42,7 @@ class Chat {
     this.meet();
   }
 
-  // -- the page ----------------------------------------------------------------------------------------------------
+  // -- the page -----------------------------------------------------------------------------------
   listen() {
     byId("form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -73,7 +76,7 @@ class Chat {
     );
   }
 
-  /** Learn from the server which models there are. */
+  /** Get the models from the server. */
   async meet() {
     try {
       const { data } = await call("/v1/models");
@@ -122,7 +125,7 @@ class Chat {
     if (this.follows) window.scrollTo({ top: document.documentElement.scrollHeight, behavior: "instant" });
   }
 
-  // -- the conversation --------------------------------------------------------------------------------------------
+  // -- the conversation ---------------------------------------------------------------------------
   load() {
     try {
       const found = JSON.parse(local.get(STORE) ?? "[]");
@@ -130,7 +133,7 @@ class Chat {
         if (typeof message.content === "string" && ["user", "assistant"].includes(message.role)) this.add(message);
       }
     } catch {
-      // not what this page has written
+      // not written by this page
     }
     this.arrange();
     this.scroll(true);
@@ -182,7 +185,7 @@ class Chat {
   }
 
   /**
-   * What a message's button asks for.
+   * Handle a message's button.
    * @param {MessageView} view
    * @param {string} action
    * @param {string} [text]
@@ -213,7 +216,7 @@ class Chat {
     }
   }
 
-  // -- asking ------------------------------------------------------------------------------------------------------
+  // -- asking -------------------------------------------------------------------------------------
   send() {
     const text = this.input.value.trim();
     if (!text || this.running) return;
@@ -235,7 +238,7 @@ class Chat {
   }
 
   /**
-   * The messages before a place, as the server wants them.
+   * The messages before an index, in the API's format.
    * @param {number} end
    */
   history(end) {
@@ -244,7 +247,7 @@ class Chat {
     const all = [];
     for (const { role, content } of this.messages.slice(0, end)) {
       const last = all.at(-1);
-      // After an answer that failed there are two questions: many templates take one at a time only.
+      // A failed answer leaves two questions in a row, which many chat templates refuse.
       if (last?.role === role) last.content += `\n\n${content}`;
       else if (content) all.push({ role, content });
     }
@@ -252,7 +255,7 @@ class Chat {
   }
 
   /**
-   * Have an answer written, or the rest of one that has begun.
+   * Request an answer, or the rest of an answer that was stopped.
    * @param {MessageView} view
    */
   async answer(view) {
@@ -300,7 +303,7 @@ class Chat {
   }
 
   /**
-   * Take in the chunks of a stream.
+   * Read the chunks of a stream.
    * @param {AsyncIterable<{ data: any }>} chunks
    * @param {Message} message
    * @param {Painter} painter
@@ -337,7 +340,7 @@ class Chat {
   }
 }
 
-/** Draws seldom enough that drawing does not slow reading. */
+/** Limits the rate of drawing, so that it does not slow the reading of the stream. */
 class Painter {
   /** @param {() => void} paint */
   constructor(paint) {

@@ -1,8 +1,9 @@
 // @ts-check
-/** Elements are made here, of text and attributes: nothing in these pages is ever parsed as HTML. */
+/** Makes elements from text and attributes: these pages never parse HTML. */
 
 /**
- * Make an element. Of `props`, functions are event handlers, true is an empty attribute, false and null are none.
+ * Make an element. In `props`, functions are event handlers, true is an empty attribute, and false
+ * and null are left out.
  * @param {string} tag
  * @param {Record<string, unknown>} [props]
  * @param {...(Node | string | null | undefined)} children
@@ -24,7 +25,7 @@ export function el(tag, props = {}, ...children) {
 }
 
 /**
- * The element of an id, which the page has.
+ * The page's element with an id, which must exist.
  * @template {HTMLElement} T
  * @param {string} id
  * @param {new () => T} [kind]
@@ -37,7 +38,7 @@ export function byId(id, kind) {
 }
 
 /**
- * A number with as many digits as a person wants.
+ * A number with `digits` decimals, with thousands separators.
  * @param {number} value
  * @param {number} [digits]
  */
@@ -46,7 +47,7 @@ export function number(value, digits = 0) {
 }
 
 /**
- * Seconds, in the unit that fits.
+ * Seconds in a fitting unit.
  * @param {number} seconds
  */
 export function duration(seconds) {
@@ -56,7 +57,7 @@ export function duration(seconds) {
 }
 
 /**
- * A choice in the browser's storage, or nothing where there is no storage.
+ * A value in the browser's storage; null without storage.
  * @param {Storage | undefined} storage
  * @param {string} name
  * @returns {string | null}
@@ -70,7 +71,7 @@ function stored(storage, name) {
 }
 
 /**
- * Storage that may be missing or full: what it cannot keep is lost when the page is closed.
+ * A store of values in the browser's storage, which may be missing, forbidden or full.
  * @param {() => Storage} open
  */
 function keeper(open) {

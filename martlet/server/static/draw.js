@@ -1,5 +1,5 @@
 // @ts-check
-/** What the engine's page draws on canvases: the map of pages and the steps (read charts.js for what is SVG). */
+/** The engine page's canvases: the map of pages and the steps (read charts.js for its SVG). */
 
 /** A colour for a sequence: neighbours in number differ most. @param {string} name */
 export function colourOf(name) {
@@ -22,7 +22,7 @@ export function styled(name) {
 let probe;
 
 /**
- * A canvas as wide as its place and so high, and its pen; lengths are CSS pixels.
+ * Resize and clear a canvas; return its context. Lengths are CSS pixels.
  * @param {HTMLCanvasElement} canvas
  * @param {number} width
  * @param {number} height
@@ -42,7 +42,7 @@ function pen(canvas, width, height) {
 }
 
 /**
- * The map of pages: a square each, in the order of their numbers.
+ * The map of pages: a square per page, in the order of their numbers.
  * @param {HTMLCanvasElement} canvas
  * @param {{ cells: string, whose: string[] }} pages
  * @returns {{ columns: number, size: number }} where to find a page again
@@ -71,7 +71,7 @@ const TIMES = 62; // pixels for the times of steps
 const MAX_ROWS = 24;
 
 /**
- * The newest steps: rows are sequences, columns steps; below, their times.
+ * The newest steps: rows are sequences, columns are steps; their times are below.
  * @param {HTMLCanvasElement} canvas
  * @param {any[]} steps
  */
@@ -116,7 +116,7 @@ export function drawSteps(canvas, steps) {
   }
 }
 
-/** The sequences of these steps, in the order of their numbers; of too many, the newest. @param {any[]} steps */
+/** The sequences of these steps in numeric order; the newest if too many. @param {any[]} steps */
 function rowsOf(steps) {
   const names = new Set(steps.flatMap((step) => [...step.spans.map((/** @type {any} */ s) => s[0]), ...(step.preempted ?? [])]));
   const order = (/** @type {string} */ name) => {
@@ -137,7 +137,7 @@ function drawSpan(context, x, row, [name, , count, decodes, right]) {
   const y = row * ROW;
   context.fillStyle = colourOf(name);
   if (right !== undefined) {
-    // Guesses, verified together: a point for the token that is certain, a bar for each guess, full if it was right.
+    // A verified draft: a point for the certain token, a bar per draft token, filled if accepted.
     const wide = (COLUMN - 10) / Math.max(1, count - 1);
     context.strokeStyle = context.fillStyle;
     context.fillRect(x + 2, y + ROW / 2 - 2, 4, 4);
@@ -162,7 +162,7 @@ function drawSpan(context, x, row, [name, , count, decodes, right]) {
 }
 
 /**
- * A step's time in its three parts, as shares of the longest: planning and committing are what Python costs.
+ * A step's times for plan, run and commit, as shares of the longest step.
  * @param {CanvasRenderingContext2D} context
  * @param {number} x
  * @param {number} floor
@@ -185,7 +185,7 @@ function drawTime(context, x, floor, shares, colours) {
 }
 
 /**
- * Steps that were not sent are between these two.
+ * Draw the mark of missing steps before a step.
  * @param {CanvasRenderingContext2D} context
  * @param {number} x
  * @param {number} height
@@ -201,7 +201,7 @@ function gapBefore(context, x, height, colour) {
   context.setLineDash([]);
 }
 
-/** The time at the top: the longest, unless it would make all others invisible. @param {number[]} times */
+/** The scale's top: the longest time, unless it would hide all others. @param {number[]} times */
 function scaleOf(times) {
   const ordered = [...times].sort((a, b) => a - b);
   const median = ordered[ordered.length >> 1] ?? 1;

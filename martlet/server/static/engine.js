@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * The view of the engine: what the server sends four times a second (`martlet/server/live_frames.py`), drawn
- * (read draw.js and charts.js).
+ * The view of the engine: draws the frames that the server sends up to four times a second
+ * (`martlet/server/live_frames.py`). Read draw.js and charts.js next.
  */
 
 import { call, stream } from "./api.js";
@@ -50,7 +50,7 @@ class EngineView {
     this.watch();
   }
 
-  /** Where there are several models, let the user choose whose engine to see. */
+  /** With several models, let the user choose an engine. */
   async choose() {
     const { data } = await call("/v1/models").catch(() => ({ data: [] }));
     const names = data.filter((/** @type {any} */ one) => !one.parent).map((/** @type {any} */ one) => one.id);
@@ -62,7 +62,7 @@ class EngineView {
     select.addEventListener("change", () => window.location.assign(`/engine?model=${encodeURIComponent(select.value)}`));
   }
 
-  /** Read frames for ever; after a loss of the connection, try again. */
+  /** Read frames forever, and reconnect after a failure. */
   async watch() {
     const query = this.model ? `?model=${encodeURIComponent(this.model)}` : "";
     for (let tries = 0; ; tries += 1) {
@@ -111,7 +111,7 @@ class EngineView {
     this.draw();
   }
 
-  /** Draw at the browser's next frame, once. */
+  /** Draw once, at the browser's next frame. */
   draw() {
     if (this.wanted || this.frame === null) return;
     this.wanted = true;

@@ -1,10 +1,10 @@
 // @ts-check
 /**
- * Markdown within a line: emphasis, code, links (read markdown.js for the lines). What it makes are DOM nodes.
+ * Inline Markdown as DOM nodes: emphasis, code, links (read markdown.js for blocks).
  *
- * Links lead to http, https and mailto only and are never followed by themselves: an image is shown as a link to it, since
- * loading one tells its server what the model was made to write. Delimiters are matched as CommonMark does
- * (https://spec.commonmark.org/0.31.2/#delimiter-run), without its rule of three.
+ * Links lead only to http, https and mailto, and nothing is loaded by itself: an image becomes a
+ * link, since a request for it could tell its server what the model wrote. Delimiters are matched
+ * as in CommonMark (https://spec.commonmark.org/0.31.2/#delimiter-run), without its rule of three.
  */
 
 import { el } from "./dom.js";
@@ -26,7 +26,7 @@ export function inline(text, depth = 0) {
 }
 
 /**
- * The address, if it is one that a link may have.
+ * The address, if a link may have it.
  * @param {string} address
  */
 function safe(address) {
@@ -105,7 +105,7 @@ class Inline {
   }
 
   lineBreak() {
-    // A model that writes a line's end means one.
+    // A model that writes a line break means one.
     this.plain = this.plain.replace(/ +$/, "");
     this.at += 1;
     return this.flush(el("br"));
@@ -163,7 +163,7 @@ class Inline {
     const address = safe(found[1] ?? found[2] ?? "");
     this.at = close + 2 + found[0].length;
     if (address === null) {
-      // Shown with its address, for that is what it says; it leads nowhere.
+      // Shown as text with its address; it leads nowhere.
       this.plain += `${label} (${found[1] ?? found[2] ?? ""})`;
       return true;
     }
@@ -203,7 +203,7 @@ class Inline {
     return true;
   }
 
-  /** Put what lies between two delimiters that match into an element; delimiters that match none stay text. */
+  /** Wrap the nodes between matching delimiters in an element; other delimiters stay text. */
   emphasise() {
     /** @type {Delimiter[]} */
     const open = [];

@@ -1,9 +1,10 @@
 // @ts-check
 /**
- * Markdown as chat models write it, shown as DOM nodes: nothing of a model's text is ever parsed as HTML (read inline.js next).
+ * Markdown of chat models as DOM nodes: their text is never parsed as HTML (read inline.js next).
  *
- * Paragraphs, headings, lists, quotes, code, tables, rules; HTML stays text. The subset follows CommonMark
- * (https://spec.commonmark.org/0.31.2/) and GitHub's tables, except that a line's end breaks the line and an indent is no code.
+ * Paragraphs, headings, lists, quotes, code, tables and rules; HTML stays text. The subset follows
+ * CommonMark (https://spec.commonmark.org/0.31.2/) and GitHub's tables, but a newline breaks the
+ * line, and indented text is no code.
  */
 
 import { el } from "./dom.js";
@@ -21,8 +22,8 @@ const MAX_LENGTH = 400_000; // characters; a longer text is shown as it is
 /** @typedef {{ source: string, make: () => HTMLElement }} Block */
 
 /**
- * Show `text` in `target`; of what is there already only what has changed is made anew, so that a selection in an
- * answer that still grows stays.
+ * Show `text` in `target`. Only changed blocks are rebuilt, so that a selection in a growing answer
+ * survives.
  * @param {HTMLElement} target
  * @param {string} text
  */
@@ -68,7 +69,7 @@ function parse(lines, depth) {
 }
 
 /**
- * The block that begins at a line: where it ends, and what makes its element.
+ * The block that begins at a line: its end, and a function that makes its element.
  * @param {string[]} lines
  * @param {number} at
  * @param {number} depth

@@ -1,5 +1,5 @@
 // @ts-check
-/** One message of the conversation, as it is kept and as it is shown (read chat.js for what its buttons do). */
+/** One message of the conversation: its data and its view (read chat.js for its buttons). */
 
 import { duration, el, number } from "./dom.js";
 import { show } from "./markdown.js";
@@ -39,7 +39,7 @@ export class MessageView {
   }
 
   /**
-   * Show what the message is now.
+   * Show the message's current state.
    * @param {boolean} running
    */
   update(running) {
@@ -63,7 +63,7 @@ export class MessageView {
   }
 
   /**
-   * While an answer grows its tokens are appended; the whole of it is made once, at its end.
+   * Show the text of a growing answer's tokens; at its end they are rendered one by one.
    * @param {import("./tokens.js").Token[]} tokens
    */
   growTokens(tokens) {
@@ -104,7 +104,7 @@ export class MessageView {
     this.foot.replaceChildren(...(said ? [said] : []), ...warned, el("div", { class: "row" }, ...all, this.facts(false)));
   }
 
-  /** Let the user change the text; of a question, ask it again. */
+  /** Let the user edit the text, and ask an edited question again. */
   edit() {
     const { message } = this;
     const isQuestion = message.role === "user";
@@ -138,7 +138,7 @@ export class MessageView {
   }
 }
 
-/** The same element anew: what was remembered of its children is forgotten. @param {HTMLElement} old */
+/** A fresh copy of an element, without state of its children. @param {HTMLElement} old */
 function fresh(old) {
   const made = el("div", { class: old.className });
   old.replaceWith(made);

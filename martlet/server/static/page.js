@@ -1,5 +1,5 @@
 // @ts-check
-/** What both pages have: light and dark, and the question for an API key. */
+/** Code of both pages: light and dark theme, and the dialog for an API key. */
 
 import { onKeyWanted } from "./api.js";
 import { byId, el, local } from "./dom.js";
@@ -7,7 +7,7 @@ import { byId, el, local } from "./dom.js";
 const THEME = "martlet.theme";
 const THEMES = ["auto", "light", "dark"];
 
-/** Make the button that changes between light, dark and what the system says. */
+/** Make the button that switches between light, dark and the system's theme. */
 function startTheme() {
   const button = byId("theme");
   let theme = local.get(THEME) ?? "auto";
@@ -31,7 +31,7 @@ function startTheme() {
 let asking = null;
 
 /**
- * Ask for the API key, once for all who wait for it.
+ * Ask for the API key, once for all waiting requests.
  * @param {boolean} wrong
  * @returns {Promise<string | null>}
  */
@@ -69,7 +69,7 @@ function askForKey(wrong) {
   return asking;
 }
 
-/** To be called once the page is there. */
+/** Call it once the page is loaded. */
 export function startPage() {
   onKeyWanted(askForKey);
   startTheme();

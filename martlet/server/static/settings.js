@@ -1,5 +1,5 @@
 // @ts-check
-/** What a user can set: the system prompt, the samplers, the form of answers. Only what the server honours is offered. */
+/** The settings: system prompt, samplers, response format; only those that the server supports. */
 
 import { call } from "./api.js";
 import { byId, el, local } from "./dom.js";
@@ -7,7 +7,7 @@ import { byId, el, local } from "./dom.js";
 const STORE = "martlet.settings";
 
 /**
- * The samplers that are shown: the field's name, its label, and what a number there may be.
+ * The samplers: the field's name, its label and the range of its number.
  * @type {{ name: string, label: string, hint: string, min?: number, max?: number, step: string }[]}
  */
 const SAMPLERS = [
@@ -27,7 +27,7 @@ const FORMATS = [
   { name: "json_object", label: "JSON" },
   { name: "json_schema", label: "JSON by a schema" },
 ];
-const TEMPERATURE = 0.7; // where neither the user nor the model's file says one: an API's 1 is much for small models
+const TEMPERATURE = 0.7; // if the model's file has none; the API's 1 is high for small models
 const SCHEMA = '{\n  "type": "object",\n  "properties": {\n    "answer": { "type": "string" }\n  },\n  "required": ["answer"]\n}';
 
 export class Settings {
@@ -81,7 +81,7 @@ export class Settings {
     try {
       found = JSON.parse(local.get(STORE) ?? "{}");
     } catch {
-      // not what this page has written
+      // not written by this page
     }
     for (const [name, input] of Object.entries(this.inputs)) input.value = String(found[name] ?? "");
     this.system.value = String(found.system ?? "");
@@ -121,7 +121,7 @@ export class Settings {
   }
 
   /**
-   * Ask the server what it does with nothing set, and which forms of answers it can hold a model to.
+   * Ask the server for its defaults and for the response formats that it can enforce.
    * @param {string} model
    */
   async ask(model) {
@@ -140,7 +140,7 @@ export class Settings {
         if (shown && found.origin !== "default") input.title = `${found.value}, from the ${found.origin}`;
       }
     } catch {
-      // no chat template, perhaps: the first message will say why
+      // perhaps no chat template: the first message will show the reason
     }
     const schema = { name: "answer", schema: { type: "object" } };
     const forms = [{ type: "json_object" }, { type: "json_schema", json_schema: schema }];
@@ -157,7 +157,7 @@ export class Settings {
     this.showSchema();
   }
 
-  /** The fields of a request; throws where a value is none. */
+  /** The fields of a request; throws for a wrong value. */
   fields() {
     /** @type {Record<string, unknown>} */
     const found = { ...this.own };

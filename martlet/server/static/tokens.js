@@ -1,5 +1,5 @@
 // @ts-check
-/** An answer as the tokens that it is made of, coloured by their probability, with what else the model had in mind. */
+/** An answer's tokens, coloured by their probability, with the model's alternatives. */
 
 import { el, number } from "./dom.js";
 
@@ -20,7 +20,7 @@ function percent(probability) {
 }
 
 /**
- * Tokens that end within a character are shown together with those that end it.
+ * Join tokens that end within a character with the tokens that complete it.
  * @param {Token[]} tokens
  * @returns {Piece[]}
  */
@@ -60,7 +60,7 @@ function visible(text) {
 }
 
 /**
- * The answer as tokens. Arrow keys go from one to the next; what is chosen is explained below.
+ * The answer as tokens. Arrow keys move between them; the chosen token is explained below.
  * @param {Token[]} tokens
  * @returns {HTMLElement}
  */
