@@ -1,8 +1,8 @@
 """The engine's measurements, in seconds of a monotonic clock.
 
-Every request has `RequestMetrics`. A `StepRecord` is made only for an `Observer` that reads it, such
-as the trace (`observe/trace.py`) and the capsule (`observe/capsule.py`). Read `observe/recorder.py`
-next, which fills them in.
+Every request has `RequestMetrics`. A `StepRecord` is made only for an `Observer` that reads it,
+such as the trace (`observe/trace.py`) and the capsule (`observe/capsule.py`). Read
+`observe/recorder.py` next, which fills them in.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RequestMetrics:
         return (self.n_generated - self.n_first) / self.decode_s if self.decode_s else None
 
     def disown_token(self) -> None:
-        """Uncount an accepted draft token of the last step that follows a stop string of that step."""
+        """Uncount an accepted draft token after a stop string of the same step."""
         self.n_generated -= 1
         self.n_first -= self.first_token_s == self.last_token_s
         if 0.0 in self.gaps_s:

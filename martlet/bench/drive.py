@@ -1,7 +1,7 @@
 """Runs a workload on an engine and keeps the measurements (read `report.py` next).
 
-A request's clock starts when the request is due, even if the driver is busy with a step then: a slow
-engine cannot hide its queue by late arrivals.
+A request's clock starts when the request is due, even if the driver is busy with a step then: a
+slow engine cannot hide its queue by late arrivals.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An HTTP client that times the pieces of a streamed answer (read `load_generator.py` next).
 
 It works with any OpenAI-compatible server: HTTP/1.1, one connection per request. It records when
-bytes arrive and parses them after the end of the answer, so that the client's own work hardly affects
-the times. Formats: https://platform.openai.com/docs/api-reference/chat/streaming,
+bytes arrive and parses them after the end of the answer, so that the client's own work hardly
+affects the times. Formats: https://platform.openai.com/docs/api-reference/chat/streaming,
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 

@@ -1,7 +1,7 @@
 """Generates load for a server and collects the answers (read `load_report.py` next).
 
-    open loop     requests arrive at random at a rate (a Poisson process), whatever the server's pace
-    closed loop   each of several clients sends its next request after the answer to its last
+    open loop     requests arrive at random at a rate (a Poisson process), whatever the server's
+    pace closed loop   each of several clients sends its next request after the answer to its last
 
 A request's clock starts when the request is due, so that a slow generator or server cannot hide its
 delay. The generator also measures itself: the delay of its event loop and its share of a core.

@@ -1,10 +1,10 @@
 """The report of a load, with an audit of its figures (read `load_generator.py` first).
 
 TTFT: from the due time to the first text. TPOT: from the first text to the last ÷ the tokens after
-the first. ITL: between two successive pieces. E2E: from the due time to the end of the stream. Tokens
-are the server's count (`usage`), not pieces. Goodput: requests per second within every limit of
-`--slo`. The audit lists whatever makes the figures flattering or worthless, and the report shows all
-of it.
+the first. ITL: between two successive pieces. E2E: from the due time to the end of the stream.
+Tokens are the server's count (`usage`), not pieces. Goodput: requests per second within every limit
+of `--slo`. The audit lists whatever makes the figures flattering or worthless, and the report shows
+all of it.
 """
 
 from __future__ import annotations

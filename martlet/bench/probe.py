@@ -1,8 +1,8 @@
-"""Predicts a model's speed from a two-second probe of its own matrices (read `commands/plan.py` next).
+"""Predicts a model's speed from a two-second probe of its matrices (read `commands/plan.py` next).
 
 It packs some of the model's matrices and multiplies them through the backend: with one row as in
-decode, and with many rows as in prefill. Decode is bound by bytes, prefill by multiply-adds, and the
-speed of the whole model follows from both. Attention, norms and sampling are not probed, so the
+decode, and with many rows as in prefill. Decode is bound by bytes, prefill by multiply-adds, and
+the speed of the whole model follows from both. Attention, norms and sampling are not probed, so the
 prediction is a little too fast.
 """
 

@@ -1,4 +1,4 @@
-"""The report of a workload: percentiles, a table, a chart and the comparison with an earlier report.
+"""The report of a workload: percentiles, a table, a chart, and a comparison with another report.
 
 A report states its conditions: machine, commit, settings and cache state. Two reports are compared
 only if they differ in nothing but the engine's version. Read `svg.py` next, which draws the chart.

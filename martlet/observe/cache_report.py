@@ -45,7 +45,7 @@ class CacheReport:
 
     @property
     def position(self) -> int:
-        """The first position that is not cached: `n_cached`, or later in a page of which only a part matches."""
+        """The first position that is not cached: `n_cached`, or a later one within a page."""
         return self.n_cached if self.differs_at is None else self.differs_at
 
     @property

@@ -82,7 +82,7 @@ class Recorder:
         self._step_prefill = prefilled
 
     def committed(self, plan: StepPlan, result: StepResult, events: list[Event], times: tuple[float, ...]) -> None:
-        """A step was committed; `times` are its start, the end of planning and the end of the run."""
+        """A step was committed; `times` are its start and the ends of planning and running."""
         start, planned, ran = times
         now = self._clock()
         self._plan = None
@@ -134,7 +134,7 @@ class Recorder:
             observer.close()
 
     def saved_s(self, n_tokens: int) -> float | None:
-        """Time to compute `n_tokens` of prompts at the measured speed; None before a measurement."""
+        """Seconds to compute `n_tokens` of prompts at the measured speed; None without one."""
         return n_tokens * self._prefill_s / self._prefill_tokens if self._prefill_tokens else None
 
     def _prefilled(self, run_s: float) -> None:

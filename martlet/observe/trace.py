@@ -111,7 +111,7 @@ class TraceWriter(Observer):
             self._write_out("\n]\n")
             self._file.close()
 
-    # -- writing --------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
     def _span(self, span: SpanRecord, run_at: float, commit_at: float, record: StepRecord) -> None:
         track = self._tracks.get((span.request_id, span.index))
         if track is None:

@@ -1,1 +1,1 @@
-"""The model behind HTTP: the APIs of OpenAI and Anthropic, streaming, limits, metrics (read `app.py` next)."""
+"""The HTTP server: OpenAI's and Anthropic's APIs, streams, limits, metrics (read `app.py` next)."""

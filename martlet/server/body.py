@@ -51,8 +51,8 @@ class Parsed(Generic[B]):
 async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
     """The body's bytes.
 
-    Raises ApiError: 413 for more than `limit` bytes, without reading them if Content-Length says so;
-    408 if they take longer than `timeout_s`; 499 if the client leaves.
+    Raises ApiError: 413 for more than `limit` bytes, without reading them if Content-Length says
+    so; 408 if they take longer than `timeout_s`; 499 if the client leaves.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -79,7 +79,7 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def parse_body(fields: dict[str, Any], model: type[B], *, strict: bool, sampling: bool = True) -> Parsed[B]:
-    """Check a body; RequestError names the wrong field. With `strict`, an unknown field is wrong."""
+    """Check a body; RequestError names a wrong field, with `strict` also an unknown one."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         body = model.model_validate(given)

@@ -70,7 +70,7 @@ class Ticket:
         self._write_now = write_now
 
     async def pieces(self, timeout_s: float) -> list[NumberedPiece]:
-        """Wait up to `timeout_s` for pieces; an empty list and `finished` mean that none will follow.
+        """Wait up to `timeout_s` for pieces; none follow an empty list once it is `finished`.
 
         Raises an exception of `write_now`.
         """
@@ -153,7 +153,7 @@ class Bridge:
         self._live: list[tuple[Ticket, int, OutputBuilder]] = []  # only the engine's thread uses it
         self._thread = threading.Thread(target=self._work, name="martlet-engine", daemon=True)
 
-    # -- the event loop's side -------------------------------------------------------------------------------------
+    # -- the event loop's side ---------------------------------------------------------------------
     def start(self) -> None:
         """Start the engine's thread; call it from the event loop that serves."""
         self._loop = asyncio.get_running_loop()
@@ -272,7 +272,7 @@ class Bridge:
             ticket.fail(error)
         self._open.clear()
 
-    # -- the engine's thread ---------------------------------------------------------------------------------------
+    # -- the engine's thread -----------------------------------------------------------------------
     def _work(self) -> None:
         try:
             while self._work_round():

@@ -87,7 +87,7 @@ class _Writer(ChunkEncoder):
         self._offsets: dict[int, int] = {}  # characters of each choice that are written
         self._n_open = n * len(ticket.prepared)
 
-    # -- whole -----------------------------------------------------------------------------------------------------
+    # -- whole -------------------------------------------------------------------------------------
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The whole reply."""
         choices = []
@@ -144,7 +144,7 @@ class _Writer(ChunkEncoder):
             offset += len(tokens[-1])
         return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
 
-    # -- as a stream -----------------------------------------------------------------------------------------------
+    # -- as a stream -------------------------------------------------------------------------------
     def piece(self, number: int, piece: Piece) -> bytes:
         """The chunk of a piece."""
         index = number * self._n + piece.index

@@ -1,4 +1,4 @@
-"""Error responses of OpenAI's and Anthropic's APIs: small, and naming the field (read `body.py` next).
+"""Error responses of OpenAI's and Anthropic's APIs, which name the field (read `body.py` next).
 
 Formats: https://platform.openai.com/docs/guides/error-codes and
 https://docs.anthropic.com/en/api/errors

@@ -2,9 +2,9 @@
 
     Host and Origin (browsers) → CORS preflight → API key → rate → the route → response headers
 
-Every web page that a user opens can reach a server on loopback. So the gate refuses pages of another
-origin unless `--cors-origin` names it, and host names that are not this machine's (DNS rebinding).
-It is plain ASGI and buffers nothing. Read `app.py` next, which has the routes.
+Every web page that a user opens can reach a server on loopback. So the gate refuses pages of
+another origin unless `--cors-origin` names it, and host names that are not this machine's (DNS
+rebinding). It is plain ASGI and buffers nothing. Read `app.py` next, which has the routes.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def can_write(self) -> bool:
-        """Whether `write` may add to the current response: it is chunked, and the client keeps up."""
+        """Whether `write` may add to the response: it is chunked, and the client keeps up."""
         cycle = self.cycle
         is_open = not (cycle.response_complete or cycle.disconnected or self.flow.write_paused)
         return bool(cycle.chunked_encoding) and is_open

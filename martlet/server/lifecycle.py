@@ -1,8 +1,8 @@
 """Starts the server and shuts it down (read `app.py` next, which has its routes).
 
-After SIGTERM or SIGINT the server refuses new requests. Running requests get `shutdown_timeout_s` to
-finish; then they are cancelled with an error, and the process ends with status 0. A second signal
-cancels at once.
+After SIGTERM or SIGINT the server refuses new requests. Running requests get `shutdown_timeout_s`
+to finish; then they are cancelled with an error, and the process ends with status 0. A second
+signal cancels at once.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]  # uvicorn's signature
-        """Handle signals, and do not re-raise them at the end: a requested shutdown is a success."""
+        """Handle signals without re-raising them at the end: a requested shutdown is a success."""
         if threading.current_thread() is not threading.main_thread():  # only it may handle signals
             yield
             return

@@ -1,8 +1,8 @@
 """Turns a snapshot of the engine into JSON for `static/engine.js` (read `live_view.py` first).
 
 Sequences get short names, 1, 2, 3 …, in the order of their first frame. Request ids are not shown,
-since they can be used to abort a request, nor cache salts, which may name people. Text is shown only
-with `decode`.
+since they can be used to abort a request, nor cache salts, which may name people. Text is shown
+only with `decode`.
 """
 
 from __future__ import annotations
@@ -105,11 +105,12 @@ def _owners(running: Sequence[SequenceSnapshot]) -> dict[PageId, tuple[int, ...]
     return owners
 
 
-# -- the map of pages ---------------------------------------------------------------------------------------------
+# -- the map of pages ------------------------------------------------------------------------------
 def _pages(snapshot: EngineSnapshot, owners: dict[PageId, tuple[int, ...]], names: list[str]) -> dict[str, Any]:
     """One letter per page.
 
-    f: free; c: only the prefix tree owns it; o: one sequence; s: several sequences; h: other owners.
+    f: free; c: only the prefix tree owns it; o: one sequence; s: several sequences; h: other
+    owners.
     """
     letters = ["f" if count == 0 else "h" for count in snapshot.owners]
     for page in snapshot.cached:
@@ -131,7 +132,7 @@ def _pages(snapshot: EngineSnapshot, owners: dict[PageId, tuple[int, ...]], name
     }
 
 
-# -- the tree of prefixes -----------------------------------------------------------------------------------------
+# -- the tree of prefixes --------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Stretch:
     """Consecutive pages without a fork that the same sequences use."""
@@ -199,7 +200,7 @@ def _use_of(node: NodeSnapshot, owners: dict[PageId, tuple[int, ...]]) -> tuple[
     return ("c", "o", "s")[min(len(users), 2)], users
 
 
-# -- steps --------------------------------------------------------------------------------------------------------
+# -- steps -----------------------------------------------------------------------------------------
 def _step(record: StepRecord, names: Names) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "step": record.step,

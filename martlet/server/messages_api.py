@@ -70,7 +70,7 @@ async def count_tokens(request: Request) -> Response:
     return json_reply({"input_tokens": len(prompt.ids)})
 
 
-# -- from Anthropic's format to OpenAI's --------------------------------------------------------------------------------
+# -- from Anthropic's format to OpenAI's -----------------------------------------------------------
 def _as_chat(parsed: Parsed[MessagesRequest]) -> Parsed[ChatRequest]:
     body = parsed.body
     given: dict[str, Any] = {
@@ -164,7 +164,7 @@ def _tool_choice(choice: dict[str, Any] | None) -> str | dict[str, Any] | None:
     return {None: None, "auto": "auto", "none": "none", "any": "required"}.get(choice_type, choice)
 
 
-# -- the answer ---------------------------------------------------------------------------------------------------------
+# -- the answer ------------------------------------------------------------------------------------
 def _usage(output: RequestOutput) -> dict[str, int]:
     metrics = output.metrics
     assert metrics is not None

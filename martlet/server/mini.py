@@ -1,8 +1,9 @@
 """mini-picoLM at /mini: a page that runs a model in the browser, and the model's file for it.
 
-The page is one file, built from `web/` (`npm run build`). Its headers isolate it from other origins,
-which browsers require before workers may share memory. The model's file is served by ranges, only
-with `share_model`, and needs an API key if the server has any. Read `web/src/18-loop.ts` next.
+The page is one file, built from `web/` (`npm run build`). Its headers isolate it from other
+origins, which browsers require before workers may share memory. The model's file is served by
+ranges, only with `share_model`, and needs an API key if the server has any. Read
+`web/src/18-loop.ts` next.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class ServerMetrics(Observer):
 
 
 def exposition(models: Sequence[tuple[ServerMetrics, Engine | None]], prefix: str) -> bytes:
-    """The metrics of all models in Prometheus' text format; None for the engine of a closed model."""
+    """The metrics of all models in Prometheus' text format; a closed model's engine is None."""
     from prometheus_client import CollectorRegistry, generate_latest  # imported late: it is slow
     from prometheus_client.registry import Collector
 

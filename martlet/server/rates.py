@@ -1,9 +1,9 @@
 """Rate limits per caller: requests and tokens a minute, as token buckets (read `gate.py` first).
 
 A caller is an API key, or an address if there are no keys. Each has a bucket of requests and a
-bucket of tokens; both refill at a constant rate. A request takes its prompt and the most that it may
-generate out of the bucket when it is accepted, and returns the unused rest at its end. So no caller
-has more than a minute's worth under way. Cached tokens count too.
+bucket of tokens; both refill at a constant rate. A request takes its prompt and the most that it
+may generate out of the bucket when it is accepted, and returns the unused rest at its end. So no
+caller has more than a minute's worth under way. Cached tokens count too.
 """
 
 from __future__ import annotations

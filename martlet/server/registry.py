@@ -1,11 +1,12 @@
 """The models and adapters of a server by name, one engine per model (read `service.py` next).
 
-    body → its "model" → lend: loaded? else load; if memory is short, close the least recently used → Service
+    body → its "model" → lend: loaded? else load; if memory is short, close the least recently used
+    → Service
 
-The first model is loaded from the start. The first request for another model loads it in a thread of
-its own, while loaded models continue; further requests for it wait for the same load. A model that
-answers a request is never closed. The two routes that load and unload adapters have vLLM's paths and
-fields; `models/lora.py` says what an adapter is.
+The first model is loaded from the start. The first request for another model loads it in a thread
+of its own, while loaded models continue; further requests for it wait for the same load. A model
+that answers a request is never closed. The two routes that load and unload adapters have vLLM's
+paths and fields; `models/lora.py` says what an adapter is.
 """
 
 from __future__ import annotations
@@ -331,7 +332,7 @@ async def unload_lora_adapter(request: Request) -> Response:
 
 
 def _check_lora_updates(request: Request) -> None:
-    """ApiError 403 unless the operator allows it: the requests name files of the server's machine."""
+    """ApiError 403 unless the operator allows them: they name files of the server's machine."""
     if not registry_of(request).settings.allow_lora_updates:
         raise ApiError(
             403, "Adapters may not be changed here; start the server with --allow-lora-updates.", code="not_allowed"

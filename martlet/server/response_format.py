@@ -1,13 +1,13 @@
 """The format that a request demands of its answer, from OpenAI's, vLLM's and llama.cpp's fields.
 
-    response_format   text, json_object, json_schema (also in llama.cpp's and vLLM's forms), structural_tag
-    structured_outputs, guided_json/regex/choice/grammar, structural_tag      vLLM
-    json_schema, grammar                                                      llama.cpp
-    tool_choice       required, a named tool; auto: free text until a call begins
+    response_format   text, json_object, json_schema (also in llama.cpp's and vLLM's forms),
+    structural_tag structured_outputs, guided_json/regex/choice/grammar, structural_tag      vLLM
+    json_schema, grammar                                                      llama.cpp tool_choice
+    required, a named tool; auto: free text until a call begins
 
-All become one `Structured`. Nothing is weakened: a format that cannot be enforced is refused with the
-field's name (docs/structured.md). Read `grammar/grammars.py` next.
-Sources: https://platform.openai.com/docs/guides/structured-outputs,
+All become one `Structured`. Nothing is weakened: a format that cannot be enforced is refused with
+the field's name (docs/structured.md). Read `grammar/grammars.py` next. Sources:
+https://platform.openai.com/docs/guides/structured-outputs,
 https://docs.vllm.ai/en/latest/features/structured_outputs.html
 """
 
@@ -192,7 +192,7 @@ def _parsed(param: str, value: Any) -> Mapping[str, Any]:
     return _mapping(param, value)
 
 
-# -- tools -------------------------------------------------------------------------------------------------------------
+# -- tools -----------------------------------------------------------------------------------------
 # The text before a call's arguments and after them, and the text that triggers a call.
 # %j is the name as a JSON string, %s the bare name.
 _CALLS = {
@@ -234,8 +234,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
 def asked_tools(body: ChatRequest, form: ToolFormat | None) -> tuple[Structured | None, bool]:
     """The format of the answer's tool calls, and whether it must be enforced.
 
-    It must be if a tool is required, named or strict. Raises RequestError for a wrong `tool_choice`,
-    and if the model's format `form` cannot be enforced for a required call.
+    It must be if a tool is required, named or strict. Raises RequestError for a wrong
+    `tool_choice`, and if the model's format `form` cannot be enforced for a required call.
     """
     choice = body.tool_choice
     if not isinstance(choice, dict) and choice not in (None, "none", "auto", "required"):

@@ -83,7 +83,7 @@ async def responses(request: Request) -> Response:
     return json_reply(writer.whole(output))
 
 
-# -- from this format to that of chat completions ------------------------------------------------------------------------
+# -- from this format to that of chat completions --------------------------------------------------
 def _as_chat(parsed: Parsed[ResponsesRequest]) -> Parsed[ChatRequest]:
     body = parsed.body
     for name, value in (body.model_extra or {}).items():
@@ -159,7 +159,7 @@ def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type" and v is not None}}
 
 
-# -- the answer ---------------------------------------------------------------------------------------------------------
+# -- the answer ------------------------------------------------------------------------------------
 _TEXT = "output_text"
 _REASONING = "reasoning_text"
 

@@ -76,7 +76,7 @@ class Service:
         self._text = ThreadPoolExecutor(1, thread_name_prefix="martlet-text")
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="martlet-grammar")
 
-    # -- parsing and preparing -------------------------------------------------------------------------------------
+    # -- parsing and preparing ---------------------------------------------------------------------
     async def read(self, request: Request) -> dict[str, Any]:
         """The request's body as a JSON object; `for_model` may have read it before.
 
@@ -188,14 +188,15 @@ class Service:
         tools = self.tools if with_tools else None
         return ReplyParser(self.reasoning, tools, prompt=(prompt.text or "")[-100:])
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
     async def submit(
         self, request: Request, ticket_id: str, prepared: Sequence[Prepared], *, streams: bool, timeout_s: float | None
     ) -> Ticket:
         """Submit requests to the engine and charge their tokens to the caller's account.
 
-        After `timeout_s` seconds they are cancelled. Raises ApiError 429 for too many tokens and 503
-        in shutdown, RequestError for requests that can never run, CapacityError for a full queue.
+        After `timeout_s` seconds they are cancelled. Raises ApiError 429 for too many tokens and
+        503 in shutdown, RequestError for requests that can never run, CapacityError for a full
+        queue.
         """
         if self.draining:
             raise ApiError(503, "The server shuts down.", code="shutting_down", headers={"Retry-After": "5"})

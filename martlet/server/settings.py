@@ -1,4 +1,4 @@
-"""The settings of `martlet serve`, checked once (read `app.py` next). docs/server.md explains them."""
+"""The settings of `martlet serve`, checked once (docs/server.md; read `app.py` next)."""
 
 from __future__ import annotations
 

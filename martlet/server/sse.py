@@ -1,4 +1,4 @@
-"""Server-sent events: writes a ticket's pieces to one client (read `chat_api.py` for their content).
+"""Server-sent events: writes a ticket's pieces to a client (read `chat_api.py` for their content).
 
 The client may be slow, silent or gone. If a piece cannot be sent within `send_timeout_s`, the
 request is cancelled. While no token comes, a comment is sent now and then, so that no proxy closes

@@ -3,8 +3,8 @@
 `check_listening` reports a port in use, a bad socket path or a wrong TLS file in one line, not in a
 traceback after the load. `check_model` finds a damaged file, a wrong kernel or a wrong rotary
 embedding: they make a model write nonsense without any error. A language model's continuation of
-"1, 2, 3, …" is known without a recorded answer. `KNOWN_FILES` are the models that were seen to count
-with every type of keys and values but the 4-bit one. Read `lifecycle.py` next.
+"1, 2, 3, …" is known without a recorded answer. `KNOWN_FILES` are the models that were seen to
+count with every type of keys and values but the 4-bit one. Read `lifecycle.py` next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /v1/explain: text to tokens and back, and a request without its answer.
+"""/tokenize, /detokenize and /v1/explain: text to tokens and back; a request without an answer.
 
 Sources: vLLM's /tokenize and /detokenize. Read `martlet/tokenizer/chat_template.py` next.
 """

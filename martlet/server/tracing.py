@@ -1,4 +1,4 @@
-"""Requests as OpenTelemetry spans (`--otlp-endpoint`, the `otel` extra); read `prometheus.py` first.
+"""Requests as OpenTelemetry spans (`--otlp-endpoint`, extra `otel`); read `prometheus.py` first.
 
 Each request is one span with child spans for queue, prefill and decode. They are made at its end
 from times that are recorded anyway, so tracing costs a step nothing. A `traceparent` header makes

@@ -1,9 +1,9 @@
 """The pages: the chat at /, the live view at /engine, and its stream of events.
 
 The pages are static files without secrets and need no API key. Their requests to the API do need
-one, so the pages ask the user for it. They load nothing from other hosts. Their Content-Security-
-Policy lets only these files' scripts run, even if a model's answer contains a script.
-Read `static/chat.js` and `live_view.py` next.
+one, so the pages ask the user for it. They load nothing from other hosts. Their policy (CSP) lets
+only these files' scripts run, even if a model's answer contains a script. Read `static/chat.js` and
+`live_view.py` next.
 """
 
 from __future__ import annotations

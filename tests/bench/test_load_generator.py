@@ -203,7 +203,10 @@ class TestStreams:
             ([HEAD + chunk(b"data: [1]\n\n") + chunk(b"")], "an error in the stream"),
             ([HEAD + chunk(b'data: {"choices": [7]}\n\ndata: [DONE]\n\n') + chunk(b"")], "not a chunk of an answer"),
             ([HEAD + chunk(b'data: {"choices": 7}\n\ndata: [DONE]\n\n') + chunk(b"")], "not a chunk of an answer"),
-            ([HEAD + chunk(b'data: {"choices": [{"delta": [1]}]}\n\ndata: [DONE]\n\n') + chunk(b"")], "not a chunk of an"),
+            (
+                [HEAD + chunk(b'data: {"choices": [{"delta": [1]}]}\n\ndata: [DONE]\n\n') + chunk(b"")],
+                "not a chunk of an",
+            ),
         ],
     )
     def test_what_goes_wrong_is_said(self, parts: list[bytes], expected: str) -> None:

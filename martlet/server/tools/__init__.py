@@ -1,1 +1,1 @@
-"""Tool calls and reasoning in a model's text, found as it comes (read `reply.py` next)."""
+"""Separates tool calls and reasoning from a model's streamed text (read `reply.py` next)."""

@@ -1,12 +1,12 @@
 """How model families write tool calls and reasoning: a table (read `calls.py` next, which uses it).
 
-    Hermes, Qwen       <tool_call>{"name": "f", "arguments": {…}}</tool_call> …
-    Llama 3            {"name": "f", "parameters": {…}}; …                         the whole answer
-    Mistral            [TOOL_CALLS][{"name": "f", "arguments": {…}}, …]            or [TOOL_CALLS]f[ARGS]{…}
-    DeepSeek           <｜tool▁call▁begin｜>function<｜tool▁sep｜>f ```json {…} ```<｜tool▁call▁end｜>     or f<｜tool▁sep｜>{…}
-    Granite, Phi-4     <|tool_call|>[{"name": "f", "arguments": {…}}, …]<|/tool_call|>
-    Phi-4-mini         functools[{"name": "f", "arguments": {…}}, …]
-    pythonic           [f(a=1), g(b="x")]                                          the whole answer
+    Hermes, Qwen       <tool_call>{"name": "f", "arguments": {…}}</tool_call> … Llama 3 {"name":
+    "f", "parameters": {…}}; …                         the whole answer Mistral
+    [TOOL_CALLS][{"name": "f", "arguments": {…}}, …]            or [TOOL_CALLS]f[ARGS]{…} DeepSeek
+    <｜tool▁call▁begin｜>function<｜tool▁sep｜>f ```json {…} ```<｜tool▁call▁end｜>     or
+    f<｜tool▁sep｜>{…} Granite, Phi-4     <|tool_call|>[{"name": "f", "arguments": {…}},
+    …]<|/tool_call|> Phi-4-mini         functools[{"name": "f", "arguments": {…}}, …] pythonic
+    [f(a=1), g(b="x")]                                          the whole answer
 
 Sources: the chat templates of the models named, as published with their weights.
 """

@@ -102,7 +102,7 @@ class CallParser:
         self._raw = self._space = ""
         return parts
 
-    # -- states: each returns parts and continues, or None if it needs more text -----------------------------------------
+    # -- states: each returns parts and continues, or None if it needs more text -------------------
     def _text(self) -> list[Part] | None:
         starts = [(at, mark) for mark in self._form.starts if (at := self._buffer.find(mark)) >= 0]
         if starts:
@@ -229,13 +229,13 @@ class CallParser:
         return [Arguments(self._n_calls - 1, text)] if text else None
 
     def _no_call(self) -> list[Part]:
-        """The text since the start of the call is content after all, and so is the next character."""
+        """Return the text of what was no call, with the next character, as content."""
         self._state = self._text
         raw, self._raw = self._raw, ""
         first, self._buffer = self._buffer[:1], self._buffer[1:]
         return self._shown(raw + first)
 
-    # -- parts -----------------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
     def _shown(self, text: str) -> list[Part]:
         """Content without the white space at its end, which waits for the next text."""
         text = self._space + text

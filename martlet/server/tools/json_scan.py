@@ -1,4 +1,4 @@
-"""Reads JSON character by character, so that incomplete values can be streamed (read `calls.py` next).
+"""Reads JSON by character, so that incomplete values can be streamed (read `calls.py` next).
 
 Format: https://www.rfc-editor.org/rfc/rfc8259
 """
@@ -51,8 +51,9 @@ class ValueScanner:
 class CallScanner:
     """Reads `{"name": …, "arguments": {…}}`: the name, and the arguments' text as it arrives.
 
-    `ready`: it must be a call, since it has a name, and arguments or its end. `failed`: it is no call,
-    and nothing of it was returned. Arguments given as a string are unwrapped once it is complete.
+    `ready`: it must be a call, since it has a name, and arguments or its end. `failed`: it is no
+    call, and nothing of it was returned. Arguments given as a string are unwrapped once it is
+    complete.
     """
 
     def __init__(
