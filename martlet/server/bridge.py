@@ -124,7 +124,7 @@ class Ticket:
         try:
             return self._write_now(pieces)
         except Exception as error:  # only this answer fails; other tickets still get their pieces
-            self._error = error
+            self._error, self._waits = error, False
             return False
 
 

@@ -97,7 +97,7 @@ def _logprobs(service: Service, entries: Sequence[Logprobs], n_best: int) -> dic
 
 
 class _Encoder(ChunkEncoder):
-    """The chunks of a streamed chat: see `ChunkEncoder`."""
+    """The chunks of a streamed chat."""
 
     def __init__(self, service: Service, body: ChatRequest, chat: OpenChat) -> None:
         super().__init__(service, body, chat.ticket, "chat.completion.chunk")
