@@ -226,7 +226,7 @@ _CHARACTERS = bytes((*range(0x80), *range(0xC2, 0xF5)))  # with which a characte
 
 
 class _Then:
-    """The texts of one state, followed by those of another where the first cannot go on."""
+    """The texts of a state; where it cannot go on, the texts of a second state follow."""
 
     __slots__ = ("_first", "_made", "_second", "accepts", "budget", "is_json", "lexeme")
 

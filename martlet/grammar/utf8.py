@@ -245,7 +245,7 @@ def _expand(language: Language, nodes: list[dict[int, Branch]], root: int) -> Df
     """Join a language and a tree: states of the language stand for themselves at the root."""
     table, n_states = language.table, len(language.table)
     under = _classes_under(nodes)
-    # numbers[node][q]: the state of (q, node); of those that lead to the same places there is one
+    # numbers[node][q]: the state of (q, node); pairs with the same successors share a state
     numbers: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = {root: np.arange(n_states)}
     examples: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = {root: np.arange(n_states)}
     total = n_states

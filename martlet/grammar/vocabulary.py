@@ -1,8 +1,8 @@
 """A tokenizer's tokens as bytes in a trie, and what an automaton does to all of them.
 
     Vocabulary   the trie, shared by all grammars of a tokenizer
-    Region       the tokens below one node that stay inside a lexeme from one of its states on,
-                 and those that leave it
+    Region       the tokens below a node that stay inside a lexeme from a state of it on,
+                 and the tokens that leave it
     Suffixes     what a token may hold after a lexeme's end: few different texts, many tokens
 
 Tokens without a text (control tokens, unused ids) are in no trie, and so in no mask. Read
@@ -32,7 +32,7 @@ Endings = tuple[list[tuple[int, Any]], I32, I32]
 
 MOST_INSIDE = 20_000
 NOTHING = 0  # the suffix of a token that ends where the lexeme does
-NEVER = 1  # of one that nothing allows
+NEVER = 1  # the suffix of a token that nothing allows
 MOST_CACHED_BYTES = 96 << 20
 
 
@@ -107,7 +107,7 @@ class Vocabulary:
             own = np.nonzero(self.depth == depth)[0]
             stops = np.append(np.nonzero(self.depth <= depth)[0], n_nodes)
             self.end[own] = stops[np.searchsorted(stops, own, side="right")]
-        # A text's node is the last that it added, or, where it equals the text before, that one's.
+        # A text's node is the last node it added; an equal text has the node of the text before it.
         node_of = np.maximum.accumulate(np.where(new > 0, n_before[1:], 0)) if len(texts) else new
         self.first = np.zeros(n_nodes + 1, np.int32)  # tokens of all nodes before this one
         np.add.at(self.first, node_of + 1, 1)

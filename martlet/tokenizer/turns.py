@@ -75,7 +75,7 @@ class TurnMemory:
             self._forget(next(iter(self._turns)))
 
     def prompt_ids(self, template: ChatTemplate, rendered: RenderedChat, salt: str = "") -> list[int]:
-        """The ids of a prompt: those of the longest turn it continues, and the rest encoded."""
+        """The ids of a prompt: taken from the longest turn it continues, the rest encoded."""
         best: list[int] = []
         end = 0
         # A copy: another thread may note a turn meanwhile.
@@ -131,7 +131,7 @@ class TurnMemory:
         return any(rendered.text.startswith(self._tokenizer.token_text(i), at) for i in self._tokenizer.special_ids)
 
     def _ids_of(self, text: str, ids: Sequence[int], after: int) -> tuple[int, ...] | None:
-        """The ids up to the one that completes `text`.
+        """The ids up to the id that completes `text`.
 
         The ids after it added nothing to the text.
         """

@@ -191,7 +191,7 @@ class Algebra:
 
     # -- schemas -----------------------------------------------------------------------------------
     def evaluate(self, node: Node, positive: bool, domain: Domain) -> Any:
-        """The values of a domain that meet a schema, or those that do not."""
+        """The values of a domain that meet a schema, or fail it."""
         key = (node, positive, domain.name)
         if key in self._known:
             return self._known[key]
@@ -295,7 +295,7 @@ class Algebra:
         return values
 
     def join_enum(self, node: Node, positive: bool, own: Any, domain: Domain) -> Any:
-        """Join a schema's own forms with those of the arrays or objects in its enum."""
+        """Join a schema's own forms with the forms of the arrays or objects in its enum."""
         if node.values is None:
             return own
         if node not in self._containers:

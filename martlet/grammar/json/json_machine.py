@@ -59,7 +59,7 @@ class Machine:
         return interned
 
     def release(self) -> None:
-        """Cut the cycles between states, and those of the algebra; no state may be used afterwards.
+        """Cut the cycles between states and in the algebra; no state may be used afterwards.
 
         States lead to each other in circles. Without their links, reference counting frees them,
         and the garbage collector has nothing to look for.

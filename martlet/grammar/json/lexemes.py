@@ -128,7 +128,7 @@ def _universal(language: Language) -> list[int]:
 
 
 def _joined(languages: Sequence[Language]) -> tuple[Language, list[frozenset[int]]]:
-    """Several languages as one that keeps apart which of them a text is in; it is not minimal."""
+    """The union of several languages, not minimal: its states tell which of them a text is in."""
     if len(languages) == 1:
         return languages[0], [frozenset(), frozenset({0})]
     alphabet, classes = common_alphabet(languages)

@@ -72,7 +72,7 @@ class ArrayForm:
 
 
 class Exists(NamedTuple):
-    """Some property meets `value`: one that matches a pattern of `node`, or an additional one."""
+    """Some property that matches a pattern of `node`, or an additional property, meets `value`."""
 
     node: Node
     pattern: int | None  # the pattern's number; None: the additional properties
