@@ -2,7 +2,7 @@
 sets of prompts.
 
     python bench/speculation.py MODEL edit|prose|complete|chat|many
-        [--draft auto|model=PATH|eagle=PATH] [--draft-width N] [--prompts 0:20] [--out FILE.json]
+        [--draft auto|model=PATH|eagle=PATH] [--prompts 0:20] [--out FILE.json]
 
     edit      code to be printed again with a name changed, a parameter added or types written: much
               is copied
@@ -213,8 +213,6 @@ def main() -> None:
     args = _arguments()
     first, _, stop = args.prompts.partition(":")
     options: dict[str, Any] = {"threads": args.threads, "max_context": 1024, "draft": args.draft}
-    if args.draft_width is not None:
-        options["draft_width"] = args.draft_width
     with LLM(str(args.model), **options) as llm:
         prompts = prompts_of("prose" if args.task == "many" else args.task)[int(first) : int(stop)]
         if args.task == "many":
@@ -314,7 +312,6 @@ def _report(pairs: list[Pair], args: argparse.Namespace) -> dict[str, Any]:
         "model": args.model.stem,
         "task": args.task,
         "draft": args.draft.partition("=")[0],
-        "width": args.draft_width,
         "on ÷ off": off / on,
         "worst": min(ratios),
         "tokens": sum(pair.n_tokens for pair in pairs),
@@ -330,7 +327,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("task", choices=("edit", "prose", "complete", "chat", "many"))
     parser.add_argument("--draft", default="auto")
-    parser.add_argument("--draft-width", type=int, help="guesses of one place: more make a tree")
     parser.add_argument("--prompts", default="0:20", help="part of the set, as 0:5")
     parser.add_argument("--tokens", type=int, default=200, help="most of an answer")
     parser.add_argument("--rounds", type=int, default=1)

@@ -44,7 +44,6 @@ BACKENDS = ("cpu", "reference", "null")
 SCHEDULING_POLICIES = ("fcfs", "priority", "shortest", "prefix", "fair", "deadline")
 DRAFTERS = ("auto", "ngram", "mtp", "off")
 MAX_THREADS = 1024
-MAX_DRAFT_WIDTH = 8
 ORACLE_STEP_TOKENS = 64
 
 
@@ -91,7 +90,6 @@ class EngineConfig:
     max_seqs: int = 16
     lora: Mapping[str, str] | None = None  # adapters by name: PEFT's folders or GGUF files
     draft: str = "auto"  # who guesses tokens: auto or ngram (the text itself), model=, eagle= or medusa=PATH, off
-    draft_width: int = 3  # guesses of one place that a draft may have: more make it a tree; the text's have one
     policy: str = "fcfs"  # who runs first, and who gives its pages back
     stall_ms: float | None = None  # longest step while anybody decodes; None: a few times one that only decodes
     max_waiting: int | None = None  # sequences in the queue; None: any number
@@ -166,8 +164,6 @@ def resolve_config(
         origins["seed"] = (Origin.MACHINE, "drawn, so that the capsule can say it")
     config = EngineConfig(**given, origins=origins)
     _validate(config)
-    if config.draft_width > 1 and share_tokens(config.kv_dtype) > 1:
-        return config.with_value("draft_width", 1, Origin.DEFAULT, "beside 4-bit pages guesses are chains")
     return config
 
 
@@ -213,7 +209,6 @@ def _validate(config: EngineConfig) -> None:
         ("page_size", 1, 1 << 16),
         ("max_step_tokens", 1, 1 << 20),
         ("max_seqs", 1, 1 << 16),
-        ("draft_width", 1, MAX_DRAFT_WIDTH),
         ("max_waiting", 1, 1 << 31),
         ("max_waiting_tokens", 1, 1 << 40),
         ("seed", -(1 << 63), (1 << 64) - 1),
@@ -315,23 +310,6 @@ def _require_drafter(config: EngineConfig) -> None:
         raise RequestError(
             f"draft is {draft!r}; expected {', '.join(DRAFTERS)}, model=PATH, eagle=PATH or medusa=PATH.{hint}",
             param="draft",
-        )
-    if "draft_width" in config.origins and config.draft_width > 1 and config.draft in ("auto", "ngram"):
-        raise RequestError(
-            f"draft_width is {config.draft_width}, and draft is {config.draft!r}: the text's guesses have one of a place."
-            " Give a drafter that has several (model=, eagle=, medusa= or mtp), or leave draft_width out.",
-            param="draft_width",
-        )
-    if (
-        "draft_width" in config.origins
-        and config.draft_width > 1
-        and draft != "off"
-        and share_tokens(config.kv_dtype) > 1
-    ):
-        raise RequestError(
-            f"draft_width is {config.draft_width}, and kv_dtype is {config.kv_dtype}: beside 4-bit pages guesses are chains."
-            " Leave draft_width out, or choose kv_dtype q8.",
-            param="draft_width",
         )
 
 

@@ -84,7 +84,6 @@ class LLMOptions(TypedDict, total=False):
     max_seqs: int | None
     lora: Mapping[str, str] | None
     draft: str | None
-    draft_width: int | None
     policy: str | None
     stall_ms: float | None
     max_waiting: int | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
@@ -162,13 +162,13 @@ class SpeculationTotals:
         """Draft tokens accepted."""
         return sum(self.accepted)
 
-    def count(self, positions: Sequence[int], n_accepted: int) -> int:
-        """Add a span's draft tokens, at these positions; return `n_accepted`."""
-        missing = max(positions) + 1 - len(self.drafted)
+    def count(self, n_drafted: int, n_accepted: int) -> int:
+        """Add a span's draft tokens; return `n_accepted`."""
+        missing = n_drafted - len(self.drafted)
         self.drafted += [0] * missing
         self.accepted += [0] * missing
         self.n_spans += 1
-        for position in positions:
+        for position in range(n_drafted):
             self.drafted[position] += 1
         for position in range(n_accepted):
             self.accepted[position] += 1

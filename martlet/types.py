@@ -12,12 +12,10 @@ step makes one of each for every sequence that runs, and freezing them takes lon
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from martlet.drafts import Branch
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
 
@@ -204,8 +202,7 @@ class Span:
     Decode is count 1, a prefill chunk is n, verifying k drafted tokens is k + 1: the last known id and the draft's, a row of
     logits each. `new_pages` take the places from
     `first_page` on of the sequence's page table, and the table ends after them: 0 hands out a new table, one less than
-    its length replaces the last page. Of a draft that is a tree, the rows of its first path come first, then those of
-    each branch, which stand at earlier positions again.
+    its length replaces the last page.
 
     A prefill chunk may go through the layers in several steps: a span then says which this step computes, and comes
     again until its last one has.
@@ -220,7 +217,6 @@ class Span:
     draft: tuple[int, ...] = ()  # guesses of the ids after the last one
     first_layer: int = 0
     stop_layer: int | None = None  # None: up to the last one, and what comes after it
-    branches: tuple[Branch, ...] = ()  # of a draft
 
     @property
     def is_layered(self) -> bool:
@@ -233,55 +229,6 @@ class Span:
         if not self.is_layered:
             return f"{self.start}+{self.count}"
         return f"{self.start}+{self.count}, layers {self.first_layer} to {'the last' if self.stop_layer is None else self.stop_layer - 1}"
-
-    @property
-    def n_first(self) -> int:
-        """Rows before those of branches."""
-        return self.branches[0].row if self.branches else self.count
-
-    def branch_of(self, row: int) -> Branch | None:
-        """The branch that a row belongs to."""
-        return next((branch for branch in reversed(self.branches) if branch.row <= row), None)
-
-    def guess_places(self) -> list[int]:
-        """How many guesses come before each guess."""
-        places = list(range(self.n_first - 1))
-        for branch in self.branches:
-            places += range(branch.start - self.start - 1, branch.start - self.start - 1 + branch.count)
-        return places
-
-    def before(self, row: int) -> int:
-        """The row that a row goes on from, below 0 for the first."""
-        branch = self.branch_of(row)
-        return branch.parent if branch is not None and branch.row == row else row - 1
-
-    def follow(self, row: int, token: int) -> int | None:
-        """The row of the guess that `token` comes after `row`."""
-        branch = self.branch_of(row)
-        stop = self.n_first if branch is None else branch.row + branch.count
-        nexts = [row + 1] if row + 1 < stop else []
-        nexts += [branch.row for branch in self.branches if branch.parent == row]
-        return next((after for after in nexts if self.draft[after - 1] == token), None)
-
-    def right_rows(self, sampled: Sampled) -> list[int]:
-        """The rows whose ids are all right: the first, and those of the guesses that were sampled."""
-        rows, token = [0], sampled.token_id
-        for following, _ in sampled.more:
-            assert token is not None
-            row = self.follow(rows[-1], token)
-            assert row is not None, "a token was sampled after one that was not guessed"
-            rows.append(row)
-            token = following
-        return rows
-
-    def page_table(self, pages: Seq[int], row: int) -> list[int]:
-        """The page table of a row, whose sequence has `pages`."""
-        branch = self.branch_of(row)
-        if branch is None:
-            return list(pages)
-        table = self.page_table(pages, branch.parent)
-        table[branch.first_page : branch.first_page + len(branch.pages)] = branch.pages
-        return table
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,3 @@ def add_draft_options(group: Any) -> None:
         " mtp for the model's own layers that predict further tokens, model=NAME for a smaller model of the same vocabulary,"
         " or eagle=PATH or medusa=PATH for a head that was trained for the model (eagle=smollm2-135m comes with Martlet)",
     )
-    group.add_argument(
-        "--draft-width",
-        type=int,
-        metavar="N",
-        help="up to N guesses of one place by a model or a head, which makes a tree of them where it pays (default: 3; 1: a chain)",
-    )

@@ -277,7 +277,6 @@ def engine_options(args: Namespace) -> LLMOptions:
         "oracle": args.oracle,
         "prefix_cache": args.prefix_cache,
         "draft": resolve_draft(args.draft, args.offline),
-        "draft_width": args.draft_width,
         "policy": args.policy,
         "stall_ms": args.stall_ms,
         "max_waiting": args.max_waiting,

@@ -177,7 +177,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             limits = step_limits(config, model.spec.vocab, plan.context)
             kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
             head = open_draft_head(config, checkpoint, model.spec, resources)
-            model, kv = with_head_pages(head, model, kv, ops, config, limits, plan.n_pages)
+            model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
             tier = open_kept_pages(config, checkpoint, model.spec, ops, kv, resources)
         with timeline.phase("compile"):
             grammars = _grammars(config, tokenizer, model.spec.vocab, ops)
@@ -193,13 +193,12 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
         pages = PagePool(plan.n_pages, config.page_size)
         cache = make_cache(config, pages, tier)
         scheduler = _scheduler(config, plan.context, len(model.spec.layers), limits, pages, tokenizer.eog_ids, cache)
-        drafts = drafter, config.draft_width if limits.max_branches else 1
         if load_s is not None:
             scheduler.cost.observe_load(1, load_s)
         watching = observers(config, plan, checkpoint, ops, resources)
         built = Built(
             config,
-            Engine(scheduler, LocalExecutor(runner), pages, check=sampler.check, observers=watching, drafter=drafts),
+            Engine(scheduler, LocalExecutor(runner), pages, check=sampler.check, observers=watching, drafter=drafter),
             tokenizer,
             template,
             model.spec,
@@ -267,7 +266,6 @@ def _scheduler(
         None if config.stall_ms is None else config.stall_ms / 1000,
         step.layered_rows,
         n_layers,
-        step.max_branches,
     )
     policy, group = POLICIES[config.policy], share_tokens(config.kv_dtype)
     return Scheduler(pages, limits, eos_ids, cache=cache, policy=policy, share_tokens=group)

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.cache.pages import PagePool
-from martlet.drafts import Draft
 from martlet.errors import ADAPTER_GONE, RequestError
 from martlet.metrics import EngineTotals, Observer, RequestMetrics
 from martlet.models.lora import Adapter
@@ -44,7 +43,7 @@ class Engine:
         check: Callable[[SamplingParams], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         observers: Sequence[Observer] = (),
-        drafter: tuple[Drafter | None, int] = (None, 1),  # and how many guesses of one place it may make
+        drafter: Drafter | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -57,8 +56,7 @@ class Engine:
         self._recorder = Recorder(
             clock, lambda: (scheduler.n_running, scheduler.n_waiting, scheduler.n_free), observers
         )
-        guesses, width = drafter
-        self._speculator = None if guesses is None else Speculator(guesses, scheduler.cost, clock, width)
+        self._speculator = None if drafter is None else Speculator(drafter, scheduler.cost, clock)
         if self._speculator is not None:
             self._recorder.totals.speculation = self._speculator.totals
         self._forced: dict[SeqId, tuple[int, ...]] = {}  # ids that the last step says will come
@@ -183,7 +181,7 @@ class Engine:
             if not self._forced:
                 return NO_DRAFTS
             decoding = [seq.seq_id for seq in self.scheduler.running if len(seq.ids) - seq.n_cached == 1]
-            return {seq: Draft(self._forced[seq]) for seq in decoding if seq in self._forced}
+            return {seq: self._forced[seq] for seq in decoding if seq in self._forced}
         return self._speculator.propose(self.scheduler.running, self.scheduler.n_waiting, self._forced)
 
     def _run(self, plan: StepPlan, start: float) -> list[Event]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from martlet.config import EngineConfig
 from martlet.errors import CapacityError, RequestError
-from martlet.kv_types import KV_TYPES, STEEP, parse_kv_types, share_tokens
+from martlet.kv_types import KV_TYPES, STEEP, parse_kv_types
 from martlet.models.decoder import forward
 from martlet.models.eagle_head import HeadFile
 from martlet.models.medusa_heads import MedusaFile
@@ -24,7 +24,6 @@ from martlet.ops.null import NullBackend
 from martlet.quant.table import RawTensor
 from martlet.runtime.kv import kv_bytes_per_token, recent_bytes
 from martlet.spec import ModelSpec
-from martlet.speculate.eagle import n_spare_pages
 
 __all__ = [
     "Footprint",
@@ -43,7 +42,6 @@ BYTE_FORMS = 1.25  # activations are kept as bytes too, with their scales and su
 LOGIT_BYTES = 32 << 20  # of a step's logits, at most, unless the running sequences need more
 MAX_LOGIT_ROWS = 64
 LAYERED_ROWS = 16  # of a chunk that goes through the layers in several steps: more rows cost no less each
-MOST_BRANCHES = 16  # of a step's trees of guesses
 KV_SHARE = 0.25  # of what is available, for KV pages beyond the one context that there must be
 
 
@@ -127,8 +125,6 @@ def step_limits(config: EngineConfig, vocab: int, context: int) -> StepLimits:
         max_logits=max(rows, config.max_seqs + 1),
         max_pages_per_seq=-(-context // config.page_size),
         layered_rows=LAYERED_ROWS if config.max_step_tokens >= LAYERED_ROWS else 0,
-        # Not beside 4-bit pages, which keep the newest positions elsewhere, once a sequence.
-        max_branches=MOST_BRANCHES if config.draft_width > 1 and share_tokens(config.kv_dtype) == 1 else 0,
     )
 
 
@@ -158,13 +154,12 @@ def with_head(footprint: Footprint, head: HeadFile | MedusaFile, config: EngineC
             footprint, weights=weights, activations=footprint.activations + features, logits=footprint.logits + logits
         )
     activations = int(BYTE_FORMS * 4 * config.max_step_tokens * (head.width + len(head.features) * head.spec.hidden))
-    n_spare, kv = n_spare_pages(config.max_seqs, config.draft_width > 1), parse_kv_types("f16")
-    head_kv = kv_bytes_per_token(head.spec, kv, config.page_size)
+    head_kv = kv_bytes_per_token(head.spec, parse_kv_types("f16"), config.page_size)
     return replace(
         footprint,
         weights=footprint.weights + head.weight_bytes,
-        activations=footprint.activations + activations + n_spare * config.page_size * head_kv,
-        logits=footprint.logits + 4 * n_spare * head.spec.vocab,
+        activations=footprint.activations + activations + config.max_seqs * config.page_size * head_kv,
+        logits=footprint.logits + 4 * config.max_seqs * head.spec.vocab,
         head_kv=head_kv,
     )
 

@@ -6,7 +6,7 @@ who was preempted, what was saved, loaded and copied. It also has the tokens tha
 
     {"martlet_capsule": 1, "version": …, "model": {…}, "machine": {…}, "settings": {…},
      "requests": [{"id": "0", "prompt_ids": […], "params": {…}, "step": 1, "outputs": [[…]], "finish": ["length"]}, …],
-     "steps": [{"spans": [[seq, start, count, n_logits, first_page, [page, …], [drafted, …], [layer, layer], [branch, …]], …], "added": [[seq, request, index, limit, […]]]},
+     "steps": [{"spans": [[seq, start, count, n_logits, first_page, [page, …], [drafted, …], [layer, layer]], …], "added": [[seq, request, index, limit, […]]]},
                17, …]}
 
 A number in "steps" means: so often again, every span one position further, on the pages that it has.
@@ -212,7 +212,5 @@ def _span_row(span: Any) -> list[Any]:
     if span.is_layered:
         return [*row, span.first_page, list(span.new_pages), [], [span.first_layer, span.stop_layer]]
     if span.draft:
-        row += [span.first_page, list(span.new_pages), list(span.draft)]
-        branches = [[b.parent, b.row, b.start, b.count, b.first_page, list(b.pages)] for b in span.branches]
-        return [*row, [0, None], branches] if branches else row
+        return [*row, span.first_page, list(span.new_pages), list(span.draft)]
     return [*row, span.first_page, list(span.new_pages)] if span.new_pages else row

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from martlet.drafts import Branch
 from martlet.errors import MartletError, RequestError
 from martlet.ops.interface import StepLimits
 from martlet.runtime.disk_format import KEY_BYTES
@@ -144,10 +143,10 @@ class Schedule:
         return Sequence(seq, asked, index, ids, limit, stop_ids(asked.params, self._limits.eos_ids))
 
     def _span(self, entry: Any) -> Span:
-        if not isinstance(entry, list) or len(entry) not in (4, 6, 7, 8, 9):
+        if not isinstance(entry, list) or len(entry) not in (4, 6, 7, 8):
             raise self._wrong(
                 f"the span {entry!r}",
-                "four numbers, or five and a list of pages, or a draft, layers and branches after these",
+                "four numbers, or five and a list of pages, or a draft and layers after these",
             )
         seq, start, count, n_logits = (self._whole(value, 0, _MOST, "a number of a span") for value in entry[:4])
         first, pages = (entry[4], entry[5]) if len(entry) > 4 else (0, [])
@@ -166,15 +165,7 @@ class Schedule:
         if draft and not count == n_logits == len(draft) + 1:
             raise self._wrong(f"a draft of {len(draft)} in a span of {count}", "a row of logits for each, and one more")
         layers = self._layers(entry[7]) if len(entry) > 7 else (0, None)
-        span = Span(SeqId(seq), start, count, taken, n_logits, first, draft, *layers)
-        branches = entry[8] if len(entry) == 9 else []
-        if not isinstance(branches, list) or (branches and not draft):
-            raise self._wrong(f"the branches {branches!r}", "a list of those of a draft")
-        for branch in branches:
-            span.branches = (*span.branches, self._branch(branch, span, known))
-        if span.branches and span.branches[-1].row + span.branches[-1].count != count:
-            raise self._wrong("rows of a draft after its last branch", "none")
-        return span
+        return Span(SeqId(seq), start, count, taken, n_logits, first, draft, *layers)
 
     def _layers(self, entry: Any) -> tuple[int, int | None]:
         """The layers that a span computes: the first, and where it stops, None for nowhere."""
@@ -182,45 +173,17 @@ class Schedule:
         first = self._whole(first, 0, self._limits.n_layers - 1, "a span's first layer")
         return first, None if stop is None else self._whole(stop, first + 1, self._limits.n_layers - 1, "a layer")
 
-    def _branch(self, entry: Any, span: Span, known: _Known) -> Branch:
-        """A branch after those that the span has by now."""
-        *numbers, pages = self._row(entry, 6)
-        parent, row, start, count, first = (self._whole(value, 0, _MOST, "a number of a branch") for value in numbers)
-        size = self._limits.page_size
-        taken = tuple(self._page(page) for page in pages) if isinstance(pages, list) else ()
-        before = span.branches[-1] if span.branches else None
-        follows = 0 < row < span.count if before is None else row == before.row + before.count
-        if not follows or not 0 <= parent < row or not 1 <= count <= span.count - row:
-            raise self._wrong(f"a branch of {count} rows from {row} on, after {parent}", "rows of the draft, in order")
-        last = start + count - 1
-        if (
-            start != self._place_of(span, parent) + 1
-            or first != start // size
-            or last // size != first + len(taken) - 1
-        ):
-            raise self._wrong(f"a branch at {start}+{count} on {len(taken)} pages from {first} on", "where it belongs")
-        if last >= min(known.limit, known.n_pages * size):
-            raise self._wrong(f"a branch up to {last}", f"positions below {known.limit}")
-        return Branch(parent, row, start, count, first, taken)
-
-    @staticmethod
-    def _place_of(span: Span, row: int) -> int:
-        branch = span.branch_of(row)
-        return span.start + row if branch is None else branch.start + row - branch.row
-
     def _check_spans(self, spans: tuple[Span, ...]) -> None:
         step = self._limits.step
         whole = [span for span in spans if not span.is_layered]
         rows, logits = sum(s.count for s in whole), sum(s.n_logits for s in whole)
         if len(spans) > step.max_seqs or rows > step.max_tokens or logits > step.max_logits:
             raise self._wrong(f"{len(spans)} spans, {rows} rows, {logits} logits", f"at most what {step} says")
-        if sum(len(span.branches) for span in spans) > step.max_branches:
-            raise self._wrong("many branches of drafts", f"at most what {step} says")
         if len({span.seq for span in spans}) != len(spans):
             raise self._wrong("a sequence with two spans", "one")
         for span in spans:
             known = self.sequences[span.seq]
-            end, n_ids = span.start + span.n_first, known.n_ids + max(0, span.n_first - 1 if span.draft else 0)
+            end, n_ids = span.start + span.count, known.n_ids + max(0, span.count - 1 if span.draft else 0)
             room = min(known.n_pages * self._limits.page_size, n_ids)
             if span.count < 1 or end > room or span.n_logits > span.count or (span.draft and end != n_ids):
                 raise self._wrong(

@@ -47,12 +47,6 @@ class StepLimits:
     max_logits: int  # L
     max_pages_per_seq: int
     layered_rows: int = 0  # of a chunk that goes through the layers in several steps; 0: none does
-    max_branches: int = 0  # of drafts that are trees, over all sequences; each counts as a sequence of the step
-
-    @property
-    def max_spans(self) -> int:
-        """The most B can be."""
-        return self.max_seqs + self.max_branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +78,7 @@ class StepInputs:
     recent_slots [T] and recent_table [B, n] say the same of float16 pages (`RecentPages`), for q4 caches; without one
     they are empty. Of the table only the pages of groups that the step's rows are in count. adapters [T] is each row's slot
     in the tables of `adapt`, below 0 for none; without one it is empty, and only programs without `adapt` take that.
-    given [T, W], float32, is what `given` hands to programs that have it. Where drafts are trees, mirror_rows and
-    mirror_slots [M] say what a branch has on its own pages beside its rows: the key and value of row mirror_rows[i] go to
-    mirror_slots[i] as well, and if that is below 0, those that slot -1 - mirror_rows[i] has. Not for q4 caches.
+    given [T, W], float32, is what `given` hands to programs that have it.
     `least` is the chance of which some guess has to be for `follow` to go on.
     """
 
@@ -100,8 +92,6 @@ class StepInputs:
     recent_table: I32 = field(default_factory=_none)
     adapters: I32 = field(default_factory=_none)
     given: F32 = field(default_factory=_nothing)
-    mirror_rows: I32 = field(default_factory=_none)
-    mirror_slots: I32 = field(default_factory=_none)
     least: float = 0.0
 
 
@@ -217,7 +207,7 @@ class Backend(Protocol):
         """Rotate each head of x [T, n * head_dim] by its row's position, half-split pairs; in place allowed."""
 
     def kv_write(self, k: Array, v: Array, cache: Array) -> None:
-        """Write row t of k and v, [T, G * D], to the step's slot t of the cache, and mirrored rows to theirs.
+        """Write row t of k and v, [T, G * D], to the step's slot t of the cache.
 
         A q4 cache takes them to recent_slots, and the step's full pages from there to page_table's.
         """

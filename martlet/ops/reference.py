@@ -225,7 +225,7 @@ class ReferenceBackend:
         out[:] = np.concatenate(turned, axis=-1).reshape(x.shape)
 
     def kv_write(self, k: F32, v: F32, cache: ReferenceCache) -> None:
-        """Row t of k and v, [T, G * D], to slot t, and mirrored. float16 saturates at its largest value; error 2⁻¹¹ relative.
+        """Row t of k and v, [T, G * D], to slot t. float16 saturates at its largest value; error 2⁻¹¹ relative.
 
         q8 and q4 lose what `kv_codes.py` says; q4 keeps float16 and makes codes of the pages that the step has filled.
         """
@@ -238,10 +238,6 @@ class ReferenceBackend:
         if cache.dtype == "q8":
             keys, values = rounded_q8(keys), rounded_q8(values)
         self._put(keys, values, cache, self._step.slots)
-        rows, to = self._step.mirror_rows, self._step.mirror_slots
-        self._put(keys[rows[rows >= 0]], values[rows[rows >= 0]], cache, to[rows >= 0])
-        for part in (cache.keys, cache.values):
-            part[to[rows < 0]] = part[-1 - rows[rows < 0]]
 
     def _put(self, k: F32, v: F32, cache: ReferenceCache, slots: I32) -> None:
         most = np.finfo(cache.keys.dtype).max

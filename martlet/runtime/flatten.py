@@ -5,12 +5,6 @@ ids        | id of position 40 |             | ids of 0, 1, 2 |              [T]
 positions  | 40                |             | 0, 1, 2        |              [T]
 slots      | page of 40 * P + 40 mod P |     | …              |              [T]
 starts     0                   1                              4              [B + 1]
-
-A branch of a tree of guesses is a sequence of its own here, with its own pages at the end of its table. The rows that it
-goes on from are computed once, and what is before it on its first page is mirrored there:
-
-seq 7, start 40: 40 → 41 → 42          rows 0 1 2     slots of its pages
-                      └→ 42' → 43'     rows 3 4       slots of the branch's page, to which go 32 … 39 and rows 0 and 1 too
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.drafts import Branch
 from martlet.ops.interface import StepInputs, StepLimits
 from martlet.runtime.f16_window import F16Window
 from martlet.types import PageId, SeqId, Span
@@ -29,7 +22,6 @@ __all__ = ["SequenceRows", "StepBuffers"]
 
 I32 = NDArray[np.int32]
 FEW = 16  # rows that lists are quicker for than arrays
-_NO_MIRRORS = np.zeros((0, 2), np.int32)
 
 
 class SequenceRows:
@@ -48,12 +40,6 @@ class SequenceRows:
         self.pages[first:] = pages
         self.version += 1
 
-    def adopt(self, pages: list[int]) -> None:
-        """Take another page table: that of the branch whose guesses were right."""
-        if pages != self.pages:
-            self.pages = pages
-            self.version += 1
-
 
 class StepBuffers:
     """The arrays of a step of up to `limits`; `fill` hands out views that hold until the next call.
@@ -67,9 +53,9 @@ class StepBuffers:
         self._ids = np.zeros(limits.max_tokens, dtype=np.int32)
         self._positions = np.zeros(limits.max_tokens, dtype=np.int32)
         self._slots = np.zeros(limits.max_tokens, dtype=np.int32)
-        self._starts = np.zeros(limits.max_spans + 1, dtype=np.int32)
-        self._table = np.zeros((limits.max_spans, limits.max_pages_per_seq), dtype=np.int32)
-        self._in_table: list[tuple[SequenceRows, int] | None] = [None] * limits.max_spans  # and its version
+        self._starts = np.zeros(limits.max_seqs + 1, dtype=np.int32)
+        self._table = np.zeros((limits.max_seqs, limits.max_pages_per_seq), dtype=np.int32)
+        self._in_table: list[tuple[SequenceRows, int] | None] = [None] * limits.max_seqs  # and its version
         self._logit_rows = np.zeros(limits.max_logits, dtype=np.int32)
         self._recent_slots = np.zeros(limits.max_tokens if recent else 0, dtype=np.int32)
         self._recent_table = np.zeros(self._table.shape if recent else (0, 0), dtype=np.int32)
@@ -81,11 +67,10 @@ class StepBuffers:
         positions: list[int] = []
         slots: list[int] = []
         starts, logit_rows = [0], []
-        mirrors: list[tuple[int, int]] = []
         if self._recent:
             self._recent.begin_step()
-        for span in spans:
-            sequence, n_seqs = sequences[span.seq], len(starts) - 1
+        for n_seqs, span in enumerate(spans):
+            sequence = sequences[span.seq]
             if span.new_pages:
                 sequence.take_pages(span.first_page, span.new_pages)
             self._add_rows(sequence, span, (ids, positions, slots))
@@ -95,16 +80,13 @@ class StepBuffers:
                 self._in_table[n_seqs] = sequence, sequence.version
             if self._recent:
                 self._place_recent(self._recent, sequence, span, n_seqs, len(ids))
-            starts.append(len(ids))
-            for branch in span.branches:
-                mirrors += self._add_branch(sequence, span, branch, starts, (ids, positions, slots))
             row = len(ids)
+            starts.append(row)
             if span.n_logits == 1:
                 logit_rows.append(row - 1)
             elif span.n_logits:
                 logit_rows += range(row - span.n_logits, row)
         n_seqs, row = len(starts) - 1, len(ids)
-        twice = np.array(mirrors, np.int32).reshape(-1, 2) if mirrors else _NO_MIRRORS
         return StepInputs(
             _put(ids, self._ids),
             _put(positions, self._positions),
@@ -114,8 +96,6 @@ class StepBuffers:
             _put(logit_rows, self._logit_rows),
             self._recent_slots[:row],
             self._recent_table[:n_seqs],
-            mirror_rows=twice[:, 0],
-            mirror_slots=twice[:, 1],
         )
 
     def release(self, sequence: SequenceRows) -> None:
@@ -124,16 +104,16 @@ class StepBuffers:
             self._recent.release(sequence.recent)
 
     def _add_rows(self, sequence: SequenceRows, span: Span, rows: tuple[list[int], list[int], list[int]]) -> None:
-        """Add a span's ids, positions and slots, but for those of branches."""
+        """Add a span's ids, positions and slots."""
         (ids, positions, slots), size = rows, self._page_size
-        start, count = span.start, span.n_first
+        start, count = span.start, span.count
         if count == 1:  # decode
             ids.append(sequence.ids[start])
             positions.append(start)
             slots.append(sequence.pages[start // size] * size + start % size)
             return
         ids += sequence.ids[start : start + count]
-        ids += span.draft[: count - 1]
+        ids += span.draft
         if count <= FEW:
             pages, few = sequence.pages, range(start, start + count)
             positions += few
@@ -142,35 +122,6 @@ class StepBuffers:
         places = np.add(self._count_up[:count], start)
         positions += places.tolist()
         slots += (np.array(sequence.pages)[places // size] * size + places % size).tolist()
-
-    def _add_branch(
-        self,
-        sequence: SequenceRows,
-        span: Span,
-        branch: Branch,
-        starts: list[int],
-        rows: tuple[list[int], list[int], list[int]],
-    ) -> list[tuple[int, int]]:
-        """Add a branch as a sequence of its own; return what is mirrored to its first page: rows, or slots, and the slots there."""
-        (ids, positions, slots), size, n_seqs = rows, self._page_size, len(starts) - 1
-        first_row, pages = len(ids) - branch.row, span.page_table(sequence.pages, branch.row)
-        places = range(branch.start, branch.start + branch.count)
-        ids += span.draft[branch.row - 1 : branch.row - 1 + branch.count]
-        positions += places
-        slots += [pages[place // size] * size + place % size for place in places]
-        starts.append(len(ids))
-        self._table[n_seqs, : len(pages)] = pages
-        self._in_table[n_seqs] = None
-        mirrors, row = [], branch.parent
-        for place in range(branch.start - 1, branch.first_page * size - 1, -1):
-            source = (
-                first_row + row
-                if place >= span.start
-                else -1 - (sequence.pages[branch.first_page] * size + place % size)
-            )
-            mirrors.append((source, branch.pages[0] * size + place % size))
-            row = span.before(row)
-        return mirrors
 
     def _place_recent(self, recent: F16Window, sequence: SequenceRows, span: Span, n_seqs: int, stop_row: int) -> None:
         """Say where a span's newest positions go, which end at row `stop_row`."""

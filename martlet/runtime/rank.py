@@ -77,7 +77,7 @@ class Rank:
     ) -> None:
         self._ops = ops
         self._model = model
-        self._caches, self._head_cache = kv.caches, kv.head
+        self._caches = kv.caches
         self._limits = limits
         self._page_size = page_size
         self._sampler = sampler
@@ -136,7 +136,7 @@ class Rank:
             masks.result()
         sampled = self._sample_all(spans, self._ops.view(output)) if len(inputs.logit_rows) else ()
         if self.head is not None:
-            self._tell(self.head, spans, sampled, self._ops.view(features[0]))
+            self._tell(self.head, spans, self._ops.view(features[0]))
         return sampled
 
     def _capture(self, model: Model) -> Programs:
@@ -146,16 +146,12 @@ class Rank:
         self,
         head: HiddenReader,
         spans: tuple[Span, ...],
-        sampled: tuple[Sampled, ...],
         features: F32,
     ) -> None:
         """Give the head the features [T, W] of the rows whose next ids are known: no guess that was wrong is among them."""
         row = 0
         for span in spans:
             rows, of_span = self._rows[span.seq], features[row : row + span.count]
-            if span.branches:
-                [one] = [one for one in sampled if one.seq == span.seq]
-                of_span = of_span[span.right_rows(one)]
             count = min(len(of_span), len(rows.ids) - 1 - span.start)
             if count > 0:
                 head.follow(span.seq, rows, span.start, of_span[:count])
@@ -257,17 +253,7 @@ class Rank:
         constraint = running.sampler.constraint
         forced = running.sampler.forced_ids() if constraint is not None else ()
         limit = GRAMMAR_LIMIT if constraint is not None and constraint.is_limited() else None
-        sampled = Sampled(span.seq, token_id, logprobs, scored, more=more, forced=forced, limit=limit)
-        if span.branches:
-            self._adopt(running.rows, span.page_table(running.rows.pages, span.right_rows(sampled)[-1]))
-        return sampled
-
-    def _adopt(self, rows: SequenceRows, pages: list[int]) -> None:
-        """Take the page table of the branch that was right; a head's keys and values are not on its pages yet."""
-        for old, new in zip(rows.pages, pages, strict=True):
-            if old != new and self._head_cache is not None:
-                self._ops.copy_page(self._head_cache, old, new)
-        rows.adopt(pages)
+        return Sampled(span.seq, token_id, logprobs, scored, more=more, forced=forced, limit=limit)
 
     def _verify(self, running: _Running, span: Span, logits: F32) -> tuple[tuple[int, TokenLogprobs | None], ...]:
         """Go on sampling after the first row as long as the draft has guessed what was sampled.

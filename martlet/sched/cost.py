@@ -31,7 +31,6 @@ SETTLED = 8  # how many are the first ones
 LEAST = 0.1  # of a coefficient is left by an update in any case
 OUTLIER = 1.0  # relative error from which on a step counts as having just this: something else ran
 PROBE = 32  # steps with prompts in a row, after which one without shows again what decoding takes
-BRANCH, BRANCH_WEIGHT = 0.06, 0.05  # times a step of one row, until measured; the newest measurement's weight
 LOAD_WEIGHT = 0.2  # of the newest measurement in the mean time of a page's load
 
 Features = tuple[float, ...]
@@ -47,7 +46,6 @@ class Work:
     prefill_reads: float = 0.0
     prefill_behind: float = 0.0  # positions before a chunk's end, over all chunks
     n_draft: int = 0  # rows that verify guesses, beside those of n_decode
-    n_branches: int = 0  # of drafts that are trees
 
     def add_chunk(self, start: int, count: int, share: float = 1.0) -> None:
         """`count` prompt positions from `start` on, through a share of the layers."""
@@ -128,7 +126,6 @@ class CostModel:
         self._prefill = LinearFit(PREFILL_PRIOR)
         self._rows = RowTimes()
         self._load_s: float | None = None  # of one page
-        self._branch = BRANCH
         self._blind = PROBE  # steps since one that only decoded
 
     @property
@@ -149,11 +146,6 @@ class CostModel:
     def rows_s(self, n_rows: int) -> float:
         """What a step of so many rows without prompts takes, of late."""
         return self._rows.predict(n_rows)
-
-    @property
-    def branch_s(self) -> float:
-        """What a branch of a tree of guesses adds to a step, beside its rows."""
-        return self._branch * self.rows_s(1)
 
     def prefill_s(self, start: int, count: int) -> float:
         """What computing `count` prompt positions from `start` on adds to a step."""
@@ -182,12 +174,7 @@ class CostModel:
             x = 1.0, work.n_prefill, work.prefill_reads / SCALE, work.prefill_behind / SCALE
             self._prefill.update(x, seconds - self.decode_s(work))
             return
-        if work.n_branches:
-            found = (seconds - self.rows_s(work.n_decode + work.n_draft)) / work.n_branches / self.rows_s(1)
-            self._branch += BRANCH_WEIGHT * (min(max(found, LEAST * BRANCH), 4 * self._branch) - self._branch)
-            return
         self._rows.update(work.n_decode + work.n_draft, seconds)
-        self._branch += DRIFT * (BRANCH - self._branch)
         if not work.n_draft:
             self._decode.update((1.0, work.n_decode, work.decode_reads / SCALE), seconds)
 

@@ -20,7 +20,6 @@ class SchedulerLimits:
     stall_s: float | None = None  # longest step while a sequence decodes; None: a multiple of a step that only decodes
     layered_rows: int = 0  # of a prompt's chunk that goes through `n_layers` in several steps; 0: none does
     n_layers: int = 1
-    max_branches: int = 0  # of a step's drafts that are trees
 
     def __post_init__(self) -> None:
         assert self.context >= 1

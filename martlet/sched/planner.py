@@ -19,9 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from martlet.drafts import Branch, Draft, first_path
 from martlet.sched.admission import PageKeeper, common_ids
-from martlet.sched.branches import add_branches, settle
 from martlet.sched.budget import StepBudget, stall_limit
 from martlet.sched.cost import CostModel, Work
 from martlet.sched.limits import SchedulerLimits
@@ -32,7 +30,7 @@ from martlet.types import Copy, Load, SeqId, Sequence, Span, StepPlan, StepResul
 
 __all__ = ["NO_DRAFTS", "Drafts", "Planner", "Sketch"]
 
-Drafts = Mapping[SeqId, Draft]  # guesses of the ids that come next
+Drafts = Mapping[SeqId, tuple[int, ...]]  # guesses of the ids that come next
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
@@ -102,13 +100,7 @@ class Planner:
             self._until.pop(seq.seq_id, None)
 
     def take_moves(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in what went to the second tier and came from it; a sequence goes on after the last page that did.
-
-        And with the pages of the branch whose guesses were right.
-        """
-        for span in plan.spans:
-            if span.branches:
-                self._take_branch(span, result)
+        """Take in what went to the second tier and came from it; a sequence goes on after the last page that did."""
         if not (plan.saves or plan.loads):
             return
         failed = set(result.failed_loads)
@@ -126,12 +118,6 @@ class Planner:
                 seq.cache_use = replace(use, n_tokens=use.n_tokens - lost, n_loaded=use.n_loaded - lost)
             self._keeper.publish(seq)
         self._loading.clear()
-
-    def _take_branch(self, span: Span, result: StepResult) -> None:
-        """A sequence goes on with the pages of the branch whose guesses were right; those of all others are free."""
-        [sampled] = [one for one in result.sampled if one.seq == span.seq]
-        over = settle(span, self._live.get(span.seq), span.right_rows(sampled)[-1])
-        self._keeper.pool.free(over)
 
     def clear(self) -> None:
         """Forget every sequence and all pages."""
@@ -192,30 +178,22 @@ class Planner:
         sketch.work.decode_reads = reads + len(spans)
         return prompts
 
-    def _add_draft(self, seq: Sequence, draft: Draft, sketch: Sketch) -> None:
+    def _add_draft(self, seq: Sequence, draft: tuple[int, ...], sketch: Sketch) -> None:
         """Add a span that verifies a draft, or as much of it as fits: drafts take pages that are free, and no one's else."""
         limits, size, end = self._limits, self._page_size, seq.n_cached + 1
         most = min(
-            len(draft.ids),
+            len(draft),
             seq.limit - len(seq.ids) - 1,  # a token is sampled after the last guess too
             limits.max_logits - limits.max_seqs - sketch.work.n_draft,
             limits.max_step_tokens - len(self.running) - sketch.work.n_draft - self._n_begun(),
         )
-        draft = draft.first(max(0, most))
-        path, depth = first_path(draft.parents) if draft.parents else len(draft.ids), draft.depth
-        missing = self._keeper.pool.pages_for(end + depth) - len(seq.pages)
+        most = max(0, most)
+        missing = self._keeper.pool.pages_for(end + most) - len(seq.pages)
         if missing > 0:
             seq.pages += self._keeper.take(missing) or ()
-        room = len(seq.pages) * size - end
-        count = max(0, min(path, room))
-        branches: list[Branch] = []
-        if depth <= room and path < len(draft.ids):
-            left = limits.max_branches - sketch.work.n_branches
-            branches, count = add_branches(seq, draft, size, left, self._keeper.take)
+        count = max(0, min(most, len(seq.pages) * size - end))
         sketch.work.n_draft += count
-        sketch.work.n_branches += len(branches)
-        self._add_span(seq, 1 + count, 1 + count, sketch, draft.ids[:count])
-        sketch.spans[-1].branches = tuple(branches)
+        self._add_span(seq, 1 + count, 1 + count, sketch, draft[:count])
 
     def _n_begun(self) -> int:
         """Rows of chunks that wait between two layers, and go on whatever else is in the step."""

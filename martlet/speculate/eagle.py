@@ -9,8 +9,7 @@ head computes those positions when a guess is wanted, with the ids that have com
     from       |            | the model's features, fused      | x       | x …
     written to |            | the sequence's pages             | its last page, and then a spare one
 
-A chain is one run of one program, in which each guess is the next one's input (`Backend.follow`). Where a tree is wished for, several guesses of a
-level are gone on from, in a run of their own: the first of those that come after the same guess on the pages that this one has, each other on a copy of the last of them.
+A chain is one run of one program, in which each guess is the next one's input (`Backend.follow`).
 
 Positions for which no guess was wanted for long are left out where many sequences run: computing them all would take a
 twentieth of the model's own time. The likeliest token is guessed, of a kind that its probability says. Only how fast an answer
@@ -20,29 +19,27 @@ comes depends on all this.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.models.eagle_head import SHOWN, Head, guess, guess_on
+from martlet.models.eagle_head import SHOWN, Head, guess_on
 from martlet.models.weights import Model
 from martlet.ops.interface import Array, Backend, Program, StepInputs, StepLimits
 from martlet.runtime.flatten import SequenceRows
+from martlet.speculate.certainty import BOUNDS, PRIORS
 from martlet.speculate.ngram import DraftRequest, Proposal
-from martlet.speculate.tree import BOUNDS, PRIORS, GuessTree, likeliest
 from martlet.types import SeqId
 
-__all__ = ["HeadDrafter", "n_spare_pages"]
+__all__ = ["HeadDrafter"]
 
 F32 = NDArray[np.float32]
 FEW = 8  # positions of a sequence that are computed with its next guess, in one step
 MANY, MOST = 32, 512  # positions that it may be behind: of a few sequences, and of many, for which it is seldom asked
 A_FEW = 4  # sequences
 USUAL = 3  # guesses: as many as fill a tile of four rows
-MOST_COPIES = 6  # of pages, for a sequence's tree; what is less likely is not gone on from
 
 
 @dataclass(slots=True)
@@ -72,42 +69,8 @@ class _Rows:
     wants_logits: bool = True
 
 
-@dataclass(slots=True)
-class _Guesses:
-    """What is being guessed for a wish: position `end` is the next that the head computes."""
-
-    wish: DraftRequest
-    tree: GuessTree
-    pages: dict[int, list[int]]  # that what comes after a guess goes over
-    end: int
-    spare: list[int]
-    newest: list[int]  # guesses that the rows of this level come after
-
-    def next_rows(self, size: int, copy: Callable[[int, int], None]) -> list[_Rows]:
-        """The rows of the guesses to go on from; `copy` copies a page."""
-        self.newest = self.tree.next(min(self.wish.width, 1 + len(self.spare)))
-        taken: set[int] = set()
-        for place in self.newest:
-            before = self.tree.parent_of(place)
-            pages = self.pages[before]
-            if before in taken:
-                number, pages, target = self.end // size, list(pages), self.spare.pop()
-                if self.end % size:
-                    copy(pages[number], target)
-                pages[number] = target
-            self.pages[place] = pages
-            taken.add(before)
-        self.end += 1
-        return [_Rows(self.end - 1, [self.tree.id_of(place)], self.pages[place]) for place in self.newest]
-
-
-def n_spare_pages(max_seqs: int, trees: bool) -> int:
-    """How many more pages than the model's the head's cache needs, for guesses."""
-    return max_seqs * (1 + MOST_COPIES if trees else 1)
-
-
 class HeadDrafter:
-    """Guesses by a head. `cache` has the pages of the model's, 0 … n_pages - 1, and `n_spare_pages` more."""
+    """Guesses by a head. `cache` has the pages of the model's, 0 … n_pages - 1, and one more a sequence."""
 
     free: bool = False
     priors: tuple[float, ...] = PRIORS
@@ -120,19 +83,14 @@ class HeadDrafter:
         self._size, self._n_pages = page_size, n_pages
         self._limits = replace(limits, max_logits=limits.max_seqs, max_pages_per_seq=limits.max_pages_per_seq + 1)
         self._texts: dict[SeqId, _Text] = {}
-        n_rows = n_spare_pages(limits.max_seqs, limits.max_branches > 0)
-        single = replace(self._limits, max_tokens=n_rows, max_seqs=n_rows, max_logits=n_rows)
-        self._each = n_rows // limits.max_seqs  # spare pages of a sequence, and rows of a level
         self._chains: dict[int, Program] = {}  # by how many guesses are made
-        self._next: Program = ops.capture(lambda: guess(ops, model, head, cache), single)
         self._width, self._hides_first = head.n_features * model.spec.hidden, head.hides_first
 
     def warm(self) -> None:
         """Compute a row of each kind, so that the first guess finds everything in place."""
         rows = [_Rows(0, (0,), (self._n_pages,))]
         for depth in (1, USUAL):
-            _, x, *_ = self._run(self._chain(depth), rows, np.zeros((1, self._width), np.float32))
-        self._run(self._next, rows, self._ops.download(x))
+            self._run(self._chain(depth), rows, np.zeros((1, self._width), np.float32))
 
     def follow(self, seq: SeqId, rows: SequenceRows, start: int, features: F32) -> None:
         """The model has computed positions from `start` on, [n, W], and their next ids are known. Copies the features."""
@@ -165,12 +123,11 @@ class HeadDrafter:
             text = self._texts[wish.seq]
             if text.stop - text.start > each:
                 self._catch_up(text)
-            pages = [*text.rows.pages[: -(-text.stop // self._size)], self._n_pages + number * self._each]
+            pages = [*text.rows.pages[: -(-text.stop // self._size)], self._n_pages + number]
             rows.append(_Rows(text.start, text.rows.ids[text.start + 1 : text.stop + 1], pages))
             given.append(text.take(text.stop - text.start))
         features = given[0] if len(given) == 1 else np.concatenate(given)
-        guess = self._guess_chains if all(wish.width == 1 for wish in asked) else self._guess_trees
-        found = iter(guess(asked, rows, features))
+        found = iter(self._guess_chains(asked, rows, features))
         return [next(found) if is_ready else None for is_ready in ready]
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
@@ -207,37 +164,6 @@ class HeadDrafter:
             kinds = tuple([bisect_right(BOUNDS, probability) for _, probability, _ in chain])
             yield Proposal(tuple([int(token) for token, _, _ in chain]), kinds)
 
-    def _guess_trees(self, wishes: list[DraftRequest], rows: list[_Rows], features: F32) -> Iterable[Proposal | None]:
-        """A tree of guesses for each, level by level."""
-        ongoing = []
-        for wish, part in zip(wishes, rows, strict=True):
-            wish = replace(wish, most=min(wish.most, self._size))
-            spare = list(range(part.pages[-1] + 1, part.pages[-1] + self._each))
-            end = part.start + len(part.ids)
-            ongoing.append(_Guesses(wish, GuessTree(wish), {-1: list(part.pages)}, end, spare, [-1]))
-        logits, x, *_ = self._run(self._chain(1), rows, features)
-        while True:
-            rows, features = self._go_on(ongoing, logits, x)
-            if not rows:
-                return [guesses.tree.proposal() for guesses in ongoing]
-            logits, x = self._run(self._next, rows, features)
-
-    def _go_on(self, ongoing: list[_Guesses], logits: Array, x: Array) -> tuple[list[_Rows], F32]:
-        """Take in a level's logits and x; return the next level's rows, and for each the x that it is given."""
-        rows: list[_Rows] = []
-        given: list[int] = []
-        first, logits, x = 0, self._ops.view(logits), self._ops.view(x)
-        for guesses in ongoing:
-            at = {place: first + i for i, place in enumerate(guesses.newest)}
-            first += len(at)
-            for place, row in at.items():
-                found = likeliest(logits[row], guesses.wish.width)
-                guesses.tree.add(place, [(self._ids[id_], kind) for id_, kind in found])
-            if at:
-                rows += guesses.next_rows(self._size, partial(self._ops.copy_page, self._cache))
-                given += [at[guesses.tree.parent_of(place)] for place in guesses.newest]
-        return rows, x[given]
-
     def _catch_up(self, text: _Text) -> None:
         """Compute the positions that a text is behind, all but its last."""
         while (count := min(text.stop - text.start - 1, self._limits.max_tokens)) > 0:
@@ -259,7 +185,7 @@ class HeadDrafter:
             slots += [pages[place // size] * size + place % size for place in places]
             starts.append(len(ids))
         logit_rows = [stop - 1 for stop, part in zip(starts[1:], parts, strict=True) if part.wants_logits]
-        if self._hides_first and program is not self._next:
+        if self._hides_first:
             gate = np.where(np.array(positions)[:, None] > 0, np.float32(SHOWN), np.float32(0.0))
             given = np.concatenate([given, np.repeat(gate, 2 * self._width, axis=1)], axis=1)
         inputs = StepInputs(

@@ -2,12 +2,11 @@
 
 A step of n sequences and r guesses takes T(n + r) seconds (`sched/cost.py` measures it as the engine runs) and gives n
 tokens and one for each guess that is right. A guess is right if those before it are, so with probabilities p₁, p₂ … the
-i-th is worth p₁ p₂ … pᵢ; in a tree those are before it that it comes after. The most valuable guesses of all sequences are taken, as many as make the most tokens a second:
+i-th is worth p₁ p₂ … pᵢ. The most valuable guesses of all sequences are taken, as many as make the most tokens a second:
 
     (n + sum of their values) / (T(n + r) + what making them takes)     against n / T(n) without
 
-With many sequences one more row costs what it gives, and speculation ends by itself. A branch of a tree costs what was
-measured of branches, so a tree is verified where it is worth more than its first path. How often guesses are right is
+With many sequences one more row costs what it gives, and speculation ends by itself. How often guesses are right is
 counted for each kind of guess, in all requests and in this one (`acceptance.py`). A free drafter (`Drafter.free`) always guesses, and each
 guess is compared with what came, whether it was verified or not: so a text in which guesses are wrong costs nothing, and
 one in which they become right is noticed at once. Beside a drafter that is not free the text itself guesses too, and where
@@ -16,6 +15,7 @@ it is right as often as that drafter, that one is not asked.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -23,7 +23,6 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from martlet.drafts import Draft, first_path
 from martlet.metrics import SpeculationTotals
 from martlet.sched.cost import TILE, CostModel, Work
 from martlet.sched.planner import Drafts
@@ -42,8 +41,6 @@ MOST_USUAL = 0.95  # no drafter is taken to be right more often
 READ_SHARE, READ_S = 0.01, 3e-6  # of a step's time, for drafters to read; seconds that a token takes them
 PROMPT_READ = 1024  # tokens of prompts in a step that computes them
 FORGET = 0.99  # of what guesses take, for each step in which it was too long
-TREE_GAIN = 0.1  # tokens that a tree gives a step more than a chain of as many guesses (docs/speculation.md)
-FORGET_OTHER = 0.999  # of what the other kind of guesses takes, chains or trees, for each step without them
 NET_WEIGHT = 0.15  # of the newest step in the mean of what guesses of a drafter that is not free are worth
 RETRY = 64  # tokens after which it is asked again at the latest, if that was nothing
 FIRST_PRIOR, FIRST_WEIGHT = (
@@ -82,18 +79,14 @@ class _Guess(NamedTuple):
     """A guess that may be verified: of a proposal for a sequence."""
 
     value: float  # the chance that it and all before it are right
-    seq: SeqId = SeqId(0)
-    place: int = 0
-    begins: bool = False  # a branch, which costs time of its own
-    branches: bool = False  # is not on the first path
+    seq: SeqId
 
 
 class Speculator:
     """Asks the drafter and judges what it says. `clock` measures what a drafter that is not free takes."""
 
-    def __init__(self, drafter: Drafter, cost: CostModel, clock: Callable[[], float], width: int = 1) -> None:
+    def __init__(self, drafter: Drafter, cost: CostModel, clock: Callable[[], float]) -> None:
         self.totals = SpeculationTotals()
-        self._width = width  # guesses of one place; 1: chains only
         self._drafter = drafter
         self._cost = cost
         self._clock = clock
@@ -103,8 +96,7 @@ class Speculator:
         self._cases: dict[SeqId, _Case] = {}
         self._step = _Step()
         self._asking_s = 0.0  # of the step that runs
-        self._chains, self._trees = DraftTimes(), DraftTimes()  # of a drafter that is not free
-        self._times = self._chains  # of the kind that is made in the step that runs
+        self._times = DraftTimes()  # of a drafter that is not free
 
     def propose(self, running: Seq[Sequence], n_waiting: int, forced: Mapping[SeqId, tuple[int, ...]]) -> Drafts:
         """Guesses for sequences that decode; `forced` are ids that are next to certain."""
@@ -139,10 +131,10 @@ class Speculator:
             self._count(plan, result, seconds)
 
     @staticmethod
-    def _forced(step: _Step, forced: Mapping[SeqId, tuple[int, ...]]) -> dict[SeqId, Draft]:
+    def _forced(step: _Step, forced: Mapping[SeqId, tuple[int, ...]]) -> dict[SeqId, tuple[int, ...]]:
         """What a grammar forces, for those that want any guesses."""
         return {
-            seq.seq_id: Draft(forced[seq.seq_id][:MOST_DRAFTED])
+            seq.seq_id: forced[seq.seq_id][:MOST_DRAFTED]
             for seq in step.decoding
             if seq.seq_id in forced and seq.request.params.draft_tokens != 0
         }
@@ -165,15 +157,6 @@ class Speculator:
         step.work.n_decode = len(step.decoding)
         step.work.decode_reads = reads + len(step.decoding)
         return step
-
-    def _kind(self, n: int) -> DraftTimes:
-        """Chains or trees: trees where making one does not take longer than what it gives more is worth."""
-        if self._width == 1 or not self._chains.known:
-            return self._chains
-        more_s = self._trees.of(TILE - 1) - self._chains.of(TILE - 1)
-        if not self._trees.known or more_s < TREE_GAIN * self._cost.rows_s(n):
-            return self._trees
-        return self._chains
 
     def _is_worth_asking(self, step: _Step, costly: bool = False) -> bool:
         """Whether guesses can pay in this step at all, making them included if it is costly: if all that fill a tile are right.
@@ -204,12 +187,12 @@ class Speculator:
             if left > 0 and len(seq.ids) - seq.n_cached > 1 and seq.request.params.draft_tokens != 0:
                 left -= self._free.read(seq.seq_id, seq.ids, left)
 
-    def _chosen(self, found: dict[SeqId, Draft]) -> Drafts:
-        found = {seq: draft for seq, draft in found.items() if draft.ids}
+    def _chosen(self, found: dict[SeqId, tuple[int, ...]]) -> Drafts:
+        found = {seq: draft for seq, draft in found.items() if draft}
         self._step.drafted = bool(found)
         return found
 
-    def _from_free(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, Draft]:
+    def _from_free(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, tuple[int, ...]]:
         """Let it guess, and take what pays."""
         proposals = self._free_guesses(asked, step)
         for seq, proposal in zip(asked, proposals, strict=True):
@@ -228,9 +211,9 @@ class Speculator:
         return self._free.propose(wishes)
 
     @staticmethod
-    def _exact(asked: list[Sequence], proposals: list[Proposal | None]) -> dict[SeqId, Draft]:
+    def _exact(asked: list[Sequence], proposals: list[Proposal | None]) -> dict[SeqId, tuple[int, ...]]:
         return {
-            seq.seq_id: Draft(proposal.ids, proposal.parents)
+            seq.seq_id: proposal.ids
             for seq, proposal in zip(asked, proposals, strict=True)
             if proposal is not None and seq.request.params.draft_tokens
         }
@@ -249,7 +232,9 @@ class Speculator:
         case.guesses = case.text = None
         return case
 
-    def _paying(self, asked: list[Sequence], proposals: list[Proposal | None], step: _Step) -> dict[SeqId, Draft]:
+    def _paying(
+        self, asked: list[Sequence], proposals: list[Proposal | None], step: _Step
+    ) -> dict[SeqId, tuple[int, ...]]:
         """Of all proposals the guesses that pay; what a request asks for exactly is taken as it is."""
         found = self._exact(asked, proposals)
         guesses: list[_Guess] = []
@@ -259,56 +244,39 @@ class Speculator:
         guesses.sort(
             key=attrgetter("value"), reverse=True
         )  # what one comes after is never worth less, and stays before it
-        taken: dict[SeqId, list[int]] = {}
-        for guess in self._best_of(step.work.n_decode, guesses):
-            taken.setdefault(guess.seq, []).append(guess.place)
+        taken = Counter(guess.seq for guess in self._best_of(step.work.n_decode, guesses))
         for seq, proposal in zip(asked, proposals, strict=True):
             if proposal is not None and seq.seq_id in taken:
-                found[seq.seq_id] = proposal.draft(sorted(taken[seq.seq_id]))
+                found[seq.seq_id] = proposal.ids[: taken[seq.seq_id]]
         return found
 
     def _valued(self, seq: SeqId, proposal: Proposal) -> Iterator[_Guess]:
         """The guesses of a proposal that are worth a thought."""
-        own, path = self._cases[seq].own, first_path(proposal.parents) if proposal.parents else len(proposal.ids)
-        for place, value in enumerate(proposal.values(self._trust.share(own, kind) for kind in proposal.kinds)):
-            if value >= LEAST_VALUE:
-                begins = place >= path and proposal.parents[place] != place - 1
-                yield _Guess(value, seq, place, begins, place >= path)
-            elif not proposal.parents:
+        own = self._cases[seq].own
+        for value in proposal.values(self._trust.share(own, kind) for kind in proposal.kinds):
+            if value < LEAST_VALUE:
                 return
+            yield _Guess(value, seq)
 
     def _best_of(self, n: int, guesses: list[_Guess]) -> list[_Guess]:
-        """Those that make the most tokens a second, of the most valuable first: of trees, or of their first paths."""
-        rate, count, right = self._best(n, guesses, self._asking_s, LEAST_GAIN)
-        if self._width > 1 and any(guess.begins for guess in guesses[:count]):
-            chains = [guess for guess in guesses if not guess.branches]
-            other = self._best(n, chains, self._asking_s, LEAST_GAIN)
-            if other[0] >= rate:
-                guesses, (rate, count, right) = chains, other
-        plain_s = self._cost.rows_s(n)
-        lost_s = (n + right) / rate - plain_s if count else self._asking_s
+        """Those that make the most tokens a second, of the most valuable first.
+
+        None are taken unless they make LEAST_GAIN times as many as without.
+        """
+        rows_s, plain_s, gain, right, count = self._cost.rows_s, self._cost.rows_s(n), 0.0, 0.0, 0
+        best = LEAST_GAIN * n / (plain_s + self._asking_s)
+        for number, guess in enumerate(guesses, 1):
+            gain += guess.value
+            rate = (n + gain) / (rows_s(n + number) + self._asking_s)
+            if rate > best:
+                best, count, right = rate, number, gain
+        lost_s = (n + right) / best - plain_s if count else self._asking_s
         self._step.net = right - lost_s * n / plain_s
         return guesses[:count]
 
-    def _best(self, n: int, guesses: Seq[_Guess], asking_s: float, least: float = 1.0) -> tuple[float, int, float]:
-        """The most tokens a second, by how many of the guesses, and how many of these will be right.
-
-        None are taken unless they make `least` times as many as without.
-        """
-        rows_s, gain, right, count = self._cost.rows_s, 0.0, 0.0, 0
-        best = least * n / (rows_s(n) + asking_s)
-        for place, guess in enumerate(guesses, 1):
-            gain += guess.value
-            asking_s += guess.begins and self._cost.branch_s
-            rate = (n + gain) / (rows_s(n + place) + asking_s)
-            if rate > best:
-                best, count, right = rate, place, gain
-        return best, count, right
-
-    def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, Draft]:
+    def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, tuple[int, ...]]:
         """Have guesses made where the text has none as good, each as long as it is likely enough to be worth its time."""
         proposals = self._texts_own(asked, step)
-        self._times = self._kind(step.work.n_decode)
         wishes, places, worth = [], [], judged and self._is_worth_its_time(step)
         for place, seq in enumerate(asked):
             case, exact, text = self._cases[seq.seq_id], seq.request.params.draft_tokens, proposals[place]
@@ -322,8 +290,7 @@ class Speculator:
                 self._drafter.read(seq.seq_id, seq.ids, len(seq.ids))
                 share = partial(self._trust.share, case.own)
                 paying, least = (most, 0.0) if exact else self._plan(step.work.n_decode, case.first)
-                width = self._width if exact or self._times is self._trees else 1
-                wishes.append(DraftRequest(seq.seq_id, seq.ids, min(most, paying), width, share, least))
+                wishes.append(DraftRequest(seq.seq_id, seq.ids, min(most, paying), share, least))
                 places.append(place)
         if wishes:
             for place, proposal in zip(places, self._ask(wishes), strict=True):
@@ -346,11 +313,7 @@ class Speculator:
         start = self._clock()
         proposals = self._drafter.propose(wishes)
         self._asking_s = self._clock() - start
-        n_made = max(1 if proposal is None else proposal.depth for proposal in proposals)
-        kinds = (self._chains, self._trees)
-        made, other = kinds if all(wish.width == 1 for wish in wishes) else kinds[::-1]
-        made.learn(self._asking_s, n_made)
-        other.forget(FORGET_OTHER)
+        self._times.learn(self._asking_s, max(1 if made is None else len(made.ids) for made in proposals))
         return proposals
 
     def _consider(self, wishes: list[DraftRequest], net: float) -> None:
@@ -390,7 +353,7 @@ class Speculator:
         for span in plan.spans:
             if span.draft:
                 n_drafted += len(span.draft)
-                right += totals.count(span.guess_places(), came.get(span.seq, 0))
+                right += totals.count(len(span.draft), came.get(span.seq, 0))
         work = self._step.work
         if n_drafted and not self._step.mixed:
             plain_s = self._cost.rows_s(work.n_decode)

@@ -17,7 +17,7 @@ from martlet.models.weights import Model, output_rows
 from martlet.ops.interface import Backend, StepLimits
 from martlet.runtime.kv import KvMemory
 from martlet.spec import ModelSpec
-from martlet.speculate.eagle import HeadDrafter, n_spare_pages
+from martlet.speculate.eagle import HeadDrafter
 from martlet.speculate.medusa import MedusaDrafter
 
 __all__ = ["load_drafter", "open_draft_head", "with_head_pages"]
@@ -60,7 +60,6 @@ def with_head_pages(
     kv: KvMemory,
     ops: Backend,
     config: EngineConfig,
-    limits: StepLimits,
     n_pages: int,
 ) -> tuple[Model, KvMemory]:
     """The model with the features that the head reads, if there is one, and the memory with its pages."""
@@ -70,8 +69,7 @@ def with_head_pages(
     if isinstance(head, MedusaFile):  # it has no keys
         return model, kv
     mixer = head.spec.layers[0].mixer
-    n_pages += n_spare_pages(config.max_seqs, limits.max_branches > 0)
-    cache = ops.kv_cache(n_pages, config.page_size, mixer.n_kv_heads, mixer.head_dim, "f16")
+    cache = ops.kv_cache(n_pages + config.max_seqs, config.page_size, mixer.n_kv_heads, mixer.head_dim, "f16")
     return model, replace(kv, head=cache, head_fingerprint=head.checkpoint.fingerprint())
 
 

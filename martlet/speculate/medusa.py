@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from martlet.models.medusa_heads import Medusa, guess_all
 from martlet.ops.interface import Backend, StepInputs, StepLimits
 from martlet.runtime.flatten import SequenceRows
+from martlet.speculate.certainty import PRIORS, Chain, likeliest
 from martlet.speculate.ngram import DraftRequest, Proposal
-from martlet.speculate.tree import PRIORS, GuessTree, likeliest
 from martlet.types import SeqId
 
 __all__ = ["MedusaDrafter"]
@@ -21,10 +21,7 @@ F32 = NDArray[np.float32]
 
 
 class MedusaDrafter:
-    """Guesses as far as there are heads. It keeps no text: a hidden state says all that they know.
-
-    A head's guesses are the same whatever those before it were, so a tree has them after each of those.
-    """
+    """Guesses as far as there are heads. It keeps no text: a hidden state says all that they know."""
 
     free: bool = False
     priors: tuple[float, ...] = PRIORS
@@ -66,17 +63,12 @@ class MedusaDrafter:
             self._newest.pop(seq, None)
 
     def _chosen(self, wish: DraftRequest, logits: Sequence[F32]) -> Proposal | None:
-        tree, places = GuessTree(wish), [-1]
+        chain = Chain(wish)
         for row in logits[: wish.most]:
-            found = likeliest(row, wish.width)
-            if self._ids is not None:
-                found = [(self._ids[best], kind) for best, kind in found]
-            for place in places:
-                tree.add(place, found)
-            places = tree.next(wish.width)
-            if not places:
+            best, class_ = likeliest(row)
+            if not chain.add(best if self._ids is None else self._ids[best], class_):
                 break
-        return tree.proposal()
+        return chain.proposal()
 
     def _run(self, rows: Sequence[F32]) -> list[F32]:
         """The logits of each head, [rows, D]."""

@@ -7,8 +7,6 @@ probability says: so it is known how often those that the model is so sure of ar
     ids       | computed earlier, and still right | new text |
     step 1                                        | a span   | → guess 1
     step 2                                                   | guess 1 | → guess 2 …
-
-Where a tree is wished for, the next likeliest tokens of each place are guesses too, from which it does not go on.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from martlet.models.weights import Model
 from martlet.ops.interface import Backend, StepLimits
 from martlet.runtime.flatten import SequenceRows, StepBuffers
 from martlet.runtime.kv import KvMemory
+from martlet.speculate.certainty import PRIORS, Chain, likeliest
 from martlet.speculate.ngram import DraftRequest, Proposal
-from martlet.speculate.tree import PRIORS, GuessTree, likeliest
 from martlet.types import PageId, SeqId, Span
 
 __all__ = ["ModelDrafter"]
@@ -92,8 +90,7 @@ class ModelDrafter:
     def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
         """Guess for all together, until each has as many guesses as it wants."""
         texts = [self._text(wish.seq, wish.ids) for wish in wishes]
-        trees = [GuessTree(wish) for wish in wishes]
-        newest = [-1] * len(wishes)
+        chains = [Chain(wish) for wish in wishes]
         active = [
             i
             for i, (wish, text) in enumerate(zip(wishes, texts, strict=True))
@@ -106,14 +103,12 @@ class ModelDrafter:
             logits = self._compute([(wishes[i].seq, texts[i], texts[i].n_missing, 1) for i in active])
             left = []
             for i, row in zip(active, logits, strict=True):
-                found = likeliest(row[: self._vocab], wishes[i].width)
-                texts[i].rows.ids.append(found[0][0])
-                before, newest[i] = newest[i], len(trees[i])
-                trees[i].add(before, found)
-                if trees[i].next():
+                token, class_ = likeliest(row[: self._vocab])
+                texts[i].rows.ids.append(token)
+                if chains[i].add(token, class_):
                     left.append(i)
             active = left
-        return [tree.proposal() for tree in trees]
+        return [chain.proposal() for chain in chains]
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
         """Free their pages."""

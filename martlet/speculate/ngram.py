@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Protocol
 
-from martlet.drafts import Draft
 from martlet.speculate.suffixes import SuffixAutomaton
 from martlet.types import SeqId
 
@@ -27,67 +28,36 @@ NEAR = 12  # tokens after the place of the last guess within which the text may 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A sequence whose next tokens shall be guessed, at most `most` of them, and up to `width` of one place.
+    """A sequence whose next tokens shall be guessed, at most `most` of them.
 
-    A drafter that is not free asks how often guesses of a kind are right (`share`), and goes on from guesses only if the
-    chance that one of them and those before it are right is at least `least`.
+    A drafter that is not free asks how often guesses of a kind are right (`share`), and extends a chain of guesses only
+    while the chance that all of it is right is at least `least`.
     """
 
     seq: SeqId
     ids: Sequence[int]
     most: int
-    width: int = 1
     share: Callable[[int], float] = lambda kind: 0.5
     least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Guesses, and of what kind each is: those of a kind are right equally often, if what they come after is.
-
-    `parents` as `Draft` has it.
-    """
+    """Guesses, and of what kind each is: those of a kind are right equally often, if what they come after is."""
 
     ids: tuple[int, ...]
     kinds: tuple[int, ...]
-    parents: tuple[int, ...] = ()
-
-    @property
-    def depth(self) -> int:
-        """How many guesses come one after the other."""
-        return Draft(self.ids, self.parents).depth
 
     def compared(self, came: Sequence[int]) -> Iterator[tuple[int, bool]]:
         """The kinds of the guesses that can be compared with what came, and whether they were right."""
-        if not self.parents:
-            for guess, kind, token in zip(self.ids, self.kinds, came, strict=False):
-                yield kind, guess == token
-                if guess != token:
-                    return
-            return
-        right = -1
-        for token in came:
-            after = [i for i, parent in enumerate(self.parents) if parent == right]
-            right = next((i for i in after if self.ids[i] == token), -2)
-            for i in after:
-                yield self.kinds[i], i == right
+        for guess, kind, token in zip(self.ids, self.kinds, came, strict=False):
+            yield kind, guess == token
+            if guess != token:
+                return
 
     def values(self, shares: Iterable[float]) -> Iterator[float]:
         """The chance of each guess that it and all before it are right; `shares` are those of the guesses themselves."""
-        found: list[float] = []
-        for i, share in enumerate(shares):
-            parent = self.parents[i] if self.parents else i - 1
-            found.append(share if parent < 0 else found[parent] * share)
-            yield found[-1]
-
-    def draft(self, places: Sequence[int]) -> Draft:
-        """Some of the guesses, in order, with each all those before it."""
-        ids = tuple(self.ids[place] for place in places)
-        if not self.parents:
-            return Draft(ids)
-        number = {place: i for i, place in enumerate(places)} | {-1: -1}
-        parents = tuple(number[self.parents[place]] for place in places)
-        return Draft(ids, () if parents == tuple(range(-1, len(ids) - 1)) else parents)
+        return accumulate(shares, mul)
 
 
 class Drafter(Protocol):

@@ -64,15 +64,6 @@ class Feature:
     kind: str | None = None  # of model, where only one has it
 
 
-def _branched(seen: Seen) -> bool:
-    """A guess that was not the likeliest was right, in a tree; in steps of few tokens it was one of few that were verified.
-
-    Beside 4-bit pages guesses are chains.
-    """
-    few = max(seen.chunks.values()) >= 6 and seen.n_branches > 0
-    return (seen.n_branched > 0 or few or (seen.share > PAGE and seen.n_accepted > 0)) and seen.n_refused > 0
-
-
 def _policy(name: str, in_pairs: bool) -> Feature:
     return Feature(
         order_differs,
@@ -162,18 +153,14 @@ FEATURES: dict[str, Feature] = {
     "medusa": Feature(
         lambda seen: seen.n_accepted > 0 and seen.n_refused > 0,
         draft="medusa",
-        excludes=("n-gram draft", "draft model", "draft head", "head's tree"),
+        excludes=("n-gram draft", "draft model", "draft head"),
     ),
     "own layer": Feature(
         lambda seen: seen.n_accepted > 0 and seen.n_refused > 0,
         draft="mtp",
-        excludes=("n-gram draft", "draft model", "draft head", "head's tree", "medusa"),
+        excludes=("n-gram draft", "draft model", "draft head", "medusa"),
         kind=OWN_LAYER,
     ),
-    "head's tree": Feature(
-        _branched, {"draft_width": 6}, draft="head", guesses=12, excludes=("n-gram draft", "draft model", "draft head")
-    ),
-    "model's tree": Feature(_branched, {"draft_width": 3}, draft="model", guesses=8, in_pairs=False),
     "held": Feature(lambda seen: seen.n_forced > 0 and seen.n_masks > 0, held=True),
     "adapters": Feature(  # in one step with each other and with the model itself
         lambda seen: seen.n_adapted > 0 and (seen.n_beside > 0 or seen.n_preempted > 0),
@@ -263,8 +250,6 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
     options: dict[str, Any] = {}
     for feature in features:
         options |= feature.options
-    if kv_dtype == "q4":
-        options.pop("draft_width", None)  # which is refused: guesses are chains
     seqs = [feature.max_seqs for feature in features if feature.max_seqs is not None]
     options["max_seqs"] = min([*seqs, options.get("max_step_tokens", 8)]) if seqs else 1
     pages = min([getattr(load, feature.pages) for feature in features if feature.pages is not None], default=PLENTY)
@@ -346,7 +331,6 @@ def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any
         "max_seqs": 1,
         "prefix_cache": False,
         "draft": "off",
-        "draft_width": 1,
         "max_step_tokens": 256,
         "max_context": context,
     }

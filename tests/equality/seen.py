@@ -45,7 +45,6 @@ class Seen(Observer):
         self.sequences: dict[SeqId, Running] = {}
         self.most_spans = self.n_mixed = self.n_copies = self.n_loads = self.n_swapped = self.n_shared = 0
         self.n_accepted = self.n_refused = 0  # guesses
-        self.n_branches = self.n_branched = 0  # of trees of guesses; times that one was right
         self.n_forced = self.n_masks = 0  # tokens that forms forced; masks that were worked out
         self._forces = forces
         self._told: dict[SeqId, tuple[int, ...]] = {}  # what a sequence's form forces next
@@ -144,9 +143,7 @@ class Seen(Observer):
     def _spy(self, span: Any, logits: Any) -> Any:
         seq, sampled = self.sequences[span.seq], self._sample(span, logits)
         # Rows after a wrong guess are of no text.
-        rows = span.right_rows(sampled) if span.draft else list(range(span.n_logits))
-        self.n_branches += len(span.branches)
-        self.n_branched += bool(span.draft) and span.branch_of(rows[-1]) is not None
+        rows = range(1 + len(sampled.more)) if span.draft else range(span.n_logits)
         told = self._told.get(span.seq, ())
         forced = bool(span.draft) and told[: len(span.draft)] == span.draft
         self.n_forced += len(sampled.more) if forced else 0

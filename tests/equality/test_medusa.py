@@ -82,7 +82,7 @@ def test_guesses_are_those_of_the_arithmetic(tiny: Path, tmp_path: Path, layout:
         tensors = tensors_of(layout, len(ids_of))
         more = {"token_map": ids_of}
     folder = write(tmp_path, layout, {**tensors, **more})
-    options: dict[str, Any] = {"backend": "reference", "threads": 1, "prefix_cache": False, "draft_width": 1}
+    options: dict[str, Any] = {"backend": "reference", "threads": 1, "prefix_cache": False}
     with LLM(str(tiny), draft=f"medusa={folder}", **options) as llm:
         made, features = watched(llm), followed(llm)
         params = SamplingParams(temperature=1.0, seed=1, max_tokens=25, ignore_eos=True)
@@ -95,16 +95,15 @@ def test_guesses_are_those_of_the_arithmetic(tiny: Path, tmp_path: Path, layout:
         assert guesses == tuple(int(ids_of[row.argmax()]) for row in logits[: len(guesses)])
 
 
-@pytest.mark.parametrize("width", [1, 4], ids=["chain", "tree"])
-def test_answers_are_those_without(tiny: Path, tmp_path: Path, width: int) -> None:
+def test_answers_are_those_without(tiny: Path, tmp_path: Path) -> None:
     """With the model's own output rows, on the processor's kernels."""
     tensors = {name: values for name, values in tensors_of("first").items() if "linear" in name}
     folder = write(tmp_path, "first", tensors)
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=20, ignore_eos=True, logprobs=2, n=2)
     found = []
     for draft in ("off", f"medusa={folder}"):
-        with LLM(str(tiny), draft=draft, draft_width=width, threads=1, max_context=200, max_seqs=4) as llm:
-            outputs = llm.generate(["The harbour", "ab"], params if draft == "off" else with_guesses(params, 3 * width))
+        with LLM(str(tiny), draft=draft, threads=1, max_context=200, max_seqs=4) as llm:
+            outputs = llm.generate(["The harbour", "ab"], params if draft == "off" else with_guesses(params, 3))
             found.append([(c.token_ids, repr(c.logprobs)) for o in outputs for c in o.outputs])
             assert (llm.engine.totals.speculation.n_drafted > 100) == (draft != "off")
     assert found[0] == found[1]

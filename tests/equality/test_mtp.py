@@ -152,7 +152,7 @@ OPTIONS: dict[str, Any] = {"threads": 1, "max_context": 200, "max_step_tokens": 
 
 def test_guesses_are_those_of_the_arithmetic(mimo: Path) -> None:
     """The embedding at position 0 hidden, and its own output read again for the second guess."""
-    with LLM(str(mimo), draft="mtp", draft_width=1, backend="reference", **OPTIONS) as llm:
+    with LLM(str(mimo), draft="mtp", backend="reference", **OPTIONS) as llm:
         made, features = watched(llm), followed(llm)
         params = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
         prompts = ["The harbour was quiet. " * 3, "ab"]
@@ -186,13 +186,12 @@ def test_without_the_layer_it_is_a_qwen2(mimo: Path, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("width", [1, 3], ids=["chain", "tree"])
-def test_answers_are_those_without(mimo: Path, width: int) -> None:
+def test_answers_are_those_without(mimo: Path) -> None:
     """Two at a time and shared prefixes, on the processor's kernels."""
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=40, ignore_eos=True, logprobs=2, n=2)
     found = []
     for draft in ("off", "mtp"):
-        with LLM(str(mimo), draft=draft, draft_width=width, threads=1, max_context=200, max_seqs=4) as llm:
+        with LLM(str(mimo), draft=draft, threads=1, max_context=200, max_seqs=4) as llm:
             outputs = llm.generate(["The harbour", "ab"], params if draft == "off" else with_guesses(params, 4))
             found.append([(c.token_ids, repr(c.logprobs)) for o in outputs for c in o.outputs])
             assert (llm.engine.totals.speculation.n_drafted > 100) == (draft != "off")

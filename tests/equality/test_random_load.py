@@ -139,8 +139,6 @@ def test_each_distinct_request_has_one_answer(kind: str, kv_dtype: str, tmp_path
         asked = [(rng.choice(distinct), serial) for serial in range(first, stop)]
         options = options_of(number, rng) | {"kv_disk": str(tmp_path), "kv_disk_size": 1 << 20}
         options["draft"] = ("ngram", f"model={path}", "off", f"eagle={head}")[number % 4]
-        trees = number % 8 in (1, 7) and kv_dtype != "q4"
-        options["draft_width"] = 4 if trees else 1  # of both, in every other engine
         with open_row(path, CONTEXT, kv_dtype, PAGES, **options) as llm:
             seen = Seen(llm)
             pressure = Pressure(seen, llm.engine, rng)
@@ -158,7 +156,6 @@ def test_each_distinct_request_has_one_answer(kind: str, kv_dtype: str, tmp_path
             mixed=seen.n_mixed,
             guessed=seen.n_accepted,
             guessed_wrong=seen.n_refused,
-            branched=seen.n_branched,
             hits=sum(n > 0 for n, _, _ in seen.uses()),
             chunks=sum(count > 1 for count in seen.chunks.values()),
             aborted=sum(end.startswith("abort") for end in seen.answers.ends.values()),
@@ -170,5 +167,4 @@ def test_each_distinct_request_has_one_answer(kind: str, kv_dtype: str, tmp_path
     assert len(answers) == N_DISTINCT
     if seen.share > 1:
         del happened["copied"]  # pages are shared whole, or not at all
-        del happened["branched"]  # guesses are chains
     assert [what for what, count in happened.items() if count < 5] == [], happened

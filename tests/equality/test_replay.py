@@ -90,21 +90,6 @@ def test_held_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "all as recorded" in capsys.readouterr().out
 
 
-def test_trees_of_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The replay guesses nothing: branches and the pages that they had are in the plans."""
-    model, capsule = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "tree.capsule"
-    params = SamplingParams(temperature=1.0, seed=2, max_tokens=60, ignore_eos=True, draft_tokens=7, n=2)
-    with LLM(str(model), capsule=str(capsule), max_context=192, draft=f"model={model}", draft_width=4) as llm:
-        llm.generate([PREFIX + end for end in "ab"], params)
-        assert llm.engine.totals.speculation.n_accepted > 50
-    spans = [
-        span for step in json.loads(capsule.read_text())["steps"] if isinstance(step, dict) for span in step["spans"]
-    ]
-    assert sum(len(span) == 9 for span in spans) > 20
-    assert main(["replay", str(capsule), "-q"]) == 0
-    assert "all as recorded" in capsys.readouterr().out
-
-
 @pytest.mark.model
 def test_smollm2(smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(smollm2_path, tmp_path, capsys, 6, PAGE_BYTES_SMOLLM2, 96)

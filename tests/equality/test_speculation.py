@@ -170,7 +170,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tiny: Path, tmp_path: Pa
 def test_a_draft_model_that_is_the_model_guesses_greedy_answers(tmp_path: Path) -> None:
     """Every guess is right, so with three of them an answer of 41 tokens takes the prompt's step and ten more."""
     path = write_kind("quantised", tmp_path)
-    with LLM(str(path), draft=f"model={path}", draft_width=1, threads=1, max_context=200) as llm:
+    with LLM(str(path), draft=f"model={path}", threads=1, max_context=200) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
         [plain] = llm.generate("some words", with_guesses(params, 0))
         before = llm.engine.totals.n_steps

@@ -50,7 +50,6 @@ class ScriptedExecutor:
         self._begun: tuple[SeqId, int, int, int] | None = None  # a chunk between two layers: whose, start, count, layer
         self.adapters: set[str] = set()
         self.plans: list[StepPlan] = []
-        self.n_branched = 0  # times that a branch was right
         self.keep_plans = True
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -88,9 +87,9 @@ class ScriptedExecutor:
         if span.new_pages:
             assert span.first_page <= len(rows.pages)
             rows.pages[span.first_page :] = span.new_pages
-        end = span.start + span.n_first
+        end = span.start + span.count
         assert span.count >= 1
-        ids = [*rows.ids, *span.draft[: span.n_first - 1]] if span.draft else rows.ids
+        ids = [*rows.ids, *span.draft] if span.draft else rows.ids
         assert end <= len(ids)
         if span.draft:
             assert end == len(ids)
@@ -109,7 +108,6 @@ class ScriptedExecutor:
             assert found == rows.histories[first : first + count], "a page does not hold the sequence's prefix"
         for position in range(span.start, end):
             self._page(rows.pages[position // size])[position % size] = rows.histories[position]
-        paths = self._branches(rows, span)
         if span.n_logits == 0:
             assert end < len(rows.ids), "a finished prompt asks for no token"
             return None
@@ -125,7 +123,7 @@ class ScriptedExecutor:
         if isinstance(token, str):
             return Sampled(span.seq, None, error=token)
         rows.ids.append(token)
-        more = self._verify(rows, span, paths)
+        more = self._verify(rows, span)
         del rows.histories[len(rows.ids) - 1 :]  # of wrong guesses
         return Sampled(span.seq, token, prompt_logprobs=scored, more=more)
 
@@ -147,54 +145,16 @@ class ScriptedExecutor:
         self._begun = span.seq, span.start, span.count, span.stop_layer
         return True
 
-    def _branches(self, rows: _Rows, span: Span) -> list[tuple[tuple[int, ...], list[PageId]]]:
-        """Each row's path, as its guesses, and page table, worked out here anew; a branch's pages hold its own prefix."""
-        size = self._page_size
-        paths = [(span.draft[:row], list(rows.pages)) for row in range(span.n_first)]
-        new = [page for branch in span.branches for page in branch.pages]
-        assert len({*new, *rows.pages}) == len(new) + len(rows.pages), "a branch has somebody's page"
-        for branch in span.branches:
-            assert branch.row == len(paths)
-            path, table = paths[branch.parent]
-            table = [*table[: branch.first_page], *branch.pages, *table[branch.first_page + len(branch.pages) :]]
-            assert branch.start == span.start + len(path) + 1
-            for row in range(branch.row, branch.row + branch.count):
-                path = (*path, span.draft[row - 1])
-                paths.append((path, table))
-            histories = rows.histories[: span.start + 1]
-            for guess in path:
-                histories.append(self._prefixes.setdefault((histories[-1], guess), len(self._prefixes) + 1))
-            before = max(0, span.start - branch.first_page * size)  # is copied in the step
-            self._page(branch.pages[0])[:before] = self._page(rows.pages[branch.first_page])[:before]
-            for position in range(max(span.start, branch.first_page * size), len(histories)):
-                self._page(table[position // size])[position % size] = histories[position]
-            for position, history in enumerate(histories):
-                page = self._page(table[position // size])
-                assert page[position % size] == history, "a branch's pages do not hold its prefix"
-        assert len({path for path, _ in paths}) == len(paths) == span.count or not span.draft, "a guess is there twice"
-        return paths
-
-    def _verify(
-        self, rows: _Rows, span: Span, paths: list[tuple[tuple[int, ...], list[PageId]]]
-    ) -> tuple[tuple[int, None], ...]:
+    def _verify(self, rows: _Rows, span: Span) -> tuple[tuple[int, None], ...]:
         """The tokens after the first, as long as the guess before each was right."""
-        seq, found, tables = rows.seq, [], dict(paths)
-        first = len(rows.ids) - 1
-        while tuple(rows.ids[first:]) in tables and span.draft:
+        seq, found = rows.seq, []
+        for guess in span.draft:
             ends = rows.ids[-1] in seq.stop_ids and len(rows.ids) - seq.n_prompt >= seq.request.params.min_tokens
             token = self._script(seq, len(rows.ids) - seq.n_prompt)
-            if ends or isinstance(token, str):
+            if rows.ids[-1] != guess or ends or isinstance(token, str):
                 break
             rows.ids.append(token)
             found.append((token, None))
-        right = tuple(rows.ids[first:-1])
-        if found and tables[right] != rows.pages:
-            self.n_branched += 1
-            rows.pages = list(tables[right])
-            rows.histories[span.start + 1 :] = []
-            for guess in right:
-                before = rows.histories[-1]
-                rows.histories.append(self._prefixes.setdefault((before, guess), len(self._prefixes) + 1))
         return tuple(found)
 
     def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from martlet.cache.disk_slots import DiskSlots
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
-from martlet.drafts import Draft
 from martlet.errors import CapacityError, RequestError
 from martlet.sampling_params import SamplingParams
 from martlet.sched.page_reserve import MAX_PREEMPTED
@@ -67,7 +66,7 @@ class SoakOptions:
     stall_s: float | None = None
     layered_rows: int = 0
     n_layers: int = 1
-    guesses: int = 0  # at most so many for a sequence, in a chain or a tree
+    guesses: int = 0  # at most so many for a sequence,
     failures: bool = True  # of steps and of loads
     check_every: int = 1
 
@@ -96,7 +95,6 @@ class Soak:
             stall_s=options.stall_s,
             layered_rows=options.layered_rows,
             n_layers=options.n_layers,
-            max_branches=3 if options.guesses else 0,
         )
         self.scheduler = Scheduler(
             self.pool,
@@ -221,8 +219,8 @@ class Soak:
         self.n_loads += len(plan.loads)
         self.n_copies += len(plan.copies)
 
-    def drafts(self) -> dict[SeqId, Draft]:
-        """Guesses of some sequences' next tokens, most of them right; of some first guesses a second one."""
+    def drafts(self) -> dict[SeqId, tuple[int, ...]]:
+        """Guesses of some sequences' next tokens, most of them right."""
         rnd, found = self.random, {}
         for seq in self.scheduler.running if self.options.guesses else ():
             if rnd.random() < 0.5:
@@ -230,11 +228,7 @@ class Soak:
             ids = list(seq.ids)
             for _ in range(rnd.randint(1, self.options.guesses)):
                 ids.append(next_id(ids, seq.index) if rnd.random() < 0.8 else rnd.choice(ALPHABET))
-            guesses, parents = ids[len(seq.ids) :], list(range(-1, len(ids) - len(seq.ids) - 1))
-            for parent in sorted(rnd.sample(parents, min(rnd.choice((0, 0, 1, 2)), len(parents)))):
-                guesses.append(rnd.choice([token for token in ALPHABET if token != guesses[parent + 1]]))
-                parents.append(parent)
-            found[seq.seq_id] = Draft(tuple(guesses), tuple(parents) if len(parents) > len(ids) - len(seq.ids) else ())
+            found[seq.seq_id] = tuple(ids[len(seq.ids) :])
         return found
 
     def check_plan(self, plan: StepPlan) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from martlet.cache.pages import PagePool
-from martlet.drafts import Branch
 from martlet.engine.engine import Engine
 from martlet.errors import FormatError, MartletError, RequestError
 from martlet.observe import capsule as capsule_module
@@ -35,7 +34,7 @@ HEADER: dict[str, Any] = {
     "machine": {"kernels": "k"},
     "settings": {"backend": "null", "threads": 2, "seed": 5, "chat_template": "x", "kv_disk": None},
 }
-STEP = StepLimits(8, 4, 12, CONTEXT // PAGE, layered_rows=2, max_branches=3)
+STEP = StepLimits(8, 4, 12, CONTEXT // PAGE, layered_rows=2)
 LIMITS = ScheduleLimits(STEP, VOCAB, CONTEXT, N_PAGES, PAGE, 2)
 
 
@@ -138,27 +137,24 @@ def test_decode_steps_take_no_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_trees_of_guesses_are_replayed(tmp_path: Path, seed: int) -> None:
-    """A branch that was right makes its pages the sequence's, in the replay as then; the executor looks what is in them."""
-    pool, guesser = PagePool(40, PAGE), Guesser(0.8, random.Random(seed), trees=True)
-    limits = SchedulerLimits(CONTEXT, 16, 4, 20, max_branches=4)
-    scheduler, executor = Scheduler(pool, limits, frozenset()), ScriptedExecutor(token, PAGE)
-    watching = CapsuleWriter(tmp_path / "c.json", HEADER)
-    engine = Engine(scheduler, executor, pool, observers=[watching], drafter=(guesser, 1))
+def test_guesses_are_replayed(tmp_path: Path, seed: int) -> None:
+    """The replay guesses nothing: drafts are in the plans. The executor looks what is in their pages."""
+    pool, guesser = PagePool(40, PAGE), Guesser(0.8, random.Random(seed))
+    scheduler, executor = Scheduler(pool, SchedulerLimits(CONTEXT, 16, 4, 20)), ScriptedExecutor(token, PAGE)
+    engine = Engine(scheduler, executor, pool, observers=[CapsuleWriter(tmp_path / "c.json", HEADER)], drafter=guesser)
     guesser.seqs = scheduler._live
     for name in range(3):
         engine.add(request(str(name), 3 + name, 20, draft_tokens=9))
     while engine.has_work:
         engine.step()
     engine.close()
-    assert executor.n_branched > 1
+    assert engine.totals.speculation.n_accepted > 10
     again = ScriptedExecutor(token, PAGE)
-    limits_then = ScheduleLimits(StepLimits(16, 4, 20, CONTEXT // PAGE, max_branches=4), 99, CONTEXT, 40, PAGE, 2)
+    limits_then = ScheduleLimits(StepLimits(16, 4, 20, CONTEXT // PAGE), 99, CONTEXT, 40, PAGE, 2)
     capsule = read_capsule(tmp_path / "c.json")
     assert not [step.differ for step in replay(capsule, again, Schedule(capsule, limits_then)) if step.differ]
-    assert again.n_branched == executor.n_branched
-    assert [span.branches for plan in again.plans for span in plan.spans] == [
-        span.branches for plan in executor.plans for span in plan.spans
+    assert [span.draft for plan in again.plans for span in plan.spans] == [
+        span.draft for plan in executor.plans for span in plan.spans
     ]
 
 
@@ -220,11 +216,6 @@ def test_settings_that_reach_the_runner() -> None:
     assert replay_options(disk, "/tmp/x") == {"kv_disk": "/tmp/x", "kv_disk_size": 9, "draft": "off"}
 
 
-def _branched(*branches: Any) -> dict[str, Any]:
-    """A span of the third id and two guesses."""
-    return {"spans": [[0, 2, 3, 3, 0, [1], [5, 6], [0, None], list(branches)]]}
-
-
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a page out of range": ({"spans": [[0, 0, 1, 1, 0, [N_PAGES]]]}, "a page 10"),
     "a negative page": ({"spans": [[0, 0, 1, 1, 0, [-1]]]}, "a page -1"),
@@ -250,20 +241,6 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         {"spans": [], "saves": [[0, 1, "00" * 32, "00" * 32, [1]]]},
         "a saved page of 1 tokens",
     ),
-    "a branch after a later row": (_branched([2, 2, 3, 1, 0, [2]]), "a branch of 1 rows from 2 on, after 2"),
-    "a branch from the first row on": (_branched([0, 0, 3, 1, 0, [2]]), "a branch of 1 rows from 0 on"),
-    "a branch of too many rows": (_branched([0, 2, 3, 2, 0, [2]]), "a branch of 2 rows"),
-    "a branch elsewhere": (_branched([0, 2, 2, 1, 0, [2]]), "a branch at 2+1"),
-    "a branch on no page": (_branched([0, 2, 3, 1, 0, []]), "on 0 pages"),
-    "a branch on many pages": (_branched([0, 2, 3, 1, 0, [2, 3]]), "on 2 pages"),
-    "a branch on another place": (_branched([0, 2, 3, 1, 1, [2]]), "on 1 pages from 1 on"),
-    "a branch on a page out of range": (_branched([0, 2, 3, 1, 0, [N_PAGES]]), "a page 10"),
-    "a branch beyond the pages": (_branched([1, 2, 4, 1, 1, [2]]), "a branch up to 4"),
-    "rows after the last branch": (_branched([0, 1, 3, 1, 0, [2]]), "rows of a draft after its last branch"),
-    "two branches of one row": (_branched([0, 1, 3, 1, 0, [2]], [0, 1, 3, 1, 0, [3]]), "a branch of 1 rows from 1 on"),
-    "branches that are none": ({"spans": [[0, 2, 3, 3, 0, [1], [5, 6], [0, None], 7]]}, "the branches 7"),
-    "branches of no draft": ({"spans": [[0, 0, 2, 0, 0, [1], [], [0, None], [[0, 1, 1, 1, 0, [2]]]]]}, "the branches"),
-    "a branch that is none": (_branched(7), "7"),
     "a key that is none": ({"spans": [], "loads": [[0, 1, "zz"]]}, "hexadecimal"),
 }
 
@@ -376,8 +353,7 @@ def test_a_folder_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     ("kind", "known"),
     [
         (StepPlan, "step spans added dropped preempted saves loads copies"),
-        (Span, "seq start count new_pages n_logits first_page draft first_layer stop_layer branches"),
-        (Branch, "parent row start count first_page pages"),
+        (Span, "seq start count new_pages n_logits first_page draft first_layer stop_layer"),
         (Save, "page slot key parent ids"),
         (Load, "slot page key"),
         (Copy, "source target"),

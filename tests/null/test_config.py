@@ -127,17 +127,3 @@ def test_cache_dir() -> None:
     assert cache_dir({"MARTLET_HOME": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
     assert cache_dir({"XDG_CACHE_HOME": "/b"}) == Path("/b/martlet")
     assert cache_dir({}) == Path("~/.cache/martlet").expanduser()
-
-
-def test_beside_4_bit_pages_guesses_are_chains() -> None:
-    """The default says so, and who asks for trees is told: nothing is ignored."""
-    for kv_dtype in ("q4", "q8,q4:3"):
-        setting = next(s for s in resolve(kv_dtype=kv_dtype, draft="eagle=x").settings() if s.name == "draft_width")
-        assert (setting.value, setting.origin) == (1, Origin.DEFAULT)
-        assert "chains" in setting.note
-        with pytest.raises(RequestError, match=r"draft_width is 2, and kv_dtype is q.*chains") as refused:
-            resolve(kv_dtype=kv_dtype, draft="mtp", draft_width=2)
-        assert refused.value.param == "draft_width"
-        assert resolve(kv_dtype=kv_dtype, draft="mtp", draft_width=1).draft_width == 1
-    assert resolve(kv_dtype="q8", draft="mtp", draft_width=2).draft_width == 2
-    assert resolve(kv_dtype="q8").draft_width == 3

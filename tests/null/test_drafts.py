@@ -6,7 +6,6 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from martlet.engine.engine import Engine
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.speculate.ngram import DraftRequest, Proposal
-from martlet.speculate.tree import GuessTree
 from martlet.types import Request, SeqId
 from martlet.types import Sequence as Running
 from tests.null.scripted import ScriptedExecutor
@@ -31,13 +29,13 @@ def token(seq: Running, number: int) -> int:
 
 
 class Guesser:
-    """Knows the script; a share of its guesses is right. With `trees` they have up to three others beside each."""
+    """Knows the script; a share of its guesses is right."""
 
     free = True
     priors = (0.5,)
 
-    def __init__(self, right: float, rng: random.Random, trees: bool = False) -> None:
-        self.right, self.rng, self.trees = right, rng, trees
+    def __init__(self, right: float, rng: random.Random) -> None:
+        self.right, self.rng = right, rng
         self.seqs: dict[SeqId, Running] = {}
 
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
@@ -50,42 +48,21 @@ class Guesser:
 
     def _guess(self, wish: DraftRequest) -> Proposal | None:
         seq = self.seqs[wish.seq]
-        if self.trees:
-            return self._tree(seq, wish)
         ids = []
         for number in range(seq.n_generated, seq.n_generated + wish.most):
             ids.append(token(seq, number) if self.rng.random() < self.right else 77)
         return Proposal(tuple(ids), (0,) * len(ids)) if ids else None
 
-    def _tree(self, seq: Running, wish: DraftRequest) -> Proposal | None:
-        """The right guess, if it is one of them, after a random one of all guesses so far, and wrong ones anywhere."""
-        rng, tree, right = self.rng, GuessTree(replace(wish, share=lambda kind: self.rng.random())), [-1]
-        places = [-1]
-        for _ in range(rng.randrange(1, 7)):
-            level = []
-            for place in places:
-                known = place == right[-1] and len(right) <= wish.most
-                guesses = rng.sample(range(60, 90), rng.randrange(1, 4))
-                if known and rng.random() < self.right:
-                    spot = rng.randrange(len(guesses))
-                    guesses[spot] = token(seq, seq.n_generated + len(right) - 1)
-                    right.append(len(tree) + spot)
-                level += range(len(tree), len(tree) + len(guesses))
-                tree.add(place, [(guess, 0) for guess in guesses])
-            places = rng.sample(level, min(len(level), 1)) + [right[-1]] * (right[-1] in level)
-            places = sorted(set(places))
-        return tree.proposal()
-
 
 def make(n_pages: int, guesser: Guesser | None, **limits: int) -> tuple[Engine, ScriptedExecutor]:
     pool = PagePool(n_pages, SIZE)
-    bounds = {"context": CONTEXT, "max_step_tokens": 24, "max_seqs": 6, "max_logits": 20, "max_branches": 5, **limits}
+    bounds = {"context": CONTEXT, "max_step_tokens": 24, "max_seqs": 6, "max_logits": 20, **limits}
     scheduler = Scheduler(pool, SchedulerLimits(**bounds), frozenset({END}), cache=RadixCache(pool))
     executor = ScriptedExecutor(token, SIZE)
     if guesser is not None:
         guesser.seqs = scheduler._live
     ticks = itertools.count()  # what pays is judged by time: here every look at the clock takes as long
-    return Engine(scheduler, executor, pool, drafter=(guesser, 1), clock=lambda: next(ticks) / 1000), executor
+    return Engine(scheduler, executor, pool, drafter=guesser, clock=lambda: next(ticks) / 1000), executor
 
 
 def answers(engine: Engine, requests: Sequence[Request], rng: random.Random) -> dict[tuple[str, int], list[Any]]:
@@ -119,14 +96,13 @@ def load(rng: random.Random) -> list[Request]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
-def test_guesses_change_no_answer_and_every_page_holds_its_sequence(seed: int, trees: bool) -> None:
+def test_guesses_change_no_answer_and_every_page_holds_its_sequence(seed: int) -> None:
     """The executor checks that pages hold the sequence's own prefix: so no wrong guess is ever read, shared or kept."""
     requests = load(random.Random(seed))
     plain = answers(
         make(200, None)[0], [Request(r.request_id, r.prompt_ids, without(r.params)) for r in requests], random.Random(1)
     )
-    guesser = Guesser(0.7, random.Random(seed), trees)
+    guesser = Guesser(0.7, random.Random(seed))
     engine, executor = make(random.Random(seed).choice([16, 20, 40]), guesser)
     assert answers(engine, requests, random.Random(2)) == plain
     totals = engine.totals.speculation
@@ -134,10 +110,6 @@ def test_guesses_change_no_answer_and_every_page_holds_its_sequence(seed: int, t
     for plan in executor.plans:
         assert plan.n_tokens <= 24
         assert sum(span.n_logits for span in plan.spans) <= 20
-        assert sum(len(span.branches) for span in plan.spans) <= 5
-    branches = [branch for plan in executor.plans for span in plan.spans for branch in span.branches]
-    assert not branches if not trees else any(len(branch.pages) > 1 for branch in branches)
-    assert not trees or executor.n_branched > 2
 
 
 def without(params: SamplingParams) -> SamplingParams:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from martlet.drafts import Draft
 from martlet.metrics import SpeculationTotals
 from martlet.sampling_params import SamplingParams
 from martlet.sched.cost import CostModel, RowTimes, Work
+from martlet.speculate.certainty import Chain
 from martlet.speculate.judge import MOST_JUDGED, Speculator
 from martlet.speculate.ngram import DraftRequest, Proposal
-from martlet.speculate.tree import GuessTree
 from martlet.types import Request, SeqId
 from martlet.types import Sequence as Running
 
@@ -52,12 +52,12 @@ class Judged:
         """Tokens a second ÷ those without guesses."""
         for _ in range(steps):
             drafts = self.speculator.propose(self.seqs, 0, {})
-            n_draft = sum(len(draft.ids) for draft in drafts.values())
+            n_draft = sum(len(draft) for draft in drafts.values())
             seconds = machine(self.n + n_draft) * (1 + self.noise * self.rng.uniform(-1, 1))
             self.cost.observe(Work(n_decode=self.n, n_draft=n_draft), seconds)
             self.seconds += seconds
             for seq in self.seqs:
-                for _ in (*drafts.get(seq.seq_id, Draft(())).ids, 0):
+                for _ in (*drafts.get(seq.seq_id, ()), 0):
                     right = self.rng.random() < self.right
                     seq.ids.append(7 if right else 8)
                     seq.n_cached += 1
@@ -109,8 +109,8 @@ def test_times_of_steps_that_were_never_measured() -> None:
 
 def test_guesses_are_counted_by_their_position() -> None:
     totals = SpeculationTotals()
-    assert totals.count([0, 1, 2], 1) == 1
-    assert totals.count([0], 1) == 1
+    assert totals.count(3, 1) == 1
+    assert totals.count(1, 1) == 1
     assert (totals.drafted, totals.accepted) == ([2, 1, 1], [2, 0, 0])
     assert (totals.n_spans, totals.n_drafted, totals.n_accepted) == (2, 4, 2)
 
@@ -132,14 +132,13 @@ class Costly:
     def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
         self.n_asked += 1
         [wish] = wishes
-        tree, place = GuessTree(wish), -1
-        while True:
+        chain = Chain(wish)
+        for place in itertools.count(len(wish.ids)):
             self.seconds += 0.0025
             right = self.rng.random() < self.right
-            tree.add(place, [(self.script[len(wish.ids) + len(tree)] if right else -1, 0)])
-            if not tree.next():
-                return [tree.proposal()]
-            place += 1
+            if not chain.add(self.script[place] if right else -1, 0):
+                break
+        return [chain.proposal()]
 
 
 def beside_the_text(right: float, script: Sequence[int], steps: int = 150) -> tuple[float, Costly]:
@@ -151,7 +150,7 @@ def beside_the_text(right: float, script: Sequence[int], steps: int = 150) -> tu
     seconds = 0.0
     for _ in range(steps):
         before = drafter.seconds
-        guesses = speculator.propose([seq], 0, {}).get(seq.seq_id, Draft(())).ids
+        guesses = speculator.propose([seq], 0, {}).get(seq.seq_id, ())
         taken = machine(1 + len(guesses))
         cost.observe(Work(n_decode=1, n_draft=len(guesses)), taken)
         seconds += taken + drafter.seconds - before
@@ -177,93 +176,6 @@ def test_in_a_text_that_is_new_the_other_drafter_is_asked(right: float, least: f
     rate, drafter = beside_the_text(right, [rng.randrange(100_000) for _ in range(5000)])
     assert rate > least
     assert drafter.n_asked > (100 if right > 0.5 else 5)
-
-
-class Unsure:
-    """Two guesses of each place: the first is right 4 times of 10, the second 3 of 10, and some of each are gone on from."""
-
-    free, priors = False, (0.4, 0.3)
-
-    def __init__(self, rng: random.Random, tree_s: float) -> None:
-        self.rng, self.made, self.tree_s, self.seconds, self.n_trees, self.n_chains = rng, Draft(()), tree_s, 0.0, 0, 0
-
-    def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
-        return 0
-
-    def forget(self, seqs: Any) -> None: ...
-
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
-        [wish] = wishes
-        self.n_trees, self.n_chains = self.n_trees + (wish.width > 1), self.n_chains + (wish.width == 1)
-        self.seconds += self.tree_s if wish.width > 1 else 0.0
-        tree, places = GuessTree(wish), [-1]
-        while places:
-            for place in places:
-                tree.add(place, [(self.rng.randrange(10_000), 0), (self.rng.randrange(10_000), 1)][: wish.width])
-            places = tree.next(3)
-        found = tree.proposal()
-        assert found is not None
-        self.made = Draft(found.ids, found.parents)
-        return [found]
-
-
-def path_of(draft: Draft, place: int) -> list[int]:
-    """The ids of a guess and of those before it."""
-    before = draft.parents[place] if draft.parents else place - 1
-    return [*([] if before < 0 else path_of(draft, before)), draft.ids[place]]
-
-
-def judged_trees(branch_s: float, width: int, tree_s: float = 0.0) -> tuple[float, int, int, Unsure]:
-    """Tokens a second ÷ those without guesses, of the last half of the steps those with guesses and with branches, the drafter."""
-    rng, cost, steps = random.Random(4), CostModel(), 400
-    drafter = Unsure(rng, tree_s)
-    speculator = Speculator(drafter, cost, lambda: drafter.seconds, width)
-    request = Request("0", (1,), SamplingParams(max_tokens=None))
-    seq = Running(SeqId(0), request, ids=[1, 2], limit=1 << 30, n_cached=1)
-    seconds, n_guessed, n_branched = 0.0, 0, 0
-    for step in range(steps):
-        drafter.made = Draft(())
-        draft = speculator.propose([seq], 0, {}).get(seq.seq_id, Draft(()))
-        n = sum(parent != i - 1 for i, parent in enumerate(draft.parents))
-        taken = machine(1 + len(draft.ids)) + n * branch_s
-        cost.observe(Work(n_decode=1, n_draft=len(draft.ids), n_branches=n), taken)
-        seconds += taken
-        n_guessed += step >= steps // 2 and bool(draft.ids)
-        n_branched += step >= steps // 2 and n > 0
-        made, path = drafter.made, [-1]
-        verified = {(tuple(path_of(draft, i))) for i in range(len(draft.ids))}
-        while path:  # what comes is one of all guesses, whether it is verified or not
-            after = [i for i, parent in enumerate(made.parents or range(-1, len(made.ids) - 1)) if parent == path[-1]]
-            draw = rng.random()
-            place = next((i for i, chance in zip(after, (0.4, 0.7), strict=False) if draw < chance), None)
-            seq.ids.append(rng.randrange(1 << 20, 1 << 30) if place is None else made.ids[place])
-            seq.n_cached += 1
-            path = [] if place is None else [*path, place]
-            if tuple(made.ids[i] for i in path[1:]) not in verified:
-                break
-    return (len(seq.ids) - 2) / (seconds + drafter.seconds) * machine(1), n_guessed, n_branched, drafter
-
-
-def test_trees_are_verified_where_a_branch_costs_little() -> None:
-    rate, n_guessed, n_branched, _ = judged_trees(0.0, 3)
-    assert n_branched > 0.8 * n_guessed > 100
-    assert rate > judged_trees(0.0, 1)[0] * 1.05
-
-
-def test_chains_are_verified_where_it_costs_much() -> None:
-    """What a branch takes is measured; it is tried again now and then."""
-    rate, n_guessed, n_branched, _ = judged_trees(0.01, 3)
-    assert n_guessed > 100
-    assert n_branched < 0.3 * n_guessed
-    assert rate > judged_trees(0.01, 1)[0] * 0.95
-
-
-def test_no_trees_are_made_where_making_them_takes_long() -> None:
-    """A fifth of a step for what gives a tenth of a token: one is made now and then, to see whether that is still so."""
-    rate, _, _, drafter = judged_trees(0.0, 3, tree_s=0.005)
-    assert 1 <= drafter.n_trees < 0.1 * drafter.n_chains
-    assert rate > judged_trees(0.0, 1)[0] * 0.95
-    assert judged_trees(0.0, 3, tree_s=0.001)[3].n_chains < 0.1 * judged_trees(0.0, 3, tree_s=0.001)[3].n_trees
 
 
 class Vain(Judged):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from martlet.drafts import Draft
 from martlet.sched.budget import StepBudget
 from martlet.sched.cost import CostModel, Work
 from martlet.types import StepPlan
@@ -112,7 +111,7 @@ def test_guesses_leave_room_for_what_is_begun() -> None:
     while made.scheduler.n_waiting or any(seq.request.request_id == "long" for seq in made.scheduler.running):
         begun = any(seq.n_begun for seq in made.scheduler.running)
         guessed = [seq.seq_id for seq in made.scheduler.running if begun and seq.n_generated]
-        plan = made.step(dict.fromkeys(guessed, Draft((1, 2, 3, 4, 5, 6))))
+        plan = made.step(dict.fromkeys(guessed, (1, 2, 3, 4, 5, 6)))
         assert sum(span.count for span in plan.spans) <= ROWS + 6
         n_beside += bool(parts(plan)) and any(span.draft for span in plan.spans)
     assert n_beside > 3

@@ -57,7 +57,7 @@ def test_the_head_that_comes_with_martlet_guesses_well_and_changes_nothing(llm: 
     ]
     params = SamplingParams(temperature=0, max_tokens=80)
     plain = llm.chat(talks, params)
-    with LLM(str(smollm2_path), max_context=1024, draft="eagle=smollm2-135m", draft_width=1) as guessing:
+    with LLM(str(smollm2_path), max_context=1024, draft="eagle=smollm2-135m") as guessing:
         found = guessing.chat(talks, SamplingParams(temperature=0, max_tokens=80, draft_tokens=3))
         totals = guessing.engine.totals.speculation
     assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in plain]

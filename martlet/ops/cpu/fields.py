@@ -59,9 +59,6 @@ __all__ = [
     "STEP_LEAST",
     "STEP_LOGITS",
     "STEP_LOGIT_ROWS",
-    "STEP_MIRRORS",
-    "STEP_MIRROR_ROWS",
-    "STEP_MIRROR_SLOTS",
     "STEP_NUMBER",
     "STEP_PAGE_STRIDE",
     "STEP_PAGE_TABLE",
@@ -100,7 +97,6 @@ STEP_IDS, STEP_POSITIONS, STEP_SLOTS, STEP_SPAN_STARTS = 3, 4, 5, 6
 STEP_PAGE_TABLE, STEP_PAGE_STRIDE, STEP_LOGIT_ROWS = 7, 8, 9
 STEP_RECENT_SLOTS, STEP_RECENT_TABLE = 10, 11  # the table's rows are as far apart as the page table's
 STEP_ADAPTERS = 12  # each token row's slot in the tables of low-rank updates (`lora.py`), below 0: none
-STEP_MIRRORS, STEP_MIRROR_ROWS, STEP_MIRROR_SLOTS = 13, 14, 15  # how many rows are written twice, which and where to
 STEP_LEAST, STEP_ENDED = (
     16,
     17,

@@ -18,7 +18,6 @@ from martlet.ops.cpu.fields import (
     STEP_LEAST,
     STEP_LOGIT_ROWS,
     STEP_LOGITS,
-    STEP_MIRRORS,
     STEP_PAGE_STRIDE,
     STEP_PAGE_TABLE,
     STEP_POSITIONS,
@@ -94,6 +93,5 @@ def follow_kernel(v: Verbs) -> Callable[..., None]:
             starts[row], last_rows[row] = row, row
         starts[n] = n
         step[STEP_TOKENS] = step[STEP_SEQS] = n
-        step[STEP_MIRRORS] = 0
 
     return kernel

@@ -28,9 +28,6 @@ from martlet.ops.cpu.fields import (
     ROWS,
     ROWS_PER_TILE,
     SCORES,
-    STEP_MIRROR_ROWS,
-    STEP_MIRROR_SLOTS,
-    STEP_MIRRORS,
     STEP_SLOTS,
     SUMS,
 )
@@ -59,36 +56,22 @@ def write_claimer(v: Verbs) -> Callable[..., Any]:
 
 
 def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
-    """Row t of k and v to slot t: page slot // 32, place slot % 32; then what is mirrored. Pages stay finite: each type saturates."""
+    """Row t of k and v to slot t: page slot // 32, place slot % 32. Pages stay finite: each type saturates."""
     put = v.put_f16 if half else v.put_f32
-    most, as_ints = 65504.0 if half else 3.4028234663852886e38, v.i16p if half else v.i32p
+    most = 65504.0 if half else 3.4028234663852886e38
     claim = write_claimer(v)
-
-    @njit(forceinline=True, **OPTIONS)
-    def copy(record, size, head, source, target):  # type: ignore[no-untyped-def]
-        keys, values, padded = as_ints(record[TO_KEYS]), as_ints(record[TO_VALUES]), (size + 15) // 16 * 16
-        there, here = head * record[N_PAGES] + source // PAGE, head * record[N_PAGES] + target // PAGE
-        for d in range(size):
-            keys[(here * size + d) * PAGE + target % PAGE] = keys[(there * size + d) * PAGE + source % PAGE]
-        for d in range(padded):
-            values[(here * PAGE + target % PAGE) * padded + d] = values[(there * PAGE + source % PAGE) * padded + d]
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         slots, size = v.i32p(step[STEP_SLOTS]), record[KV_DIM]
         keys, values = v.i8p(record[TO_KEYS]), v.i8p(record[TO_VALUES])
         padded = (size + 15) // 16 * 16
         n_rows = step[record[ROWS]]
-        mirror_rows, mirror_slots = v.i32p(step[STEP_MIRROR_ROWS]), v.i32p(step[STEP_MIRROR_SLOTS])
         while True:
-            first, stop, head = claim(record, n_rows + step[STEP_MIRRORS])
+            first, stop, head = claim(record, n_rows)
             if first >= stop:
                 break
-            for i in range(first, stop):
-                slot = slots[i] if i < n_rows else mirror_slots[i - n_rows]
-                t = i if i < n_rows else mirror_rows[i - n_rows]
-                if t < 0:
-                    copy(record, size, head, -1 - t, slot)
-                    continue
+            for t in range(first, stop):
+                slot = slots[t]
                 k = v.f32p(record[K] + (t * record[K_STRIDE] + head * size) * 4)
                 x = v.f32p(record[V] + (t * record[V_STRIDE] + head * size) * 4)
                 number, place = head * record[N_PAGES] + slot // PAGE, slot % PAGE

@@ -25,9 +25,6 @@ from martlet.ops.cpu.fields import (
     ROWS_PER_TILE,
     SCALED_P,
     SCORES,
-    STEP_MIRROR_ROWS,
-    STEP_MIRROR_SLOTS,
-    STEP_MIRRORS,
     STEP_SLOTS,
     SUMS,
 )
@@ -43,7 +40,7 @@ MOST = 65504.0  # what lies beyond float16 saturates
 
 
 def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
-    """Row t of k and v to slot t, and what is mirrored; its codes depend on the row alone."""
+    """Row t of k and v to slot t; its codes depend on the row alone."""
     lanes, claim = v.lanes, write_claimer(v)
 
     @njit(forceinline=True, **OPTIONS)
@@ -62,37 +59,16 @@ def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
                 code = v.round_even(v.mul(bounded, inverse))
                 v.store_i8(codes, d, v.to_int(v.min(v.max(code, v.splat(-127.0)), v.splat(127.0))))
 
-    @njit(forceinline=True, **OPTIONS)
-    def copy(record, size, head, source, target):  # type: ignore[no-untyped-def]
-        """A slot's codes and scales to another's; a key's codes are a page apart, a value's side by side."""
-        padded, blocks = (size + 15) // 16 * 16, (size + KV_BLOCK - 1) // KV_BLOCK
-        shapes = ((record[TO_KEYS], size, 1, PAGE), (record[TO_VALUES], padded, padded, 1))
-        for base, width, place_bytes, stride in shapes:
-            pages = base + head * record[N_PAGES] * (width + 2 * blocks) * PAGE
-            there = pages + source // PAGE * (width + 2 * blocks) * PAGE
-            here = pages + target // PAGE * (width + 2 * blocks) * PAGE
-            codes, to_codes = v.i8p(there + source % PAGE * place_bytes), v.i8p(here + target % PAGE * place_bytes)
-            for d in range(width):
-                to_codes[d * stride] = codes[d * stride]
-            scales, to_scales = v.i16p(there + width * PAGE), v.i16p(here + width * PAGE)
-            for block in range(blocks):
-                to_scales[block * PAGE + target % PAGE] = scales[block * PAGE + source % PAGE]
-
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         slots, size = v.i32p(step[STEP_SLOTS]), record[KV_DIM]
         padded, scale_bytes = (size + 15) // 16 * 16, (size + KV_BLOCK - 1) // KV_BLOCK * PAGE * 2
         n_rows = step[record[ROWS]]
-        mirror_rows, mirror_slots = v.i32p(step[STEP_MIRROR_ROWS]), v.i32p(step[STEP_MIRROR_SLOTS])
         while True:
-            first, stop, head = claim(record, n_rows + step[STEP_MIRRORS])
+            first, stop, head = claim(record, n_rows)
             if first >= stop:
                 break
-            for i in range(first, stop):
-                slot = slots[i] if i < n_rows else mirror_slots[i - n_rows]
-                t = i if i < n_rows else mirror_rows[i - n_rows]
-                if t < 0:
-                    copy(record, size, head, -1 - t, slot)
-                    continue
+            for t in range(first, stop):
+                slot = slots[t]
                 number, place = head * record[N_PAGES] + slot // PAGE, slot % PAGE
                 keys = record[TO_KEYS] + number * (size * PAGE + scale_bytes)
                 values = record[TO_VALUES] + number * (padded * PAGE + scale_bytes)

@@ -20,7 +20,6 @@ from martlet.ops.cpu.fields import (
     COUNTER,
     KERNEL,
     LINE_WORDS,
-    PAGE,
     RECORD_FIELDS,
     ROWS,
     ROWS_PER_TILE,
@@ -31,9 +30,6 @@ from martlet.ops.cpu.fields import (
     STEP_LEAST,
     STEP_LOGIT_ROWS,
     STEP_LOGITS,
-    STEP_MIRROR_ROWS,
-    STEP_MIRROR_SLOTS,
-    STEP_MIRRORS,
     STEP_PAGE_STRIDE,
     STEP_PAGE_TABLE,
     STEP_POSITIONS,
@@ -263,14 +259,12 @@ class CpuProgram:
             STEP_IDS: limits.max_tokens,
             STEP_POSITIONS: limits.max_tokens,
             STEP_SLOTS: limits.max_tokens,
-            STEP_SPAN_STARTS: limits.max_spans + 1,
-            STEP_PAGE_TABLE: limits.max_spans * limits.max_pages_per_seq,
+            STEP_SPAN_STARTS: limits.max_seqs + 1,
+            STEP_PAGE_TABLE: limits.max_seqs * limits.max_pages_per_seq,
             STEP_LOGIT_ROWS: max(limits.max_logits, 1),
             STEP_RECENT_SLOTS: limits.max_tokens,
             STEP_ADAPTERS: limits.max_tokens,
             STEP_RECENT_TABLE: limits.max_seqs * limits.max_pages_per_seq,
-            STEP_MIRROR_ROWS: limits.max_branches * PAGE,
-            STEP_MIRROR_SLOTS: limits.max_branches * PAGE,
         }
         self._inputs = {name: np.zeros(size, np.int32) for name, size in shapes.items()}
         self._places = np.array(list(self._inputs))
@@ -290,8 +284,6 @@ class CpuProgram:
             (STEP_RECENT_SLOTS, inputs.recent_slots),
             (STEP_RECENT_TABLE, inputs.recent_table),
             (STEP_ADAPTERS, inputs.adapters),
-            (STEP_MIRROR_ROWS, inputs.mirror_rows),
-            (STEP_MIRROR_SLOTS, inputs.mirror_slots),
         )
         for name, array in given:
             size = array.size
@@ -304,7 +296,6 @@ class CpuProgram:
         buffers[STEP_PAGE_TABLE][: table.size] = table.reshape(-1)
         step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size
         step[STEP_SEQS], step[STEP_PAGE_STRIDE] = table.shape
-        step[STEP_MIRRORS] = inputs.mirror_rows.size
         step[STEP_LEAST] = float_bits(inputs.least) if inputs.least else 0
         self.replay(self._sections[first], self.n_records if stop is None else self._sections[stop])
         # `follow` may have changed these, which say how much of an output there is, and set the last.
