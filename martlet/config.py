@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -78,8 +77,6 @@ class EngineConfig:
     threads: int = 1
     max_context: int | None = None  # None until the model is known: the smaller of its own and what fits
     kv_dtype: str = "f16"
-    kv_guard: float | None = None  # divergence that compressed KV pages may cost: types by layer are chosen under it
-    kv_guard_text: str | None = None  # the file that it is measured on; None: a short text of ours
     kv_memory: int | None = (
         None  # bytes of KV pages; None: a quarter of what is available, from one context to max_seqs
     )
@@ -140,9 +137,8 @@ def resolve_config(
     if not isinstance(given.get("model"), str | Path) or not str(given["model"]):
         raise RequestError("No model: give the path of a GGUF file or of a Hugging Face folder.", param="model")
     given["model"] = str(given["model"])
-    for name in ("kv_disk", "kv_guard_text"):
-        if isinstance(given.get(name), Path):
-            given[name] = str(given[name])
+    if isinstance(given.get("kv_disk"), Path):
+        given["kv_disk"] = str(given["kv_disk"])
     if isinstance(given.get("lora"), Mapping):
         given["lora"] = {name: str(path) if isinstance(path, Path) else path for name, path in given["lora"].items()}
     if "kv_dtype" in given:
@@ -236,7 +232,6 @@ def _validate(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and not _is_path(value):
             raise RequestError(f"{name} is {value!r}; expected the path of a file to write.", param=name)
-    _require_guard(config)
     _require_drafter(config)
     _require_adapters(config.lora)
     for name in ("chat_template", "tokenizer_pre"):
@@ -263,31 +258,6 @@ def _validate_forms(config: EngineConfig) -> None:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise RequestError(f"{name} is {value!r}; expected a whole number, 0 for no limit.", param=name)
-
-
-def _require_guard(config: EngineConfig) -> None:
-    limit, text = config.kv_guard, config.kv_guard_text
-    if text is not None and not _is_path(text):
-        raise RequestError(f"kv_guard_text is {text!r}; expected the path of a file.", param="kv_guard_text")
-    if limit is None:
-        if text is not None:
-            raise RequestError(
-                "kv_guard_text is given, but no limit: set kv_guard too, to 0.01 for example.", param="kv_guard_text"
-            )
-        return
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= sys.float_info.max:
-        raise RequestError(f"kv_guard is {limit!r}; expected a divergence above 0, such as 0.01.", param="kv_guard")
-    if not parse_kv_types(config.kv_dtype).is_compressed:
-        raise RequestError(
-            f"kv_guard is {limit:g}, and kv_dtype {config.kv_dtype} compresses nothing that it could guard: give kv_dtype"
-            " q4 or q8, or leave kv_guard out.",
-            param="kv_guard",
-        )
-    if config.backend == "null":
-        raise RequestError(
-            "kv_guard measures what a model answers, and the null backend computes nothing: leave it out.",
-            param="kv_guard",
-        )
 
 
 def _require_adapters(lora: object) -> None:

@@ -74,8 +74,6 @@ class LLMOptions(TypedDict, total=False):
     threads: int | None
     max_context: int | None
     kv_dtype: str | None
-    kv_guard: float | None
-    kv_guard_text: str | None
     kv_memory: int | None
     kv_disk: str | None
     kv_disk_size: int | None

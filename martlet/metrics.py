@@ -42,7 +42,7 @@ def percentile(values: Iterable[float], share: float) -> float | None:
 class StartPhase:
     """A phase of the engine's start."""
 
-    name: str  # read, plan, guard (if KV types are), map, compile, warm
+    name: str  # read, plan, map, compile, warm
     seconds: float
 
 

@@ -1,4 +1,7 @@
-"""Measurements kept between runs, in the `notes` folder of MARTLET_HOME: a JSON object a kind (read `commands/speed.py` next)."""
+"""Measurements kept between runs (read `commands/speed.py` next, which keeps this machine's memory speed).
+
+Each topic is a JSON object in the `notes` folder of MARTLET_HOME. Any program may write there: readers check the values.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ from martlet.config import cache_dir
 __all__ = ["load_notes", "save_note"]
 
 
-def load_notes(kind: str) -> dict[str, Any]:
-    """What was measured on this machine before; {} where nothing was. Whoever reads it checks it: anybody may write there."""
+def load_notes(topic: str) -> dict[str, Any]:
+    """All measurements of a topic by key; {} if there are none or the file is damaged."""
     try:
-        notes = json.loads(_path(kind).read_text(encoding="utf-8"))
+        notes = json.loads(_path(topic).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return notes if isinstance(notes, dict) else {}
 
 
-def save_note(kind: str, key: str, value: Any) -> bool:
-    """Keep a measurement, also beside others who do; False where it cannot be kept, which is no reason to fail."""
-    path = _path(kind)
+def save_note(topic: str, key: str, value: Any) -> bool:
+    """Keep one measurement; safe beside other threads and processes. False if the folder cannot be written."""
+    path = _path(topic)
     partial = path.with_suffix(".partial")
     try:
         import fcntl
@@ -30,12 +33,12 @@ def save_note(kind: str, key: str, value: Any) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            partial.write_text(json.dumps({**load_notes(kind), key: value}), encoding="utf-8")
+            partial.write_text(json.dumps({**load_notes(topic), key: value}), encoding="utf-8")
             partial.replace(path)
     except OSError:
         return False
     return True
 
 
-def _path(kind: str) -> Path:
-    return cache_dir() / "notes" / f"{kind}.json"
+def _path(topic: str) -> Path:
+    return cache_dir() / "notes" / f"{topic}.json"

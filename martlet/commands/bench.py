@@ -12,7 +12,6 @@ import statistics
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from martlet.commands.guarding import add_guard_options
 from martlet.commands.options import add_engine_options, add_watch_options, open_llm
 from martlet.commands.speed import bytes_per_token
 from martlet.commands.workload import KINDS, WORKLOAD_OPTIONS, add_workload_options, execute_workload, refuse_unused
@@ -41,7 +40,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_workload_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_options(parser, context="what the test takes")
-    add_guard_options(parser)
     add_watch_options(parser)
 
 

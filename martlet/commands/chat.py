@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from martlet.commands.guarding import add_guard_options
 from martlet.commands.lora import add_lora_option, only_lora
 from martlet.commands.options import (
     add_engine_options,
@@ -53,7 +52,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_engine_options(parser)
     add_lora_option(parser)
-    add_guard_options(parser)
     add_watch_options(parser)
     explain = "say after an answer how much of the prompt was cached, and why not more"
     parser.add_argument("--explain-cache", action="store_true", help=explain)

@@ -265,8 +265,6 @@ def engine_options(args: Namespace) -> LLMOptions:
         "threads": args.threads,
         "max_context": args.context,
         "kv_dtype": args.kv_dtype,
-        "kv_guard": getattr(args, "kv_guard", None),
-        "kv_guard_text": getattr(args, "kv_guard_text", None),
         "kv_memory": args.kv_memory,
         "max_seqs": args.max_seqs,
         "max_step_tokens": args.max_step_tokens,

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.commands.guarding import add_guard_options
 from martlet.commands.lora import by_model, named
 from martlet.commands.options import (
     add_engine_options,
@@ -81,7 +80,6 @@ def add_arguments(parser: ArgumentParser) -> None:
                        " http://127.0.0.1:4318/v1/traces (needs the otel extra)")  # fmt: skip
     group.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
     add_engine_options(parser)
-    add_guard_options(parser)
     add_watch_options(parser)
 
 

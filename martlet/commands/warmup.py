@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 
-from martlet.commands.guarding import add_guard_options
 from martlet.commands.options import add_engine_options, open_llm
 
 __all__ = ["add_arguments", "execute"]
@@ -15,7 +14,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("model", help="the model whose kernels are compiled")
     add_engine_options(parser)
-    add_guard_options(parser)
 
 
 def execute(args: Namespace) -> int:

@@ -19,7 +19,6 @@ from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig, Origin, cache_dir
 from martlet.engine.disk_pages import make_cache, open_kept_pages
 from martlet.engine.engine import Engine
-from martlet.engine.kv_guard import with_guarded_types
 from martlet.engine.lora import open_adapter, open_adapters
 from martlet.engine.memory import Footprint, MemoryPlan, measure, plan_memory, step_limits, with_adapters, with_head
 from martlet.engine.observers import capsule_header, observers
@@ -169,7 +168,9 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             tokenizer = load_tokenizer(checkpoint, config)
             template = load_template(checkpoint, tokenizer, config)
             suggested, warnings = suggested_params(checkpoint.generation_config)
-        config, plan, adapters = _decide(checkpoint, tokenizer, config, timeline, progress)
+        with timeline.phase("plan"):
+            plan, adapters = _planned(checkpoint, config)
+        config = _decided(config, plan)
         with timeline.phase("map"):
             ops = make_backend(config)
             resources.callback(ops.close)
@@ -214,24 +215,6 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             built.take_adapter(name, adapter)
         built.resources = resources.pop_all()
         return built
-
-
-def _decide(
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-    config: EngineConfig,
-    timeline: _Timeline,
-    progress: Progress | None,
-) -> tuple[EngineConfig, MemoryPlan, dict[str, Adapter]]:
-    """The settings with what is decided here, KV types and context, the memory plan, and the adapters that it counts."""
-    with timeline.phase("plan"):
-        plan, adapters = _planned(checkpoint, config)
-    if config.kv_guard is not None:
-        with timeline.phase("guard"):
-            ops, show = partial(make_backend, replace(config, oracle=False)), _phase(progress, "guard")
-            config = with_guarded_types(config, checkpoint, tokenizer, plan.context, ops, show)
-            plan, adapters = _planned(checkpoint, config)
-    return _decided(config, plan), plan, adapters
 
 
 def _planned(checkpoint: Checkpoint, config: EngineConfig) -> tuple[MemoryPlan, dict[str, Adapter]]:

@@ -21,8 +21,6 @@ __all__ = ["capsule_header", "engine_version", "observers"]
 
 _NOT_KEPT = (
     "model",
-    "kv_guard",
-    "kv_guard_text",
     "trace",
     "capsule",
     "offline",

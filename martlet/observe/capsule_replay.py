@@ -23,8 +23,6 @@ __all__ = ["ReplayedStep", "differences", "missing_adapters", "replay", "replay_
 _SETTINGS = {field.name for field in fields(EngineConfig)} - {"origins"}
 _NOT_AGAIN = {
     "model",
-    "kv_guard",
-    "kv_guard_text",
     "trace",
     "capsule",
     "chat_template",

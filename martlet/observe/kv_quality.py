@@ -1,4 +1,4 @@
-"""What a KV precision costs in quality on a given text, position by position (read `engine/kv_guard.py` next).
+"""What a KV precision costs in quality on a given text, position by position (read `commands/kvcheck.py` next).
 
 Two precisions compute the same text beside each other on one loaded model, and each position's next-token
 distributions are compared: Kullback-Leibler divergence of the second from the first, whether both name the same best

@@ -1,4 +1,4 @@
-"""`martlet kvcheck` at the command line, on a tiny model and on SmolLM2 (ask 28, the KV-quality guard)."""
+"""`martlet kvcheck` at the command line, on a tiny model and on SmolLM2."""
 
 from __future__ import annotations
 
@@ -51,6 +51,26 @@ def test_layers_and_guard(model: str, text: str, capsys: pytest.CaptureFixture[s
     easy = run(capsys, model, text, "--kv-dtype", "q4", "-c", "200", "--guard", "100")[1]["types"][0]["guard"]
     assert easy["kv_dtype"] == "q4"
     assert easy["kld"] == entry["kld"]  # the choice is measured as the type itself is
+
+
+def test_the_guard_gives_more_bits_to_the_layers_that_lose_most(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of five layers, only layers 1 and 3 pass on what earlier positions say."""
+    model = str(write_tiny_model(tmp_path / "five.gguf", quantised=False, n_layers=5, heard=(1, 3)))
+
+    def guarded(kv_dtype: str, limit: float) -> dict[str, Any]:
+        found = run(capsys, model, text, "--kv-dtype", kv_dtype, "-c", "200", "--guard", str(limit))[1]
+        return dict(found["types"][0]["guard"])
+
+    whole = guarded("q4", 100.0)
+    assert whole["kv_dtype"] == "q4"
+    assert guarded("q4", whole["kld"] / 20)["kv_dtype"] == "q4,q8:1,q8:3"
+    assert guarded("q4", 1e-12)["kv_dtype"] in ("f16", "f16,q4:0", "f16,q8:0")
+    assert guarded("q8", 1e-12)["kv_dtype"] in ("f16", "f16,q8:0")
+    named = guarded("q8,f32:1", 1e-12)  # float32 alone diverges from float16 by more than the limit
+    assert named["kv_dtype"] == "f16,f32:1"
+    assert named["kld"] > 1e-12
 
 
 @pytest.mark.parametrize(

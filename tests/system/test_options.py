@@ -45,8 +45,6 @@ OPTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 WITH_ANOTHER: dict[str, tuple[dict[str, Any], Any, tuple[Any, ...]]] = {
     "kv_disk_size": ({"kv_disk": "folder"}, 1 << 30, (0, 1.5, "4G")),
-    "kv_guard": ({"kv_dtype": "q4"}, 0.25, (0, -1.0, "low", True, float("nan"), float("inf"))),
-    "kv_guard_text": ({"kv_dtype": "q4", "kv_guard": 0.25}, "file", ("", 5)),
 }
 
 
