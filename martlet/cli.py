@@ -7,38 +7,51 @@ command's module is imported only when that command is asked for, and rich only 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import traceback
 import warnings
-from argparse import ArgumentParser
+from argparse import ArgumentParser, HelpFormatter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
+from types import ModuleType
+from typing import NamedTuple
 
 from martlet.errors import MartletError, nearest
 
-__all__ = ["COMMANDS", "TWO_WORDS", "command_of", "main", "parser_of"]
+__all__ = ["COMMANDS", "Command", "main", "parser_of", "split_command"]
 
-COMMANDS = {  # the module commands/<name>.py has add_arguments(parser) and execute(args) -> exit status
-    "run": "answer a prompt",
-    "chat": "talk with a model",
-    "serve": "serve a model over HTTP, as OpenAI's API",
-    "pull": "fetch a model",
-    "list": "list the models that are here",
-    "schema": "say what of a JSON Schema is enforced",
-    "inspect": "show a model file: metadata, tensors, the memory it needs",
-    "tokenize": "show the tokens of a text",
-    "bench": "measure prefill and decode, many requests, or a server",
-    "replay": "run a capsule again, step by step",
-    "perplexity": "measure how well a model predicts a text",
-    "kvcheck": "show what a compressed KV cache costs in quality, on your text",
-    "plan": "show memory by context, and the speed to expect on this machine",
-    "cache": "list or remove the KV pages that are kept on disk",
-    "doctor": "show what Martlet sees of this machine, and what it decides from it",
-    "warmup": "compile the kernels ahead of the first use",
-    "version": "show the version",
+
+class Command(NamedTuple):
+    """What a command does, and where: a module of `commands/` and its two functions."""
+
+    purpose: str
+    module: str
+    add_arguments: str = "add_arguments"  # (parser) -> None
+    execute: str = "execute"  # (args) -> exit status
+
+
+COMMANDS = {
+    "run": Command("answer a prompt", "run"),
+    "chat": Command("talk with a model", "chat"),
+    "serve": Command("serve a model over HTTP, as OpenAI's and Anthropic's APIs", "serve"),
+    "pull": Command("fetch a model", "models", "add_pull_arguments", "execute_pull"),
+    "list": Command("list the models that are here", "models", "add_list_arguments", "execute_list"),
+    "schema": Command("say what of a JSON Schema is enforced", "inspect", "add_schema_arguments", "execute_schema"),
+    "inspect": Command("show a model file: metadata, tensors, the memory it needs", "inspect"),
+    "tokenize": Command("show the tokens of a text", "inspect", "add_tokenize_arguments", "execute_tokenize"),
+    "bench": Command("measure prefill and decode, or many requests at a time", "bench"),
+    "bench serve": Command("put load on a server and measure its answers", "bench_serve"),
+    "replay": Command("run a capsule again, step by step", "replay"),
+    "perplexity": Command("measure how well a model predicts a text", "perplexity"),
+    "kvcheck": Command("show what a compressed KV cache costs in quality, on your text", "kvcheck"),
+    "plan": Command("show memory by context, and the speed to expect on this machine", "plan"),
+    "cache": Command("list or remove the KV pages that are kept on disk", "cache"),
+    "doctor": Command("show what Martlet sees of this machine, and what it decides from it", "doctor"),
+    "warmup": Command("compile the kernels ahead of the first use", "doctor", "add_warmup_arguments", "execute_warmup"),
+    "version": Command("show the version", "doctor", "add_version_arguments", "execute_version"),
 }
-TWO_WORDS = {("bench", "serve"): "bench_serve"}  # commands with arguments of their own under another's name
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 
 
@@ -58,35 +71,48 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         print(f"martlet: there is no command {name!r}.{nearest(name, COMMANDS)} See martlet --help.", file=sys.stderr)
         return 2
-    name, rest = command_of([name, *arguments[1:]])
+    name, rest = split_command([name, *arguments[1:]])
     args = parser_of(name).parse_intermixed_args(rest)  # a prompt may come after the options
-    return int(import_module(f"martlet.commands.{name}").execute(args) or 0)
+    command = COMMANDS[name]
+    return int(getattr(_module(command), command.execute)(args) or 0)
 
 
-def command_of(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The module of a command, and the words after the command's."""
-    if tuple(words[:2]) in TWO_WORDS:
-        return TWO_WORDS[words[0], words[1]], list(words[2:])
-    return words[0], list(words[1:])
+def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """A command's name, of two words if there is one, and the words after it."""
+    n_words = 2 if " ".join(words[:2]) in COMMANDS and len(words) > 1 else 1
+    return " ".join(words[:n_words]), list(words[n_words:])
+
+
+def _module(command: Command) -> ModuleType:
+    return import_module(f"martlet.commands.{command.module}")
 
 
 def parser_of(name: str) -> ArgumentParser:
     """The parser of a command's arguments."""
-    command = import_module(f"martlet.commands.{name}")
-    parser = _Parser(
-        prog=f"martlet {name.replace('_', ' ')}",
-        description=(command.__doc__ or "").partition("\n")[0],
-        allow_abbrev=False,
-    )
-    command.add_arguments(parser)
+    command = COMMANDS[name]
+    purpose = f"{command.purpose[0].upper()}{command.purpose[1:]}."
+    parser = _Parser(prog=f"martlet {name}", description=purpose, allow_abbrev=False, formatter_class=_Formatter)
+    getattr(_module(command), command.add_arguments)(parser)
     parser.add_argument("--debug", action="store_true", help="show where an error was raised")
     parser.usage = _short_usage(parser)
     return parser
 
 
+class _Formatter(HelpFormatter):
+    """Lines of at most 100 columns, with the options' names in the first 30."""
+
+    def __init__(self, prog: str) -> None:
+        columns = min(100, shutil.get_terminal_size().columns - 2)
+        super().__init__(prog, max_help_position=30, width=columns)
+
+
 class _Parser(ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        """One line that says what is wrong, without the whole usage."""
+        """One line that says what is wrong, without the whole usage; an unknown option names the nearest."""
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        if unknown != message.split()[0] and unknown.startswith("-"):
+            name = unknown.partition("=")[0]
+            message = f"there is no option {name}.{nearest(name, self._option_string_actions)}".rstrip(".")
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
@@ -120,8 +146,8 @@ def _guarded(run: Callable[[list[str]], int], arguments: list[str]) -> int:
     except (MartletError, OSError, MemoryError) as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        found = str(error) or "there is not enough memory for that"
-        print(f"martlet: {' '.join(found.split())}", file=sys.stderr)
+        message = str(error) or "there is not enough memory for that"
+        print(f"martlet: {' '.join(message.split())}", file=sys.stderr)
         if isinstance(error, OSError):  # it may be stdout that has failed
             _discard_stdout()
         return 2 if getattr(error, "param", None) else 1
@@ -137,7 +163,7 @@ def _discard_stdout() -> None:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
+    lines = [f"  {name:<{width}}  {command.purpose}" for name, command in COMMANDS.items()]
     return "\n".join(["usage: martlet COMMAND …", "", *lines, "", "martlet COMMAND --help shows a command's options."])
 
 

@@ -1,15 +1,12 @@
 """The engine's settings: resolved once, frozen, each with the origin of its value (read `machine.py` next).
 
-This is the only module that reads the environment:
+This is the only module that reads the environment. Beside the variables that set an option, there are
 
     MARTLET_HOME      where models and caches live (default: $XDG_CACHE_HOME/martlet, ~/.cache/martlet)
-    MARTLET_THREADS   threads of the CPU backend
-    MARTLET_OFFLINE   1: never touch the network
-    MARTLET_KV_DISK   a folder that keeps KV pages
     MARTLET_API_KEY   a key that `martlet serve` requires; several with commas between them
 
-An option given by the caller wins over the environment, the environment over the model's file, that over the default.
-What depends on the machine (threads, the context that fits) is decided from measured limits and says so.
+The caller's option wins over the environment, the environment over the model's file, and the file over
+the default. What depends on the machine (threads, the context that fits) is decided from measured limits.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ from typing import Any
 from martlet.errors import RequestError, nearest
 from martlet.kv_types import RECENT_TOKENS, parse_kv_types, share_tokens
 from martlet.machine import MachineLimits, choose_threads, read_machine
+from martlet.options import Option, option, options_of, refuse
 from martlet.structured import ITEM_LIMIT, STRING_LIMIT
 
 __all__ = [
@@ -42,7 +40,7 @@ PAGE_SIZE = 32  # tokens of a KV page: the tile of the attention kernels
 BACKENDS = ("cpu", "reference", "null")
 SCHEDULING_POLICIES = ("fcfs", "priority", "shortest", "prefix", "fair", "deadline")
 DRAFTERS = ("auto", "ngram", "mtp", "off")
-MAX_THREADS = 1024
+DRAFTERS_OF_A_FILE = ("model", "eagle", "medusa")  # written METHOD=PATH
 ORACLE_STEP_TOKENS = 64
 
 
@@ -68,42 +66,92 @@ class Setting:
     note: str = ""
 
 
+def _model(name: str, value: object) -> str:
+    """A path of a model; also as a Path."""
+    if not isinstance(value, str | Path) or not str(value):
+        raise RequestError("No model: give the path of a GGUF file or of a Hugging Face folder.", param=name)
+    return str(value)
+
+
+def _adapters(name: str, value: object) -> Mapping[str, str]:
+    """Adapters by name, with paths that could be."""
+    if not isinstance(value, Mapping):
+        raise refuse(name, value, "{name: path}")
+    path_of = Option(help="", name=name, path="an adapter").checked
+    for adapter in value:
+        if not isinstance(adapter, str) or not adapter:
+            raise refuse(name, adapter, "a name for each adapter")
+    return {adapter: path_of(path) for adapter, path in value.items()}
+
+
+def _drafter(name: str, value: object) -> str:
+    """A drafter, or one of those with a path."""
+    if isinstance(value, str):
+        method, _, path = value.partition("=")
+        if value in DRAFTERS or (method in DRAFTERS_OF_A_FILE and path and "\0" not in path):
+            return value
+    files = [f"{method}=PATH" for method in DRAFTERS_OF_A_FILE]
+    raise refuse(name, value, f"{', '.join((*DRAFTERS, *files[:-1]))} or {files[-1]}", DRAFTERS)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Every setting of an engine. `origins` has an entry for each field that is not at its default."""
 
-    model: str
-    backend: str = "cpu"
-    threads: int = 1
-    max_context: int | None = None  # None until the model is known: the smaller of its own and what fits
-    kv_dtype: str = "f16"
-    kv_memory: int | None = (
-        None  # bytes of KV pages; None: a quarter of what is available, from one context to max_seqs
-    )
-    kv_disk: str | None = None  # a folder that keeps KV pages over restarts; they tell what was asked and answered
-    kv_disk_size: int = 4 << 30  # bytes of all files there
-    page_size: int = PAGE_SIZE
-    max_step_tokens: int = 512
-    max_seqs: int = 16
-    lora: Mapping[str, str] | None = None  # adapters by name: PEFT's folders or GGUF files
-    draft: str = "auto"  # who guesses tokens: auto or ngram (the text itself), model=, eagle= or medusa=PATH, off
-    policy: str = "fcfs"  # who runs first, and who gives its pages back
-    stall_ms: float | None = None  # longest step while anybody decodes; None: a few times one that only decodes
-    max_waiting: int | None = None  # sequences in the queue; None: any number
-    max_waiting_tokens: int | None = None  # their prompts' tokens in all
-    seed: int | None = None  # what requests without a seed draw theirs from; None: the operating system
-    offline: bool = False
-    oracle: bool = False
-    prefix_cache: bool = True  # what is computed for a prompt is kept for others that begin like it
-    string_limit: int = (
-        STRING_LIMIT  # bytes of a string in JSON that is held to a form which does not bound it; 0: none
-    )
-    item_limit: int = ITEM_LIMIT  # items of an array, properties of an object, the same
-    exact_turns: bool = True  # a chat's next prompt repeats the tokens of its answers, however the text would be cut
-    chat_template: str | None = None
-    tokenizer_pre: str | None = None
-    trace: str | None = None  # a file for the timeline of steps and requests
-    capsule: str | None = None  # a file with which all that runs can be run again
+    # fmt: off
+    model: str = option(help="the path of a GGUF file or of a Hugging Face folder", check=_model)
+    threads: int = option(1, "threads of the CPU backend", low=1, high=1024, environment="MARTLET_THREADS",
+        group="engine", more_flags=("-t",), default_help="the physical cores that may be used")
+    # None until the model is known
+    max_context: int | None = option(None, "tokens of the context", low=1, high=1 << 31, group="engine",
+        more_flags=("-c", "--context"), default_help="the model's, if it fits")
+    kv_dtype: str = option("f16", "type of the KV cache: f16, f32, q8 or q4; by layer, as in q4,q8:3,q8:17",
+        check=lambda name, value: str(parse_kv_types(value)), group="engine", metavar="TYPE")
+    kv_memory: int | None = option(None, "bytes of KV pages, as in 512M or 2G", low=1, high=1 << 62, unit="bytes",
+        group="engine", default_help="a quarter of the free memory, at least one context")
+    max_seqs: int = option(16, "sequences that run at a time", low=1, high=1 << 16, group="engine")
+    max_step_tokens: int = option(512, "tokens of a step, over all sequences", low=1, high=1 << 20, group="engine")
+    kv_disk: str | None = option(None, "keep KV pages in this folder over restarts; they reveal prompts and answers",
+        path="a folder", environment="MARTLET_KV_DISK", group="engine", metavar="DIR")
+    kv_disk_size: int = option(4 << 30, "most bytes of all files in that folder", low=1, high=1 << 62, unit="bytes",
+        group="engine")
+    backend: str = option("cpu", "what computes: cpu, reference (NumPy, slow), or null (no numbers, for tests)",
+        choices=BACKENDS, group="engine")
+    page_size: int = option(PAGE_SIZE, "tokens of a KV page", low=1, high=1 << 16)
+    tokenizer_pre: str | None = option(None, "use this pre-tokenizer in place of the model file's", group="engine",
+        metavar="NAME")
+    chat_template: str | None = option(None, "use this chat template (Jinja) in place of the model file's",
+        group="engine", metavar="FILE")
+    prefix_cache: bool = option(True, "keep the KV pages of prompts for later prompts that begin alike",
+        group="engine")
+    lora: Mapping[str, str] | None = option(None, "adapters by name: PEFT folders or GGUF files", check=_adapters)
+    policy: str = option("fcfs", "which request runs first when there is not room for all",
+        choices=SCHEDULING_POLICIES, group="engine")
+    stall_ms: float | None = option(None, "longest step while an answer is being written", above=0, high=1e9,
+        unit="milliseconds", group="engine", default_help="three times a step without prompts")
+    string_limit: int = option(STRING_LIMIT,
+        "most bytes of a JSON string that its schema does not bound; 0: no limit", low=0, group="engine")
+    item_limit: int = option(ITEM_LIMIT,
+        "most items of a JSON array or object that its schema does not bound; 0: no limit", low=0, group="engine")
+    draft: str = option("auto",
+        "draft tokens and verify several in a step: auto (where it pays), ngram (from the text), off, mtp (the model's"
+        " own layers), model=NAME (a smaller model of the same vocabulary), eagle=PATH or medusa=PATH (a trained head;"
+        " eagle=smollm2-135m comes with Martlet)", check=_drafter, group="engine", metavar="HOW")
+    max_waiting: int | None = option(None, "refuse requests while N sequences wait", low=1, high=1 << 31,
+        group="engine", default_help="no limit; serve: 256")
+    max_waiting_tokens: int | None = option(None, "refuse requests while prompts of N tokens wait", low=1,
+        high=1 << 40, group="engine", default_help="no limit; serve: 4,194,304")
+    seed: int | None = option(None, "what requests without a seed derive theirs from", low=-(1 << 63),
+        high=(1 << 64) - 1, default_help="the operating system")
+    exact_turns: bool = option(True,
+        "the next prompt of a chat repeats the tokens of its answers, not a new cut of their text", group="chat")
+    offline: bool = option(False, "forbid every network connection", environment="MARTLET_OFFLINE", group="engine")
+    oracle: bool = option(False, "check every operation against the reference (slow)", group="engine")
+    trace: str | None = option(None, "write a timeline of steps and requests, for ui.perfetto.dev",
+        path="a file to write", group="seeing it", metavar="FILE")
+    capsule: str | None = option(None, "write a file with which `martlet replay` runs all this again",
+        path="a file to write", group="seeing it", metavar="FILE")
+    # fmt: on
     origins: Mapping[str, tuple[Origin, str]] = field(default_factory=dict)
 
     def settings(self) -> tuple[Setting, ...]:
@@ -119,35 +167,24 @@ class EngineConfig:
         return replace(self, **changed)
 
 
-_OPTIONS = tuple(f.name for f in fields(EngineConfig) if f.name != "origins")
-
-
 def resolve_config(
     options: Mapping[str, Any], environ: Mapping[str, str] | None = None, machine: MachineLimits | None = None
 ) -> EngineConfig:
     """Decide every setting from the caller's options (None: not given), the environment and the machine.
 
-    Raises RequestError, naming the option, for an unknown key or a value that is out of range.
+    Raises RequestError, naming the option, for an unknown key or a wrong value.
     """
-    environ = os.environ if environ is None else environ
+    known = options_of(EngineConfig)
     for name in options:
-        if name not in _OPTIONS:
-            raise RequestError(f"There is no option {name!r}.{nearest(name, _OPTIONS)}", param=name)
+        if name not in known:
+            raise RequestError(f"There is no option {name!r}.{nearest(name, known)}", param=name)
     given = {name: value for name, value in options.items() if value is not None}
-    if not isinstance(given.get("model"), str | Path) or not str(given["model"]):
-        raise RequestError("No model: give the path of a GGUF file or of a Hugging Face folder.", param="model")
-    given["model"] = str(given["model"])
-    if isinstance(given.get("kv_disk"), Path):
-        given["kv_disk"] = str(given["kv_disk"])
-    if isinstance(given.get("lora"), Mapping):
-        given["lora"] = {name: str(path) if isinstance(path, Path) else path for name, path in given["lora"].items()}
-    if "kv_dtype" in given:
-        given["kv_dtype"] = str(parse_kv_types(given["kv_dtype"]))
+    given.setdefault("model", None)
     origins = dict.fromkeys(given, (Origin.OPTION, ""))
-    for name, value in _from_environment(environ).items():
+    for name, value in _from_environment(os.environ if environ is None else environ).items():
         if name not in given:
             given[name] = value
-            origins[name] = (Origin.ENVIRONMENT, f"MARTLET_{name.upper()}")
+            origins[name] = (Origin.ENVIRONMENT, known[name].environment)
     if "threads" not in given:
         choice = choose_threads(machine or read_machine())
         given["threads"] = choice.count
@@ -158,8 +195,8 @@ def resolve_config(
     if given.get("capsule") and "seed" not in given:
         given["seed"] = secrets.randbits(63)
         origins["seed"] = (Origin.MACHINE, "drawn, so that the capsule can say it")
-    config = EngineConfig(**given, origins=origins)
-    _validate(config)
+    config = EngineConfig(**{name: known[name].checked(value) for name, value in given.items()}, origins=origins)
+    _check_together(config)
     return config
 
 
@@ -180,44 +217,19 @@ def environment_api_keys(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    threads = environ.get("MARTLET_THREADS", "").strip()
-    if threads:
-        if not (threads.isascii() and threads.isdigit()):
-            raise RequestError(f"MARTLET_THREADS is {threads!r}; expected a whole number, 1 or more.", param="threads")
-        found["threads"] = int(threads)
-    if environ.get("MARTLET_KV_DISK"):
-        found["kv_disk"] = environ["MARTLET_KV_DISK"]
-    offline = environ.get("MARTLET_OFFLINE", "").strip().lower()
-    if offline:
-        if offline not in ("0", "1", "true", "false", "yes", "no"):
-            raise RequestError(f"MARTLET_OFFLINE is {offline!r}; expected 1 or 0.", param="offline")
-        found["offline"] = offline in ("1", "true", "yes")
-    return found
+    """The options that the environment sets, by name."""
+    return {
+        name: option.from_environment(text)
+        for name, option in options_of(EngineConfig).items()
+        if option.environment and (text := environ.get(option.environment, "")).strip()
+    }
 
 
-def _validate(config: EngineConfig) -> None:
-    for name, least, most in (
-        ("threads", 1, MAX_THREADS),
-        ("max_context", 1, 1 << 31),
-        ("kv_memory", 1, 1 << 62),
-        ("kv_disk_size", 1, 1 << 62),
-        ("page_size", 1, 1 << 16),
-        ("max_step_tokens", 1, 1 << 20),
-        ("max_seqs", 1, 1 << 16),
-        ("max_waiting", 1, 1 << 31),
-        ("max_waiting_tokens", 1, 1 << 40),
-        ("seed", -(1 << 63), (1 << 64) - 1),
-    ):
-        _require_whole(name, getattr(config, name), least, most)
-    for name, allowed in (("backend", BACKENDS), ("policy", SCHEDULING_POLICIES)):
-        value = getattr(config, name)
-        if value not in allowed:
-            hint = nearest(str(value), allowed)
-            raise RequestError(f"{name} is {value!r}; expected one of {', '.join(allowed)}.{hint}", param=name)
+def _check_together(config: EngineConfig) -> None:
+    """RequestError for options that contradict each other."""
     if share_tokens(config.kv_dtype) > 1 and RECENT_TOKENS % config.page_size:
         raise RequestError(
-            f"page_size is {config.page_size}, and kv_dtype {config.kv_dtype} takes pages that divide {RECENT_TOKENS}.",
+            f"page_size is {config.page_size}; with kv_dtype {config.kv_dtype} it must divide {RECENT_TOKENS}.",
             param="page_size",
         )
     if "kv_disk_size" in config.origins and config.kv_disk is None:
@@ -225,80 +237,10 @@ def _validate(config: EngineConfig) -> None:
             "kv_disk_size is given, but no folder: set kv_disk too, or MARTLET_KV_DISK.", param="kv_disk_size"
         )
     if not config.prefix_cache and config.origins.get("kv_disk", ("",))[0] is Origin.OPTION:
-        raise RequestError("kv_disk keeps what the prefix cache holds, and prefix_cache is off.", param="kv_disk")
-    if config.kv_disk is not None and not _is_path(config.kv_disk):
-        raise RequestError(f"kv_disk is {config.kv_disk!r}; expected the path of a folder.", param="kv_disk")
-    for name in ("trace", "capsule"):
-        value = getattr(config, name)
-        if value is not None and not _is_path(value):
-            raise RequestError(f"{name} is {value!r}; expected the path of a file to write.", param=name)
-    _require_drafter(config)
-    _require_adapters(config.lora)
-    for name in ("chat_template", "tokenizer_pre"):
-        value = getattr(config, name)
-        if value is not None and (not isinstance(value, str) or not value):
-            raise RequestError(f"{name} is {value!r}; expected a text, or None for the model's own.", param=name)
-    for name in ("offline", "oracle", "prefix_cache", "exact_turns"):
-        if not isinstance(getattr(config, name), bool):
-            raise RequestError(f"{name} is {getattr(config, name)!r}; expected True or False.", param=name)
-    _validate_forms(config)
-    stall = config.stall_ms
-    if stall is not None and (isinstance(stall, bool) or not isinstance(stall, int | float) or not 0 < stall < 1e9):
-        raise RequestError(f"stall_ms is {stall!r}; expected milliseconds, above 0 and below 1e9.", param="stall_ms")
+        raise RequestError("kv_disk keeps the pages of the prefix cache, and prefix_cache is off.", param="kv_disk")
     if config.max_step_tokens < config.max_seqs:
         raise RequestError(
             f"max_step_tokens is {config.max_step_tokens}, fewer than max_seqs, {config.max_seqs}: each running"
             " sequence needs a token in every step. Raise max_step_tokens or lower max_seqs.",
             param="max_step_tokens",
         )
-
-
-def _validate_forms(config: EngineConfig) -> None:
-    for name in ("string_limit", "item_limit"):
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise RequestError(f"{name} is {value!r}; expected a whole number, 0 for no limit.", param=name)
-
-
-def _require_adapters(lora: object) -> None:
-    """Names, and paths that could be."""
-    if lora is None:
-        return
-    if not isinstance(lora, Mapping):
-        raise RequestError(f"lora is {lora!r:.80}; expected {{name: path}}.", param="lora")
-    for name, path in lora.items():
-        if not isinstance(name, str) or not name or not _is_path(path):
-            raise RequestError(
-                f"lora has {name!r:.80}: {path!r:.80}; expected a name and the path of an adapter.", param="lora"
-            )
-
-
-def _require_drafter(config: EngineConfig) -> None:
-    draft: object = config.draft
-    if not isinstance(draft, str) or not (draft in DRAFTERS or _names_model(draft)):
-        hint = nearest(str(draft), DRAFTERS)
-        raise RequestError(
-            f"draft is {draft!r}; expected {', '.join(DRAFTERS)}, model=PATH, eagle=PATH or medusa=PATH.{hint}",
-            param="draft",
-        )
-
-
-def _names_model(draft: str) -> bool:
-    """Whether it is a drafter with a path."""
-    kind, _, path = draft.partition("=")
-    return kind in ("model", "eagle", "medusa") and _is_path(path)
-
-
-def _is_path(value: object) -> bool:
-    """Whether a system could have a file of this name."""
-    try:
-        return isinstance(value, str) and bool(value) and b"\0" not in os.fsencode(value)
-    except UnicodeEncodeError:
-        return False
-
-
-def _require_whole(name: str, value: object, least: int, most: int) -> None:
-    if value is None and name in ("max_context", "kv_memory", "seed", "max_waiting", "max_waiting_tokens"):
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise RequestError(f"{name} is {value!r}; expected a whole number from {least:,} to {most:,}.", param=name)

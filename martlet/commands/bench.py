@@ -12,7 +12,7 @@ import statistics
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from martlet.commands.options import add_engine_options, add_watch_options, open_llm
+from martlet.commands.arguments import add_engine_options, add_watch_options, open_llm
 from martlet.commands.speed import bytes_per_token
 from martlet.commands.workload import KINDS, WORKLOAD_OPTIONS, add_workload_options, execute_workload, refuse_unused
 from martlet.errors import RequestError, nearest
@@ -56,10 +56,10 @@ def execute(args: Namespace) -> int:
         if getattr(args, name) < least:
             raise RequestError(f"{name} is {getattr(args, name)}; expected {least} or more.", param=name)
     needed = max(args.prompt_tokens + 1, args.depth + args.gen_tokens + 1)
-    if args.context is not None and args.context < needed:
-        raise RequestError(f"--context is {args.context}, but the test takes {needed} positions.", param="context")
+    if args.max_context is not None and args.max_context < needed:
+        raise RequestError(f"--context is {args.max_context}, but the test takes {needed} positions.", param="context")
     args.draft = args.draft or "off"  # random text repeats itself: what guessing it gives says nothing
-    with open_llm(args, max_context=args.context or needed) as llm:
+    with open_llm(args, max_context=args.max_context or needed) as llm:
         found = _measure(llm, args)
     print(json.dumps(found) if args.json else _table(found))
     return 0

@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from martlet.commands.lora import add_lora_option, only_lora
-from martlet.commands.options import (
+from martlet.commands.arguments import (
+    MODEL_HELP,
     add_engine_options,
+    add_lora_option,
+    add_options,
     add_sampling_options,
     add_watch_options,
+    only_lora,
     open_llm,
-    print_settings,
     sampling_options,
-    show_warnings,
 )
-from martlet.config import Origin
+from martlet.commands.common import print_settings, show_warnings
+from martlet.config import EngineConfig, Origin
 from martlet.errors import MartletError, RequestError, nearest
 
 if TYPE_CHECKING:
@@ -48,19 +50,14 @@ quarters of the context, the model is not shown its oldest messages; the system 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_engine_options(parser)
     add_lora_option(parser)
     add_watch_options(parser)
     explain = "say after an answer how much of the prompt was cached, and why not more"
     parser.add_argument("--explain-cache", action="store_true", help=explain)
-    parser.add_argument(
-        "--exact-turns",
-        action=BooleanOptionalAction,
-        default=None,
-        help="give the model its answers back in its own tokens, not as the text would be cut anew (default: yes)",
-    )
+    add_options(parser, EngineConfig, "chat")
     unseen = ("logprobs", "prompt_logprobs", "logprobs_mode")  # of no use where no numbers are shown
     add_sampling_options(parser, max_tokens="7/8 of the context with the prompt", without=unseen)
 
@@ -69,9 +66,10 @@ def execute(args: Namespace) -> int:
     """Run the command."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  its import gives `input` a history and editing
+    params = sampling_options(args)
     with open_llm(args) as llm:
         show_warnings(llm)
-        conversation = Conversation(llm, args.system, sampling_options(args), args.explain_cache, only_lora(args))
+        conversation = Conversation(llm, args.system, params, args.explain_cache, only_lora(args))
         if sys.stdin.isatty():
             print("/help shows the commands, /exit leaves.", file=sys.stderr)
         while True:

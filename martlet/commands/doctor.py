@@ -1,18 +1,27 @@
-"""Show what Martlet sees of this machine, and what it decides from it."""
+"""`martlet doctor`, `version` and `warmup`: what Martlet sees of this machine, and its kernels (read `martlet/machine.py` next)."""
 
 from __future__ import annotations
 
 import json
 import platform
+import time
 from argparse import ArgumentParser, Namespace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from martlet.commands.arguments import add_engine_options, open_llm
 from martlet.config import cache_dir, resolve_config
 from martlet.machine import processor_name, read_machine
 from martlet.saved_measurements import load_notes
 
-__all__ = ["add_arguments", "execute"]
+__all__ = [
+    "add_arguments",
+    "add_version_arguments",
+    "add_warmup_arguments",
+    "execute",
+    "execute_version",
+    "execute_warmup",
+]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,17 +30,44 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
-    found = _findings()
+    """Print a line for each fact, or one JSON object."""
+    facts = _facts()
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(facts))
     else:
-        for name, value in found.items():
+        for name, value in facts.items():
             print(f"{name:<16} {value}")
     return 0
 
 
-def _findings() -> dict[str, str]:
+def add_version_arguments(parser: ArgumentParser) -> None:
+    """The command has no options."""
+
+
+def execute_version(args: Namespace) -> int:
+    """Print the version that is installed."""
+    installed = _version("martlet")
+    print("martlet (not installed: run from its source)" if installed == "not installed" else f"martlet {installed}")
+    return 0
+
+
+def add_warmup_arguments(parser: ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("model", help="the model whose kernels are compiled")
+    add_engine_options(parser)
+
+
+def execute_warmup(args: Namespace) -> int:
+    """Load a model, which compiles its kernels, and print how long each phase took."""
+    start = time.perf_counter()
+    with open_llm(args) as llm:
+        for phase in llm.start_timeline:
+            print(f"{phase.name:<8} {phase.seconds:8.3f} s")
+    print(f"ready: {time.perf_counter() - start:.1f} s")
+    return 0
+
+
+def _facts() -> dict[str, str]:
     from martlet.ops.cpu.isa import best_isa, host_features
 
     limits = read_machine()

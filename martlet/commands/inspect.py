@@ -1,31 +1,43 @@
-"""Show a model file: metadata, tensors, sizes, and the memory it will need."""
+"""`martlet inspect`, `tokenize` and `schema`: what a file holds, without running a model (read `martlet/formats/checkpoint.py` next)."""
 
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from martlet.commands.options import resolve_model
+from martlet.commands.arguments import MODEL_HELP, add_offline_option
+from martlet.commands.common import read_text, resolve_model
 from martlet.config import EngineConfig, resolve_config
 from martlet.engine.build import load_template, load_tokenizer, plan_for
-from martlet.errors import MartletError
+from martlet.errors import FormatError, MartletError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
+from martlet.options import options_of
 
-__all__ = ["add_arguments", "execute"]
+__all__ = [
+    "add_arguments",
+    "add_schema_arguments",
+    "add_tokenize_arguments",
+    "execute",
+    "execute_schema",
+    "execute_tokenize",
+]
 
 SHOWN_CHARACTERS = 80
 SHOWN_ITEMS = 5
+PRE_HELP = options_of(EngineConfig)["tokenizer_pre"].help
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--offline", action="store_true", default=None, help="forbid every network connection")
+    add_offline_option(parser)
 
 
 def execute(args: Namespace) -> int:
@@ -108,3 +120,71 @@ def _short(value: Any) -> str:
         start = ", ".join(repr(item) for item in value[:SHOWN_ITEMS])
         return f"[{start}, … {len(value):,} in all]"
     return repr(_plain(value))
+
+
+def add_tokenize_arguments(parser: ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("model", help=MODEL_HELP)
+    parser.add_argument("text", nargs="?", help='the text; "-" or none reads stdin')
+    parser.add_argument("--special", action="store_true", help="turn the texts of control tokens into those tokens")
+    parser.add_argument("--no-bos", action="store_true", help="leave out the tokens that the model wants around a text")
+    parser.add_argument("--ids", action="store_true", help="print the ids only, on one line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--tokenizer-pre", metavar="NAME", help=PRE_HELP)
+    add_offline_option(parser)
+
+
+def execute_tokenize(args: Namespace) -> int:
+    """Print the tokens of a text: ids and pieces."""
+    text = read_text(args.text, "text")
+    path = resolve_model(args.model, args.offline)
+    with open_checkpoint(path) as checkpoint:
+        tokenizer = load_tokenizer(checkpoint, resolve_config({"model": path, "tokenizer_pre": args.tokenizer_pre}))
+    ids = tokenizer.encode(text, add_special=not args.no_bos, parse_special=args.special)
+    pieces = [tokenizer.token_bytes(token_id) for token_id in ids]
+    if args.json:
+        shown = [piece.decode("utf-8", "replace") for piece in pieces]
+        print(json.dumps({"ids": ids, "pieces": shown}, ensure_ascii=False))
+    elif args.ids:
+        print(*ids)
+    else:
+        for token_id, piece in zip(ids, pieces, strict=True):
+            print(f"{token_id:>8}  {_quoted(piece)}")
+        print(f"{len(ids):,} tokens")
+    return 0
+
+
+def _quoted(piece: bytes) -> str:
+    """The text of a piece in quotes; a piece that is no whole character as bytes."""
+    try:
+        return repr(piece.decode("utf-8"))
+    except UnicodeDecodeError:
+        return repr(piece)
+
+
+def add_schema_arguments(parser: ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("action", choices=("check",), help="what to do")
+    parser.add_argument("file", help="a JSON Schema; - reads standard input")
+
+
+def execute_schema(args: Namespace) -> int:
+    """Print what of a JSON Schema is enforced, and return 1 if it would be refused.
+
+    Every keyword that cannot be enforced has its JSON pointer; unknown keywords and formats are ignored.
+    """
+    from martlet.grammar.json_schema import coverage
+
+    try:
+        text = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).read_bytes()
+    except OSError as error:
+        raise FormatError(args.file, f"can't be read: {error.strerror}.") from None
+    result = coverage(text)
+    for problem in result.problems:
+        print(f"refused   {problem}")
+    for problem in result.ignored:
+        print(f"ignored   {problem}")
+    for keyword, count in result.enforced.items():
+        print(f"{'read' if result.problems else 'enforced':9} {keyword}: {count:,}")
+    print("The schema is refused." if result.problems else "All of it is enforced.")
+    return 1 if result.problems else 0

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from martlet.commands.options import add_engine_options, engine_options, read_file, resolve_model
+from martlet.commands.arguments import MODEL_HELP, add_engine_options, engine_options
+from martlet.commands.common import read_file, resolve_model
 from martlet.commands.perplexity import windows
 from martlet.config import resolve_config
 from martlet.engine.build import load_tokenizer, make_backend
@@ -38,7 +39,7 @@ LOST = 0.1  # a mean divergence above which answers are visibly others
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("file", help='the text, UTF-8; "-" reads stdin')
     parser.add_argument("--against", default="f16", metavar="TYPE", help="the base KV type (default: f16)")
     parser.add_argument("--chunks", type=int, default=4, metavar="N", help="windows of text, at most (default: 4)")

@@ -14,7 +14,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from martlet.commands.options import add_engine_options, open_llm, read_file
+from martlet.commands.arguments import MODEL_HELP, add_engine_options, open_llm
+from martlet.commands.common import read_file
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
 
@@ -28,7 +29,7 @@ DEFAULT_CONTEXT = 512
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("file", help='the text, UTF-8; "-" reads stdin')
     parser.add_argument("--chunks", type=int, metavar="N", help="stop after this many windows")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -40,7 +41,7 @@ def execute(args: Namespace) -> int:
     if args.chunks is not None and args.chunks < 1:
         raise RequestError(f"chunks is {args.chunks}; expected 1 or more.", param="chunks")
     text = read_file(args.file)
-    size = DEFAULT_CONTEXT if args.context is None else args.context
+    size = DEFAULT_CONTEXT if args.max_context is None else args.max_context
     with open_llm(args, max_context=size + 1) as llm:  # one more: a request generates at least one token
         tokenizer = llm.get_tokenizer()
         bos = tokenizer.bos_id if tokenizer.add_bos else None

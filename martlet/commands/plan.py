@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from martlet.bench.probe import probe
-from martlet.commands.options import add_engine_options, engine_options, resolve_model
+from martlet.commands.arguments import MODEL_HELP, add_engine_options, engine_options
+from martlet.commands.common import resolve_model
 from martlet.commands.speed import save_prediction
 from martlet.config import EngineConfig, resolve_config
 from martlet.engine.build import measure_for
@@ -26,7 +27,7 @@ TYPICAL_DEPTH = 256  # tokens in the cache, where the decode speed is predicted
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("--no-probe", action="store_true", help="leave out the speed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(

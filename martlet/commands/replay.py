@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.commands.lora import named
+from martlet.commands.arguments import named
 from martlet.errors import RequestError
 
 if TYPE_CHECKING:

@@ -10,19 +10,19 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from martlet.commands.lora import add_lora_option, only_lora
-from martlet.commands.options import (
+from martlet.commands.arguments import (
+    MODEL_HELP,
     add_engine_options,
+    add_lora_option,
     add_sampling_options,
     add_watch_options,
+    only_lora,
     open_llm,
-    print_settings,
-    read_text,
     sampling_options,
-    show_warnings,
 )
+from martlet.commands.common import print_settings, read_text, show_warnings
 from martlet.commands.speed import process_age_s, speed_lines
 from martlet.config import Origin, Setting
 from martlet.errors import RequestError
@@ -38,7 +38,7 @@ DEFAULT_MAX_TOKENS = 512
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
+    parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("prompt", nargs="?", help='the prompt; "-" or none reads stdin')
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--chat", action="store_true", help="write the prompt with the chat template (default if the"
@@ -63,12 +63,12 @@ def execute(args: Namespace) -> int:
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(args, name) is not None and not args.json:
             raise RequestError(f"--{name.replace('_', '-')} is shown in the JSON object only: add --json.", param=name)
-    prompt = read_text(args.prompt)
+    params, prompt = sampling_options(args), read_text(args.prompt)
     with open_llm(args) as llm:
         chat = not args.raw and (args.chat or args.system is not None or llm.chat_template_note is None)
         if not args.quiet:
             show_warnings(llm, chat=chat, notes=args.verbose)
-        with _start(llm, args, prompt, chat) as stream:
+        with _start(llm, args, prompt, params, chat) as stream:
             if args.verbose:
                 _print_start(llm, _settings(stream.output, args))
             first_s = _write(stream, quiet=args.json)
@@ -85,8 +85,7 @@ def execute(args: Namespace) -> int:
     return 0
 
 
-def _start(llm: LLM, args: Namespace, prompt: str, chat: bool) -> Stream:
-    params = sampling_options(args)
+def _start(llm: LLM, args: Namespace, prompt: str, params: dict[str, Any], chat: bool) -> Stream:
     if chat:
         messages = [{"role": "system", "content": args.system}] if args.system is not None else []
         messages.append({"role": "user", "content": prompt})

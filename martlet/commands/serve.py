@@ -5,26 +5,27 @@ from __future__ import annotations
 import signal
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.commands.lora import by_model, named
-from martlet.commands.options import (
+from martlet.commands.arguments import (
+    MODEL_HELP,
     add_engine_options,
+    add_options,
     add_watch_options,
     engine_options,
-    print_settings,
-    read_size,
-    resolve_model,
-    show_progress,
+    given_options,
+    named,
 )
+from martlet.commands.common import print_settings, resolve_model, show_progress
 from martlet.commands.speed import process_age_s
 from martlet.config import environment_api_keys
-from martlet.errors import RequestError
+from martlet.errors import RequestError, nearest
+from martlet.options import options_of
 
 if TYPE_CHECKING:
     from martlet.server.settings import ServerSettings
@@ -37,68 +38,24 @@ MAX_WAITING = {"max_waiting": 256, "max_waiting_tokens": 4 << 20}  # a server's 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", nargs="?", help="a GGUF file, a Hugging Face folder, or a name from `martlet list`")
-    group = parser.add_argument_group("where, and for whom")
-    group.add_argument("--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)")
-    group.add_argument("-p", "--port", type=int, metavar="N", help="port (default: 8000; 0: any that is free)")
-    group.add_argument("--unix-socket", metavar="PATH", help="listen on a socket file in place of a port")
-    group.add_argument("--model-name", metavar="NAME", help="what replies call the model (default: its file's name)")
+    from martlet.server.settings import ServerSettings
+
+    parser.add_argument("model", nargs="?", help=MODEL_HELP)
+    parser.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
+    group = parser.add_argument_group("models")
     group.add_argument("--model", dest="models", action="append", type=named, metavar="NAME=MODEL", help="a model under a"
-                       " name of its own; may be given several times: all but the first are loaded when they are asked for")  # fmt: skip
+                       " name of its own; may be given several times: models after the first are loaded at their first"
+                       " request")  # fmt: skip
     group.add_argument("--lora", dest="loras", action="append", type=named, metavar="NAME[@MODEL]=PATH", help="an adapter"
-                       " of the model (of several: of MODEL), under a name that requests give as their model: PEFT's folder"
-                       " or a GGUF file; may be given several times")  # fmt: skip
-    group.add_argument("--allow-lora-updates", action="store_true", default=None, help="let requests load and unload"
-                       " adapters from files of this machine")  # fmt: skip
-    group.add_argument("--api-key", action="append", metavar="KEY", help="require this key (better: the next option,"
-                       " or MARTLET_API_KEY); may be given several times")  # fmt: skip
-    group.add_argument("--api-key-file", metavar="FILE", help="require one of the keys in a file, one a line")
-    group.add_argument("--cors-origin", action="append", metavar="URL", help="let pages of this origin call; *: all")
-    group.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate (PEM)")
-    group.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
-    _add_limits(parser)
-    group = parser.add_argument_group("what is said and heard")
-    group.add_argument("--self-test", action=BooleanOptionalAction, default=True, help="let a known model count before the"
-                       " port opens, and refuse one that cannot (default: yes)")  # fmt: skip
-    group.add_argument("--strict", action="store_true", default=None, help="refuse fields that are not known")
-    group.add_argument("--request-templates", action="store_true", default=None, help="a request may bring a template")
-    group.add_argument("--tool-parser", metavar="NAME", help="format of tool calls (default: by the chat template)")
-    group.add_argument("--reasoning-parser", metavar="NAME", help="format of reasoning (default: by the template)")
-    group.add_argument("--web", action=BooleanOptionalAction, default=None, help="the chat page at /, the view of the"
-                       " engine at /engine, mini-picoLM at /mini (default: yes)")  # fmt: skip
-    group.add_argument("--share-model", action="store_true", default=None, help="let the page at /mini load the model's"
-                       " file into the browser")  # fmt: skip
-    group.add_argument(
-        "--view-text", action="store_true", default=None, help="the view of the engine shows prompts' text"
-    )
-    group.add_argument("--metrics-prefix", metavar="NAME", help="of the names in /metrics (default: martlet); vllm makes"
-                       " dashboards for vLLM work")  # fmt: skip
-    group.add_argument("--log-requests", action=BooleanOptionalAction, default=None, help="a line a request, never its"
-                       " text (default: yes)")  # fmt: skip
-    group.add_argument("--log-json", action="store_true", default=None, help="those lines as JSON")
-    group.add_argument("--otlp-endpoint", metavar="URL", help="send a span of each request to this collector, such as"
-                       " http://127.0.0.1:4318/v1/traces (needs the otel extra)")  # fmt: skip
-    group.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
+                       " of the model (of several: of MODEL), under the name that requests give as their model: a PEFT"
+                       " folder or a GGUF file; may be given several times")  # fmt: skip
+    group.add_argument("--self-test", action=BooleanOptionalAction, default=True, help="before the port opens, let a known"
+                       " model count, and refuse one that cannot (default: yes)")  # fmt: skip
+    titles = dict.fromkeys(option.group for option in options_of(ServerSettings).values() if option.group)
+    access, *_ = [add_options(parser, ServerSettings, title) for title in titles]
+    access.add_argument("--api-key-file", metavar="FILE", help="require one of the keys in a file, one a line")
     add_engine_options(parser)
     add_watch_options(parser)
-
-
-def _add_limits(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("limits")
-    for option, kind, metavar, text in (
-        ("--max-body-bytes", read_size, "SIZE", "a request's body (default: 16M)"),
-        ("--max-n", int, "N", "answers of one request (default: 128)"),
-        ("--max-connections", int, "N", "open connections (default: 1024)"),
-        ("--max-loaded-models", int, "N", "models that are loaded at a time (default: as many as memory holds)"),
-        ("--requests-per-minute", int, "N", "of one API key, or address; more are answered 429 (default: no limit)"),
-        ("--tokens-per-minute", int, "N", "of one API key, or address: prompts, and what their answers may take"),
-        ("--request-timeout", float, "S", "seconds that a request may take (default: no limit)"),
-        ("--send-timeout", float, "S", "seconds until a reader that takes nothing is given up (default: 60)"),
-        ("--keep-alive", float, "S", "seconds of silence on a stream until a comment is sent (default: 10)"),
-        ("--shutdown-timeout", float, "S", "seconds that requests get to end after SIGTERM (default: 10)"),
-        ("--heartbeat", float, "S", "seconds that one step may take until /ready says no (default: 30)"),
-    ):
-        group.add_argument(option, type=kind, metavar=metavar, help=text)
 
 
 class _Stopped(BaseException):
@@ -135,21 +92,15 @@ def execute(args: Namespace) -> int:
 
 
 def _serve(args: Namespace) -> int:
-    from martlet.server.settings import ServerSettings
-
-    settings, models = _models(args, ServerSettings(**_given(args)))
+    settings, models = _models(args, _settings(args))
     from martlet.config import resolve_config
     from martlet.engine.build import Built, Progress, build
     from martlet.server.lifecycle import serve
     from martlet.server.startup_checks import check_listening, check_model
 
     check_listening(settings)
-    options: dict[str, Any] = dict(engine_options(args))
-    for name, bound in MAX_WAITING.items():
-        if options[name] is None:
-            options[name] = bound
-
-    loras = by_model(args.loras or (), models)
+    options: dict[str, Any] = {**MAX_WAITING, **engine_options(args)}
+    loras = _by_model(args.loras or (), models)
 
     def load(path: str, progress: Progress | None = None, lora: Mapping[str, str] | None = None) -> Built:
         built = build(resolve_config({"model": path, "lora": lora, **options}), progress)
@@ -192,19 +143,13 @@ def _models(args: Namespace, settings: ServerSettings) -> tuple[ServerSettings, 
     return replace(settings, model_name=next(iter(models)), model_given=args.model or ""), models
 
 
-def _given(args: Namespace) -> dict[str, Any]:
-    """What was given, under the settings' names."""
+def _settings(args: Namespace) -> ServerSettings:
+    """The server's settings that were given, with the keys of all three sources."""
     from martlet.server.settings import ServerSettings
 
-    found: dict[str, Any] = {}
-    for field in fields(ServerSettings):
-        value = getattr(args, field.name, None)
-        if value is None:
-            value = getattr(args, field.name.removesuffix("_s"), None)
-        if value is not None:
-            found[field.name] = value
-    keys = [*(args.api_key or ()), *_keys_in(args.api_key_file), *environment_api_keys()]
-    return found | {"api_keys": tuple(dict.fromkeys(keys)), "cors_origins": tuple(args.cors_origin or ())}
+    keys = [*(args.api_keys or ()), *_keys_in(args.api_key_file), *environment_api_keys()]
+    args.api_keys = list(dict.fromkeys(keys)) or None
+    return ServerSettings(**given_options(args, ServerSettings))
 
 
 def _keys_in(path: str | None) -> list[str]:
@@ -222,4 +167,34 @@ def _keys_in(path: str | None) -> list[str]:
     found = [line for line in lines if line and not line.startswith("#")]
     if not found or len(data) > MAX_KEY_FILE:
         raise RequestError(f"{path} holds no API keys; expected one a line.", param="api_key_file")
+    return found
+
+
+def _by_model(given: Sequence[tuple[str, str]], models: Collection[str]) -> dict[str, dict[str, str]]:
+    """The adapters of each model, from NAME=PATH, which is enough where there is one model, and NAME@MODEL=PATH.
+
+    RequestError for one of no model, or of a name that something else has.
+    """
+    found: dict[str, dict[str, str]] = {model: {} for model in models}
+    for whole, path in given:
+        name, at, model = whole.rpartition("@")
+        if not at and len(found) > 1:
+            raise RequestError(
+                f"--lora {whole}={path} does not say for which model: write {whole}@MODEL={path}, with one of"
+                f" {', '.join(found)}.",
+                param="lora",
+            )
+        if not at:
+            name, model = whole, next(iter(found))
+        if model not in found or not name:
+            raise RequestError(
+                f"--lora {whole}={path} is for a model {model!r}, and there is {', '.join(found)}."
+                f"{nearest(model, found)}",
+                param="lora",
+            )
+        if name in found or any(name in adapters for adapters in found.values()):
+            raise RequestError(
+                f"Two models or adapters have the name {name!r}; give them different ones.", param="lora"
+            )
+        found[model][name] = path
     return found

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from martlet.bench.workloads import WORKLOADS, Workload, arrivals
-from martlet.commands.options import engine_options, open_llm, resolve_model
+from martlet.commands.arguments import engine_options, open_llm
+from martlet.commands.common import resolve_model
 from martlet.errors import RequestError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def execute_workload(args: Namespace) -> int:
     if args.out is not None and not Path(args.out).absolute().parent.is_dir():
         raise RequestError(f"--out is {args.out}, and its folder does not exist: make it first.", param="out")
     earlier = None if args.compare is None else _read_report(Path(args.compare))
-    context = args.context or workload.longest
+    context = args.max_context or workload.longest
     if context < workload.longest:
         raise RequestError(
             f"--context is {context}, but the longest request takes {workload.longest} positions.", param="context"

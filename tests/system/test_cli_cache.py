@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from martlet.cli import main
-from martlet.commands.options import read_size
+from martlet.commands.arguments import read_size
 from martlet.runtime.disk_file import DiskFile, open_tier
 from martlet.runtime.disk_format import Owner
 from martlet.types import PageId, Save, SlotId

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.cli import COMMANDS, TWO_WORDS, command_of, parser_of
+from martlet.cli import COMMANDS, parser_of, split_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,14 +49,14 @@ def test_python_example_runs(
 
 @pytest.mark.parametrize("line", LINES)
 def test_command_line_is_understood(line: str) -> None:
-    name, arguments = command_of(shlex.split(line, comments=True)[1:])
+    name, arguments = split_command(shlex.split(line, comments=True)[1:])
     parser_of(name).parse_intermixed_args(arguments)  # exits where it does not understand
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "LOG.md"], ids=lambda page: page.name)
 def test_options_that_are_mentioned_exist(page: Path) -> None:
     """On every page but the log, which tells of options that are gone."""
-    known = {option for name in (*COMMANDS, *TWO_WORDS.values()) for option in parser_of(name)._option_string_actions}
+    known = {option for name in COMMANDS for option in parser_of(name)._option_string_actions}
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     mentioned = {
         option

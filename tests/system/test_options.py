@@ -5,15 +5,19 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from martlet.commands.options import add_engine_options, add_sampling_options, engine_options, sampling_options
+from martlet.cli import main
+from martlet.commands.arguments import add_engine_options, add_sampling_options, engine_options, sampling_options
 from martlet.config import EngineConfig, Origin, resolve_config
 from martlet.errors import RequestError
 from martlet.llm import LLMOptions
+from martlet.options import Option, options_of
 from martlet.sampling_params import SamplingParams
+from martlet.server.settings import ServerSettings
+from tools.write_options_page import PAGE, options_page
 
 # Option → a value that counts, and values that do not.
 OPTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -48,10 +52,78 @@ WITH_ANOTHER: dict[str, tuple[dict[str, Any], Any, tuple[Any, ...]]] = {
 }
 
 
-def test_the_table_has_every_option() -> None:
+def test_the_options_of_llm_are_the_fields_of_the_settings() -> None:
+    """For type checkers, `LLMOptions` repeats names and types; this keeps it true."""
     assert OPTIONS.keys() | WITH_ANOTHER.keys() == LLMOptions.__annotations__.keys()
-    settable = {field.name for field in fields(EngineConfig)} - {"model", "origins", "page_size"}
-    assert settable == LLMOptions.__annotations__.keys()
+    hints, settings = get_type_hints(LLMOptions), get_type_hints(EngineConfig)
+    settable = options_of(EngineConfig).keys() - {"model", "page_size"}
+    assert hints == {name: settings[name] | None for name in settable}
+
+
+def test_the_page_of_options_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == options_page(), "run python -m tools.write_options_page"
+
+
+@pytest.mark.parametrize("settings", [EngineConfig, SamplingParams, ServerSettings])
+def test_every_option_says_what_it_is(settings: type) -> None:
+    """In one line of help, and in the error for a value of a wrong type."""
+    for name, option in options_of(settings).items():
+        assert option.help
+        assert option.help[0] != option.help[0].upper() or not option.help[0].isalpha()
+        assert not option.help.endswith(".")
+        with pytest.raises(RequestError) as refused:
+            option.checked(object())
+        assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("record", "value", "message"),
+    [
+        ({"type": int, "low": 1, "high": 1024}, 0, "x is 0; expected a whole number from 1 to 1,024."),
+        ({"type": int, "low": 0}, 1.5, "x is 1.5; expected a whole number, 0 or more."),
+        (
+            {"type": int, "low": 1, "high": 1 << 62, "unit": "bytes"},
+            "1G",
+            "expected a whole number of bytes from 1 to 2^62.",
+        ),
+        ({"type": int, "low": -(1 << 63), "high": (1 << 64) - 1}, 1 << 64, "a whole number from -2^63 to 2^64 - 1."),
+        ({"type": float, "low": 0, "high": 1}, 2, "x is 2; expected a number from 0 to 1."),
+        ({"type": float, "above": 0, "high": 1e9, "unit": "ms"}, 0, "a number of ms above 0 and up to 1,000,000,000."),
+        ({"type": bool}, 1, "x is 1; expected true or false."),
+        ({"choices": ("cpu", "null")}, "cpus", "x is 'cpus'; expected one of cpu, null. Did you mean 'cpu'?"),
+        ({"path": "a folder"}, "a\0b", "x is 'a\\x00b'; expected the path of a folder."),
+        ({}, "", "x is ''; expected a text that is not empty."),
+    ],
+)
+def test_errors_name_value_and_expectation(record: dict[str, Any], value: Any, message: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        Option(help="", name="x", **record).checked(value)
+    assert message in str(refused.value)
+    assert refused.value.param == "x"
+
+
+@pytest.mark.parametrize(
+    ("record", "shown"),
+    [
+        ({"default": 16}, "16"),
+        ({"default": 65536}, "65,536"),
+        ({"default": 16 << 20, "unit": "bytes"}, "16M"),
+        ({"default": 1500, "unit": "bytes"}, "1500"),
+        ({"default": 0.1}, "0.1"),
+        ({"default": True}, "yes"),
+        ({"default": None}, ""),
+        ({"default": None, "default_help": "no limit"}, "no limit"),
+        ({"default": ("\n", ":")}, "'\\n' ':'"),
+    ],
+)
+def test_defaults_are_shown(record: dict[str, Any], shown: str) -> None:
+    assert Option(help="", name="x", **record).shown_default == shown
+
+
+def test_an_unknown_option_of_a_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "m", "--thread", "3"])
+    assert "there is no option --thread. Did you mean '--threads'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -97,13 +169,13 @@ def test_what_the_command_line_takes_reaches_the_engine(tmp_path: Path) -> None:
     }
     parser = ArgumentParser()
     add_engine_options(parser)
-    nothing = engine_options(parser.parse_args([]))
-    assert not any(value is not None for value in nothing.values())
+    assert engine_options(parser.parse_args([])) == {}
     for option, (text, name, value) in given.items():
-        found = engine_options(parser.parse_args([option] if text is None else [option, text]))
-        assert found == {**nothing, name: value}, option
-    listed = {action.option_strings[-1].replace("--max-context", "--context") for action in parser._actions[1:]}
-    assert listed == given.keys()
+        words = [option] if text is None else [option, text]
+        assert engine_options(parser.parse_args(words)) == {name: value}, option
+    options = {option for action in parser._actions[1:] for option in action.option_strings}
+    assert not [action.dest for action in parser._actions[1:] if not given.keys() & set(action.option_strings)]
+    assert given.keys() <= options
 
 
 def test_every_sampling_parameter_has_an_option_that_sets_it() -> None:
