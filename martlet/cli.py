@@ -1,7 +1,8 @@
 """The command line (read `commands/run.py` next, the command that matters).
 
-Start-up is part of the product: `martlet run` shows its first token within a second. So the parser is argparse, a
-command's module is imported only when that command is asked for, and rich only where a table or a bar is drawn.
+Start-up is part of the product: `martlet run` shows its first token within a second. So the parser
+is argparse, a command's module is imported only when that command is asked for, and rich only where
+a table or a bar is drawn.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class _Formatter(HelpFormatter):
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        """One line that says what is wrong, without the whole usage; an unknown option names the nearest."""
+        """One line without the whole usage; an unknown option names the nearest."""
         unknown = message.removeprefix("unrecognized arguments: ").split()[0]
         if unknown != message.split()[0] and unknown.startswith("-"):
             name = unknown.partition("=")[0]
@@ -123,7 +124,7 @@ def _short_usage(parser: ArgumentParser) -> str:
 
 
 def _prepare_streams() -> None:
-    """Make streams that can be used whatever the caller's are: closed, or of an encoding that lacks our characters."""
+    """Make the streams usable if the caller closed them or their encoding lacks our characters."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open as long as we run

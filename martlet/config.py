@@ -1,12 +1,14 @@
-"""The engine's settings: resolved once, frozen, each with the origin of its value (read `machine.py` next).
+"""The engine's settings: resolved once, frozen, each with its origin (read `machine.py` next).
 
-This is the only module that reads the environment. Beside the variables that set an option, there are
+This is the only module that reads the environment. Beside the variables that set an option, there
+are
 
-    MARTLET_HOME      where models and caches live (default: $XDG_CACHE_HOME/martlet, ~/.cache/martlet)
+    MARTLET_HOME      folder of models and caches, else $XDG_CACHE_HOME/martlet, ~/.cache/martlet
     MARTLET_API_KEY   a key that `martlet serve` requires; several with commas between them
 
-The caller's option wins over the environment, the environment over the model's file, and the file over
-the default. What depends on the machine (threads, the context that fits) is decided from measured limits.
+The caller's option wins over the environment, the environment over the model's file, and the file
+over the default. What depends on the machine (threads, the context that fits) is decided from
+measured limits.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def _drafter(name: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Every setting of an engine. `origins` has an entry for each field that is not at its default."""
+    """The settings of an engine. `origins` has an entry for each field not at its default."""
 
     # fmt: off
     model: str = option(help="the path of a GGUF file or of a Hugging Face folder", check=_model)
@@ -170,7 +172,7 @@ class EngineConfig:
 def resolve_config(
     options: Mapping[str, Any], environ: Mapping[str, str] | None = None, machine: MachineLimits | None = None
 ) -> EngineConfig:
-    """Decide every setting from the caller's options (None: not given), the environment and the machine.
+    """Decide every setting from the options (None: not given), the environment and the machine.
 
     Raises RequestError, naming the option, for an unknown key or a wrong value.
     """
@@ -201,7 +203,7 @@ def resolve_config(
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder for models and caches: MARTLET_HOME, else martlet under XDG_CACHE_HOME, else under ~/.cache."""
+    """The folder of models and caches: MARTLET_HOME, or `martlet` in XDG_CACHE_HOME or ~/.cache."""
     environ = os.environ if environ is None else environ
     if environ.get("MARTLET_HOME"):
         return Path(environ["MARTLET_HOME"]).expanduser()

@@ -1,7 +1,7 @@
 """The exception tree: every error that a caller may see (read `types.py` next).
 
-A message says what was found, what was expected and what to do. We raise for others' mistakes (files, requests,
-machines) and assert for our own.
+A message gives the value, the expectation and what to do. We raise for the mistakes of files,
+requests and machines, and assert against our own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ __all__ = [
 ]
 
 
-ADAPTER_GONE = "adapter_gone"  # the code of a RequestError for an adapter that was unloaded before the request came
-# What a SampleError says if the request's own wishes contradict each other: the client's fault.
+ADAPTER_GONE = "adapter_gone"  # code of a RequestError: the adapter was unloaded before the request
+# The message of a SampleError if the request's own settings contradict each other: the client's
+# fault.
 NOTHING_LEFT = (
     "No token may be sampled: the grammar, allowed_token_ids, bad_words, logit_bias and min_tokens of the request leave"
     " none."
@@ -40,7 +41,7 @@ class MartletError(Exception):
 class FormatError(MartletError):
     """A file is not what its format says: truncated, inconsistent or hostile.
 
-    `offset` is the byte position in the file where the fault was seen, None where there is no single place.
+    `offset` is the byte of the file where the fault was seen, None if it has no single position.
     """
 
     def __init__(self, path: str | Path, message: str, *, offset: int | None = None) -> None:
@@ -52,7 +53,7 @@ class FormatError(MartletError):
 
 
 class UnsupportedError(MartletError):
-    """A well-formed input asks for something that Martlet does not have; `supported` lists what it has."""
+    """A well-formed input needs a feature that Martlet lacks; `supported` lists the ones it has."""
 
     def __init__(self, what: str, supported: Iterable[str] = ()) -> None:
         self.what = what
@@ -62,7 +63,7 @@ class UnsupportedError(MartletError):
 
 
 class RequestError(MartletError):
-    """A request cannot be accepted; `param` names the field at fault (HTTP 400), `code` is machine-readable."""
+    """A request cannot be accepted (HTTP 400); `param` names the field, `code` is for programs."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         self.param = param
@@ -71,9 +72,9 @@ class RequestError(MartletError):
 
 
 class CapacityError(MartletError):
-    """There is not enough of something (memory, pages, queue) for what was asked (HTTP 503).
+    """There is not enough memory, pages or queue for a request (HTTP 503).
 
-    `retry_after_s` is when to ask again, None where waiting does not help.
+    `retry_after_s` is when to try again, in seconds; None where waiting does not help.
     """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
@@ -86,17 +87,17 @@ class OracleError(MartletError):
 
 
 class SampleError(MartletError):
-    """One sequence's next token cannot be chosen (NaN logits, nothing allowed); it ends that sequence only."""
+    """A sequence's next token cannot be chosen (NaN logits, none allowed); it alone ends."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the known name closest to `name`, or "" when none is close."""
+    """Return " Did you mean 'x'?" for the known name closest to `name`, or "" if none is close."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {match[0]!r}?" if match else ""
 
 
 def shown(value: object, most: int) -> str:
-    """The beginning of a value's repr, for a message; some words for a value that is nested too deep to have one."""
+    """The first `most` characters of a value's repr; a few words if it is nested too deep."""
     try:
         return repr(value)[:most]
     except RecursionError:

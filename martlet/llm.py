@@ -1,4 +1,4 @@
-"""The offline API: a model in, text out, without a server (read `engine/engine.py` next, which it drives).
+"""The offline API: a model in, text out, without a server (read `engine/engine.py` next).
 
     from martlet import LLM, SamplingParams
 
@@ -40,7 +40,7 @@ from martlet.engine.prompts import (
     one_each,
     tokens_of,
 )
-from martlet.engine.requests import RequestMaker, wishes_of
+from martlet.engine.requests import RequestMaker, scheduling_of
 from martlet.errors import MartletError, RequestError
 from martlet.metrics import StartPhase
 from martlet.sampling_params import SamplingParams
@@ -69,7 +69,7 @@ Lora = LoRARequest | str | None  # an adapter by its name, or one to be loaded u
 
 
 class LLMOptions(TypedDict, total=False):
-    """The options of `LLM`; None is "not given". `config.py` says what each means and where its default comes from."""
+    """The options of `LLM`, for type checkers; None: not given. docs/options.md explains each."""
 
     threads: int | None
     max_context: int | None
@@ -103,20 +103,21 @@ class LLM:
     """A loaded model. Use it as a context manager, or call `close`, to free it."""
 
     def __init__(self, model: str, *, progress: Progress | None = None, **options: Unpack[LLMOptions]) -> None:
-        """Load `model`: a GGUF file, a Hugging Face folder, or a name of the catalogue, which is fetched if it is not here.
+        """Load `model`: a GGUF file, a Hugging Face folder, or a name of the catalogue.
 
-        `progress` is called with (phase, done, in all).
+        A model of the catalogue is fetched first if need be. `progress` is called with (phase,
+        done, total).
 
-        Raises RequestError for an option that is wrong, FormatError or UnsupportedError for a file that is, and
+        Raises RequestError for a wrong option, FormatError or UnsupportedError for the file, and
         CapacityError if the memory cannot hold the model and its context.
         """
         built = build(_located({"model": model, **options}, progress), progress)
         self._built: Built | None = built
         self._driver = Driver(built.engine, built.tokenizer)
-        self._asker: RequestMaker | None = RequestMaker(built)
+        self._maker: RequestMaker | None = RequestMaker(built)
         self._numbers = itertools.count()
 
-    # -- what was decided at the start -----------------------------------------------------------------------------
+    # -- decided at the start ----------------------------------------------------------------------
     @property
     def config(self) -> EngineConfig:
         """Every setting with its origin."""
@@ -124,12 +125,12 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine below, for who drives it step by step; not while other threads use this LLM."""
+        """The engine, to drive it step by step; not while other threads use this LLM."""
         return self._parts.engine
 
     @property
     def plan(self) -> MemoryPlan:
-        """What the memory is used for."""
+        """How the memory is divided: weights, activations, KV pages."""
         return self._parts.plan
 
     @property
@@ -139,17 +140,17 @@ class LLM:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model's file, or an option, brings a chat template; else a fallback is used."""
+        """Whether the model's file or an option has a chat template; else a fallback is used."""
         return not self._parts.template.is_fallback
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user of this model should know: a guessed tokenizer, a fallback chat template."""
+        """Warnings for users of this model: a guessed tokenizer, a fallback chat template."""
         return self._parts.warnings
 
     @property
     def chat_template_note(self) -> str | None:
-        """What to say where the chat template is a fallback; None if the model has its own."""
+        """A note on a fallback chat template; None if the model has its own."""
         return self._parts.template.note
 
     def get_tokenizer(self) -> Tokenizer:
@@ -157,14 +158,14 @@ class LLM:
         return self._parts.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters for calls that give none: the model file's suggestions over the defaults."""
+        """The parameters of a call without any: the model file's suggestions over the defaults."""
         return resolve_params(None, self._parts.suggested)[0]
 
     def effective_params(self, sampling_params: ParamsLike = None) -> tuple[Setting, ...]:
         """The sampling parameters that a call would use, with the origin of each."""
         return resolve_params(sampling_params, self._parts.suggested)[1]
 
-    # -- work ------------------------------------------------------------------------------------------------------
+    # -- work --------------------------------------------------------------------------------------
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -176,10 +177,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or several; the answers are in the order of the prompts.
 
-        `sampling_params` is one for all or one a prompt. A SamplingParams is used as it is; a mapping sets some fields
-        and leaves the others to the model's file; None leaves all. `lora_request` is the name of an adapter, one for all or
-        one a prompt, where None is the model itself. `use_tqdm` shows a progress bar. Raises RequestError if any prompt
-        cannot run, before any has.
+        `sampling_params` are for all prompts, or a list with an entry for each. A SamplingParams is
+        used as it is; a mapping sets some fields and leaves the others to the model's file; None
+        leaves all. `lora_request` names an adapter for all prompts, or for each; None is the model
+        without adapter. `use_tqdm` shows a progress bar. Raises RequestError before any prompt
+        runs, if one cannot.
         """
         tokens = [tokens_of(prompt, self._parts.tokenizer) for prompt in listed(prompts)]
         return self._complete(tokens, sampling_params, scheduling, lora_request, use_tqdm)
@@ -196,7 +198,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, written with the model's chat template.
 
-        A conversation that goes on from an answer of this LLM takes that answer's own tokens (`exact_turns`).
+        A conversation that continues an answer of this LLM repeats that answer's own tokens
+        (`exact_turns`). Errors as in `generate`, and RequestError for a wrong chat option.
         """
         prompts = [self._chat_tokens(conversation, options) for conversation in conversations(messages)]
         return self._complete(prompts, sampling_params, scheduling, lora_request, use_tqdm)
@@ -232,19 +235,23 @@ class LLM:
         scheduling: Scheduling | None = None,
         lora_request: Lora = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of one prompt or several, in the order of the prompts (vLLM's offline API)."""
+        """The likeliest continuations of each prompt, in their order (vLLM's offline API)."""
         parts, adapter = self._parts, self._adapter(lora_request)
         if isinstance(params, BeamSearchParams) and params.structured is not None and parts.grammars is not None:
-            parts.grammars.compile(params.structured)  # here, so that the engine's other threads do not wait for it
-        asked = []
+            # now, so that other threads do not wait for it
+            parts.grammars.compile(params.structured)
+        searched = []
         for prompt in listed(prompts):
             tokens = tokens_of(prompt, parts.tokenizer)
-            asked.append((tokens.text, tokens.ids, wishes_of(tokens, scheduling), adapter))
+            searched.append((tokens.text, tokens.ids, scheduling_of(tokens, scheduling), adapter))
         name = f"beams-{next(self._numbers)}"
-        return search_beams(self._driver, parts.tokenizer, asked, params, parts.plan.context, name)
+        return search_beams(self._driver, parts.tokenizer, searched, params, parts.plan.context, name)
 
     def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
-        """Embed prompts: the mean, over all tokens, of what the final norm gives, scaled to length 1."""
+        """Embed prompts: the mean over all tokens of the final norm's output, scaled to length 1.
+
+        Each embedding is float32 [C]. Raises RequestError for a prompt without tokens.
+        """
         outputs = []
         for prompt in listed(prompts):
             tokens = tokens_of(prompt, self._parts.tokenizer)
@@ -257,17 +264,17 @@ class LLM:
         return outputs
 
     def add_lora(self, name: str, path: str) -> None:
-        """Load an adapter under a name, in the place of one that had it; requests that run keep theirs.
+        """Load an adapter under a name, replacing its earlier owner; running requests keep theirs.
 
-        Raises RequestError where there is nothing, FormatError and UnsupportedError for what does not fit the model,
-        CapacityError if there is no room.
+        Raises RequestError if there is no such file, FormatError and UnsupportedError if it does
+        not fit the model, and CapacityError if there is no room.
         """
         parts = self._parts
         adapter = open_adapter(path, parts.spec)
         self._driver.between_steps(lambda: parts.take_adapter(name, adapter))
 
     def remove_lora(self, name: str) -> None:
-        """Forget an adapter; requests that run keep it to their end."""
+        """Forget an adapter; running requests keep it to their end."""
         parts = self._parts
         if name not in parts.adapters:
             raise RequestError(f"There is no adapter {name!r}.", param="lora_request")
@@ -279,7 +286,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the model, its KV pages and its threads. Idempotent."""
-        built, self._built, self._asker = self._built, None, None
+        built, self._built, self._maker = self._built, None, None
         self._driver.close()
         if built is not None and not self._driver.is_forked:
             built.close()
@@ -292,7 +299,7 @@ class LLM:
     ) -> None:
         self.close()
 
-    # -- parts -----------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
     @property
     def _parts(self) -> Built:
         if self._built is None:
@@ -300,33 +307,35 @@ class LLM:
         return self._built
 
     @property
-    def _asking(self) -> RequestMaker:
-        if self._asker is None:
+    def _requests(self) -> RequestMaker:
+        if self._maker is None:
             raise MartletError("This LLM is closed; make a new one.")
-        return self._asker
+        return self._maker
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> tuple[str, list[int]]:
-        """The prompt that a conversation becomes: its text and its ids. Control tokens in a message stay plain text."""
+        """A conversation's prompt: text and ids. Control tokens in a message stay plain text."""
         tokens = self._chat_tokens(messages, options)
         assert tokens.text is not None
         return tokens.text, list(tokens.ids)
 
     def _chat_tokens(self, messages: Sequence[Message], options: ChatOptions) -> PromptTokens:
-        return self._asking.chat_tokens(messages, options)
+        return self._requests.chat_tokens(messages, options)
 
     def _adapter(self, lora: Lora) -> str:
         return chosen_adapter(lora, self._parts.adapters, self.add_lora)
 
-    def _asked(self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None, lora: Lora) -> Prepared:
-        return self._asking.asked(str(next(self._numbers)), prompt, params, scheduling, self._adapter(lora))
+    def _prepared(
+        self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None, lora: Lora
+    ) -> Prepared:
+        return self._requests.asked(str(next(self._numbers)), prompt, params, scheduling, self._adapter(lora))
 
     def _start_stream(
         self, prompt: PromptTokens, params: ParamsLike, scheduling: Scheduling | None, lora: Lora
     ) -> Stream:
-        asked = self._asked(prompt, params, scheduling, lora)
-        if max(asked.request.params.n, asked.request.params.best_of or 1) > 1:
+        prepared = self._prepared(prompt, params, scheduling, lora)
+        if max(prepared.request.params.n, prepared.request.params.best_of or 1) > 1:
             raise RequestError("A stream has one answer; use generate for n > 1 and best_of > 1.", param="n")
-        return Stream(self._driver, self._driver.start(asked))
+        return Stream(self._driver, self._driver.start(prepared))
 
     def _complete(
         self,
@@ -337,11 +346,12 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         each = one_each("sampling_params", sampling_params, (SamplingParams, Mapping), len(prompts))
-        wishes = one_each("scheduling", scheduling, Scheduling, len(prompts))
+        schedulings = one_each("scheduling", scheduling, Scheduling, len(prompts))
         loras = one_each("lora_request", lora_request, (LoRARequest, str), len(prompts))
-        everything = [self._asked(*parts) for parts in zip(prompts, each, wishes, loras, strict=True)]
-        with _progress_bar(use_tqdm, len(everything)) as show:
-            return self._driver.run(everything, show)
+        columns = zip(prompts, each, schedulings, loras, strict=True)
+        requests = [self._prepared(*row) for row in columns]
+        with _progress_bar(use_tqdm, len(requests)) as show:
+            return self._driver.run(requests, show)
 
 
 def _located(options: Mapping[str, Any], progress: Progress | None) -> EngineConfig:

@@ -1,7 +1,7 @@
-"""No network: what `--offline` means for a process (read `config.py` next, where the setting comes from).
+"""`--offline`: a process without network (read `config.py` next, which has the setting).
 
-Martlet itself opens a connection only to fetch a model that was asked for by name. `forbid_network` makes that a
-guarantee for everything in the process, libraries included, through the interpreter's audit events (PEP 578).
+Martlet itself opens a connection only to fetch a model by name. `forbid_network` makes that a guarantee
+for the whole process, libraries included, through the interpreter's audit events (PEP 578).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["forbid_network"]
 def forbid_network() -> None:
     """Refuse, for the rest of the process's life, connections to other machines and the look-up of their names.
 
-    Sockets of this machine (loopback, Unix) still work. Audit hooks cannot be taken back: call it from a program, not
-    from a library.
+    Sockets of this machine (loopback, Unix) still work. Audit hooks cannot be removed: call it from a
+    program, not from a library.
     """
     sys.addaudithook(_refuse)
 
@@ -42,7 +42,7 @@ def _is_local(host: object) -> bool:
 
 
 def _address(host: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """A host that is written as an address, which nobody has to look up."""
+    """A host written as an IP address, which needs no look-up; None for a name."""
     if isinstance(host, bytes):
         host = host.decode("ascii", "replace")
     try:

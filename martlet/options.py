@@ -1,8 +1,8 @@
 """Options, each declared once (read `config.py` next, which declares the engine's).
 
-An option is a field of a frozen dataclass, made with `option(default, help, …)`. The field gives the type
-and the default; the record beside it gives the range, the choices, the words of the help, the
-environment variable and the names on the command line. From that record come
+An option is a field of a frozen dataclass, made with `option(default, help, …)`. The field gives
+the type and the default; the record beside it gives the range, the choices, the words of the help,
+the environment variable and the names on the command line. From that record come
 
     the check and its error text   `Option.checked`
     the command line               `commands/arguments.py`
@@ -31,7 +31,7 @@ _SCALES = ((30, "G"), (20, "M"), (10, "K"), (0, ""))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What is known of one option beside its value. `options_of` fills in the last four from the field."""
+    """The record of an option. `options_of` fills in the last four fields from the dataclass."""
 
     help: str  # one line, without the default
     low: float | None = None  # the least value
@@ -41,7 +41,8 @@ class Option:
     unit: str = ""  # of a number: bytes, seconds, milliseconds
     path: str = ""  # what the path leads to: "a folder", "a file to write"
     expected: str = ""  # what a right value is, where type, range and choices do not say it
-    check: Callable[[str, Any], Any] | None = None  # in place of the type's check: (name, value) → the value to keep
+    # in place of the type's check: (name, value) → the value to keep
+    check: Callable[[str, Any], Any] | None = None
     environment: str = ""  # the variable that sets it
     group: str = ""  # of the command line's help; "": it is not on the command line
     flag: str = ""  # on the command line; "": --name-with-hyphens
@@ -51,7 +52,7 @@ class Option:
     name: str = ""
     type: Any = str  # without None
     is_optional: bool = False  # None has a meaning of its own
-    default: Any = None  # MISSING if there is none
+    default: Any = field(default_factory=lambda: MISSING)  # MISSING: there is none
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -102,7 +103,7 @@ class Option:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     def checked(self, value: Any) -> Any:
-        """The value as it is kept: an int for NumPy's, a str for a Path. RequestError names the option."""
+        """The value to keep: int for NumPy's, str for a Path. RequestError names the option."""
         if value is self.default or (value is None and self.is_optional):
             return value
         if self.check is not None:
@@ -118,7 +119,8 @@ class Option:
         return value
 
     def _checked_int(self, value: Any) -> int:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):  # 5.0 and "5" are no whole numbers
+        # 5.0 and "5" are no whole numbers
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise self.refusal(value)
         number = operator.index(value)
         if not self._is_within(number):

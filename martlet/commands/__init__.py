@@ -1,1 +1,1 @@
-"""One module a command of the command line; each has `add_arguments(parser)` and `execute(args)` (read `run.py` next)."""
+"""The commands of the command line; `martlet/cli.py` lists them (read `run.py` next)."""

@@ -1,6 +1,7 @@
-"""The command line's options, made from the records of `martlet/options.py` (read `common.py` next).
+"""The command line's options, made from `martlet/options.py` (read `common.py` next).
 
-`add_options` gives a parser every option of a group; the sampling options also have llama.cpp's names.
+`add_options` gives a parser every option of a group; the sampling options also have llama.cpp's
+names.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def add_options(
     defaults: Mapping[str, str] | None = None,
     without: Collection[str] = (),
 ) -> _ArgumentGroup:
-    """Add the options of a group; `defaults` says what holds where an option is left out, by name."""
+    """Add the options of a group; `defaults` replaces the defaults in the help, by name."""
     added = parser.add_argument_group(group)
     for name, option in options_of(settings).items():
         if option.group == group and name not in without:
@@ -111,7 +112,7 @@ def _pairs(text: str) -> dict[int, float]:
 
 
 def given_options(args: Namespace, settings: type) -> dict[str, Any]:
-    """The options of a dataclass that were given, checked, by name. RequestError for a wrong value."""
+    """The given options of a dataclass by name, checked. RequestError for a wrong value."""
     given = {}
     for name, option in options_of(settings).items():
         value = getattr(args, name, None)
@@ -120,7 +121,7 @@ def given_options(args: Namespace, settings: type) -> dict[str, Any]:
     return given
 
 
-# -- the engine ----------------------------------------------------------------------------------------
+# -- the engine ------------------------------------------------------------------------------------
 def add_engine_options(parser: ArgumentParser, context: str = "") -> None:
     """The options of `LLM`; `context` says how many tokens are taken if none are given."""
     add_options(parser, EngineConfig, "engine", {"max_context": context} if context else None)
@@ -184,9 +185,9 @@ def named(text: str) -> tuple[str, str]:
     return name, path
 
 
-# -- sampling ------------------------------------------------------------------------------------------
+# -- sampling --------------------------------------------------------------------------------------
 def add_sampling_options(parser: ArgumentParser, max_tokens: str, without: Collection[str] = ()) -> None:
-    """The options of `SamplingParams`; `max_tokens` says how many are generated if none are given."""
+    """The options of `SamplingParams`; `max_tokens` is the help's text for its default."""
     group = options_of(SamplingParams)["max_tokens"].group
     add_options(parser, SamplingParams, group, {"max_tokens": max_tokens}, without)
     if "structured" in without:

@@ -1,7 +1,9 @@
-"""Measure speed: `bench MODEL` alone, `bench throughput|latency|prefix MODEL` many requests, `bench serve URL` a server.
+"""`martlet bench`: the speed of one request, and workloads of many (read `workload.py` next).
 
-`bench MODEL` (or `bench speed MODEL`) measures as llama-bench does; the workloads are in `workload.py`. Prefill: `-p` tokens from an empty cache. Decode: `-n` tokens, one a step, after `--depth` tokens that are not counted.
-Each is run once for warmth, then `-r` times; the median counts. Tokens are random, since no kernel's speed depends on them.
+`bench MODEL` (or `bench speed MODEL`) measures as llama-bench does; the workloads are in
+`workload.py`. Prefill: `-p` tokens from an empty cache. Decode: `-n` tokens, one a step, after
+`--depth` tokens that are not counted. Each is run once for warmth, then `-r` times; the median
+counts. Tokens are random, since no kernel's speed depends on them.
 """
 
 from __future__ import annotations
@@ -58,10 +60,11 @@ def execute(args: Namespace) -> int:
     needed = max(args.prompt_tokens + 1, args.depth + args.gen_tokens + 1)
     if args.max_context is not None and args.max_context < needed:
         raise RequestError(f"--context is {args.max_context}, but the test takes {needed} positions.", param="context")
-    args.draft = args.draft or "off"  # random text repeats itself: what guessing it gives says nothing
+    # random text repeats itself: what guessing it gives says nothing
+    args.draft = args.draft or "off"
     with open_llm(args, max_context=args.max_context or needed) as llm:
-        found = _measure(llm, args)
-    print(json.dumps(found) if args.json else _table(found))
+        report = _measure(llm, args)
+    print(json.dumps(report) if args.json else _table(report))
     return 0
 
 
@@ -80,7 +83,7 @@ def _kind_and_model(words: list[str]) -> tuple[str, str]:
 def _measure(llm: LLM, args: Namespace) -> dict[str, Any]:
     from martlet.bench.bandwidth import read_bandwidth
 
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "model": llm.config.model,
         "threads": llm.config.threads,
         "kv_dtype": llm.config.kv_dtype,
@@ -90,15 +93,15 @@ def _measure(llm: LLM, args: Namespace) -> dict[str, Any]:
     rounds = range(args.repetitions + 1)
     if args.prompt_tokens:
         rates = [_prefill(llm, args.prompt_tokens, seed) for seed in rounds][1:]
-        found["prefill"] = {"tokens": args.prompt_tokens, "runs": rates, "tokens_per_s": statistics.median(rates)}
+        report["prefill"] = {"tokens": args.prompt_tokens, "runs": rates, "tokens_per_s": statistics.median(rates)}
     if args.gen_tokens:
         rates = [_decode(llm, args.depth, args.gen_tokens, seed) for seed in rounds][1:]
         rate = statistics.median(rates)
         read = rate * bytes_per_token(llm, args.depth + args.gen_tokens // 2)
         speed = read_bandwidth(llm.config.threads)
-        found["decode"] = {"tokens": args.gen_tokens, "depth": args.depth, "runs": rates, "tokens_per_s": rate}
-        found["roofline"] = {"bytes_read_per_s": read, "memory_bytes_per_s": speed, "share": read / speed}
-    return found
+        report["decode"] = {"tokens": args.gen_tokens, "depth": args.depth, "runs": rates, "tokens_per_s": rate}
+        report["roofline"] = {"bytes_read_per_s": read, "memory_bytes_per_s": speed, "share": read / speed}
+    return report
 
 
 def _prefill(llm: LLM, count: int, seed: int) -> float:
@@ -109,7 +112,7 @@ def _prefill(llm: LLM, count: int, seed: int) -> float:
 
 
 def _decode(llm: LLM, depth: int, count: int, seed: int) -> float:
-    """Tokens a second of `count` decode steps: the first token comes with the prefill and is not counted."""
+    """Tokens/s of `count` decode steps; the first token comes with the prefill and is left out."""
     [output] = llm.generate({"prompt_token_ids": _random_ids(llm, depth, seed)}, _params(count + 1))
     assert output.metrics is not None
     assert output.metrics.decode_tokens_per_s is not None
@@ -125,16 +128,18 @@ def _params(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
 
 
-def _table(found: dict[str, Any]) -> str:
-    lines = [f"{found['model']}, {found['threads']} threads, KV {found['kv_dtype']}"]
+def _table(report: dict[str, Any]) -> str:
+    lines = [f"{report['model']}, {report['threads']} threads, KV {report['kv_dtype']}"]
     for name in ("prefill", "decode"):
-        if name in found:
-            part = found[name]
-            after = f" after {part['depth']}" if "depth" in part else ""
-            spread = f"{min(part['runs']):,.1f} to {max(part['runs']):,.1f}"
-            lines.append(f"{name:<8} {part['tokens']:>5} tokens{after}: {part['tokens_per_s']:>9,.1f} tok/s ({spread})")
-    if "roofline" in found:
-        roof = found["roofline"]
+        if name in report:
+            section = report[name]
+            after = f" after {section['depth']}" if "depth" in section else ""
+            spread = f"{min(section['runs']):,.1f} to {max(section['runs']):,.1f}"
+            lines.append(
+                f"{name:<8} {section['tokens']:>5} tokens{after}: {section['tokens_per_s']:>9,.1f} tok/s ({spread})"
+            )
+    if "roofline" in report:
+        roof = report["roofline"]
         lines.append(
             f"decode reads {roof['bytes_read_per_s'] / 1e9:.1f} GB/s: {roof['share']:.0%} of the"
             f" {roof['memory_bytes_per_s'] / 1e9:.1f} GB/s that these threads read from memory"

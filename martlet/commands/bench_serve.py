@@ -1,7 +1,7 @@
-"""Load any OpenAI-compatible server and report what its users would feel (read `martlet/bench/load_generator.py` next).
+"""`martlet bench serve`: load on a server with OpenAI's API (read `bench/load_generator.py` next).
 
-`martlet bench serve URL`: a closed loop of `--concurrency` clients, or with `--rate` an open loop of random arrivals. The report
-audits itself: it says what would make its figures flatter.
+`martlet bench serve URL`: a closed loop of `--concurrency` clients, or with `--rate` an open loop
+of random arrivals. The report audits itself: it says what would make its figures flatter.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ def execute(args: Namespace) -> int:
     target = Target.of(args.url, args.api_key or next(iter(environment_api_keys()), None))
     model, run = measure_server(target, args.model, load, (extra, prompts), args.timeout)
     server = {"url": args.url, "model": model, "dataset": args.dataset, "body": extra}
-    found = load_summary(load, run, slo, server)
-    print(json.dumps(found) if args.json else load_table(found))
+    report = load_summary(load, run, slo, server)
+    print(json.dumps(report) if args.json else load_table(report))
     if args.out is not None:
-        Path(f"{args.out}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        Path(f"{args.out}.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
         Path(f"{args.out}.svg").write_text(load_chart(run), encoding="utf-8")
     if earlier is not None:
-        text = load_compare(json.loads(json.dumps(found)), earlier, args.compare)
+        text = load_compare(json.loads(json.dumps(report)), earlier, args.compare)
         print(text, file=sys.stderr if args.json else sys.stdout)
-    return 1 if found["failed"] else 0
+    return 1 if report["failed"] else 0
 
 
 def _load(args: Namespace) -> Load:
@@ -109,19 +109,19 @@ def _load(args: Namespace) -> Load:
 
 def _extra(text: str | None) -> dict[str, Any]:
     try:
-        found = {} if text is None else json.loads(text)
+        fields = {} if text is None else json.loads(text)
     except ValueError as error:
         raise RequestError(f"--body is not JSON: {error}.", param="body") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise RequestError("--body must be a JSON object.", param="body")
-    return found
+    return fields
 
 
 def _read_report(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("server"), dict) or "workload" not in found:
+        report = None
+    if not isinstance(report, dict) or not isinstance(report.get("server"), dict) or "workload" not in report:
         raise RequestError(f"{path} is not a report that --out wrote.", param="compare")
-    return found
+    return report

@@ -1,4 +1,4 @@
-"""Talk with a model: a history, multi-line messages, commands; Ctrl-C stops the answer and not the program."""
+"""`martlet chat`: a conversation with history and commands; Ctrl-C stops only the answer."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ HELP = """\
 A line that ends in \\ goes on in the next one.
 A line with \"\"\" alone starts a message of several lines; another one ends it.
 Ctrl-C stops an answer; what was said of it stays in the conversation.
-An answer leaves an eighth of the context for the next message, unless -n sets its limit. Once a conversation fills three
-quarters of the context, the model is not shown its oldest messages; the system message stays."""
+An answer leaves an eighth of the context for the next message, unless -n sets its limit. Once a
+conversation fills three quarters of the context, the model is no longer shown its oldest messages;
+the system message stays."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,7 +59,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     explain = "say after an answer how much of the prompt was cached, and why not more"
     parser.add_argument("--explain-cache", action="store_true", help=explain)
     add_options(parser, EngineConfig, "chat")
-    unseen = ("logprobs", "prompt_logprobs", "logprobs_mode")  # of no use where no numbers are shown
+    # of no use where no numbers are shown
+    unseen = ("logprobs", "prompt_logprobs", "logprobs_mode")
     add_sampling_options(parser, max_tokens="7/8 of the context with the prompt", without=unseen)
 
 
@@ -142,7 +144,8 @@ class Conversation:
     def _shown(self) -> tuple[list[dict[str, str]], int]:
         """The messages that the model is shown, and their tokens: if need be without the oldest.
 
-        What is left out makes more room than is needed, so that not every later turn computes the rest anew.
+        What is left out makes more room than is needed, so that not every later turn computes the
+        rest anew.
         """
         context, before = self.llm.plan.context, self.left_out
         n_ids = self._n_ids(before)
@@ -223,8 +226,8 @@ class Conversation:
     def _load(self, name: str) -> None:
         path = _named(name, "load")
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in found]
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in saved]
         except (ValueError, TypeError, KeyError) as error:
             raise RequestError(f"{path} is not a saved conversation: {error!r}.", param="command") from None
         self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
@@ -261,7 +264,7 @@ def _named(name: str, command: str) -> Path:
 
 
 def _read_message() -> str:
-    """One message from stdin: a line, lines that end in a backslash, or lines between two lines of three quotes."""
+    """A message from stdin: a line, lines ending in a backslash, or lines between triple quotes."""
     ask = "> " if sys.stdin.isatty() else ""
     more = "… " if ask else ""
     line = input(ask)

@@ -1,4 +1,4 @@
-"""Helpers of the commands: models by name, texts and files that are read, lines on stderr (read `run.py` next)."""
+"""Helpers of the commands: models by name, texts, files, lines on stderr (read `run.py` next)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _utf8(data: bytes, source: str, param: str) -> str:
 
 
 def heed_offline(offline: bool | None) -> bool:
-    """Whether the option or the environment forbids the network; if so, connections fail from now on."""
+    """Whether option or environment forbid the network; if so, connections fail from now on."""
     forbidden = resolve_config({"model": "none", "offline": offline}).offline
     if forbidden:
         from martlet.offline import forbid_network
@@ -92,7 +92,7 @@ def show_progress(phase: str, done: int, total: int) -> None:
 
 
 def show_warnings(llm: LLM, *, chat: bool = True, notes: bool = False) -> None:
-    """Print the model's warnings on stderr; without `chat` none of the template, without `notes` no small ones."""
+    """Print warnings on stderr; `chat`: also those of the template, `notes`: also small ones."""
     hidden = set() if notes else set(llm.get_tokenizer().notes)
     if not chat and llm.chat_template_note is not None:
         hidden.add(llm.chat_template_note)
@@ -102,10 +102,11 @@ def show_warnings(llm: LLM, *, chat: bool = True, notes: bool = False) -> None:
 
 
 def read_text(text: str | None, param: str = "prompt") -> str:
-    """A text given as an argument, or from stdin where the argument is "-" or missing; RequestError if not UTF-8."""
+    """An argument's text, or that of stdin if it is "-" or missing; RequestError if not UTF-8."""
     if text is not None and text != "-":
         try:
-            return _utf8(os.fsencode(text), f"The {param}", param)  # whatever the locale has made of its bytes
+            # whatever the locale has made of its bytes
+            return _utf8(os.fsencode(text), f"The {param}", param)
         except UnicodeEncodeError:  # it has never been bytes
             return text
     if text is None and sys.stdin.isatty():
@@ -114,7 +115,7 @@ def read_text(text: str | None, param: str = "prompt") -> str:
 
 
 def read_file(name: str, param: str = "file") -> str:
-    """The text of a file, or of stdin where the name is "-"; RequestError if it cannot be read or is not UTF-8."""
+    """The text of a file, or of stdin for "-"; RequestError if it is unreadable or not UTF-8."""
     if name == "-":
         return read_text("-", param)
     try:

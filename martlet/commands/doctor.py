@@ -1,4 +1,4 @@
-"""`martlet doctor`, `version` and `warmup`: what Martlet sees of this machine, and its kernels (read `martlet/machine.py` next)."""
+"""`martlet doctor`, `version` and `warmup`: the machine, the kernels (read `machine.py` next)."""
 
 from __future__ import annotations
 

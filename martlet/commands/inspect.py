@@ -1,4 +1,4 @@
-"""`martlet inspect`, `tokenize` and `schema`: what a file holds, without running a model (read `martlet/formats/checkpoint.py` next)."""
+"""`martlet inspect`, `tokenize` and `schema`: look at files (read `formats/checkpoint.py` next)."""
 
 from __future__ import annotations
 
@@ -171,7 +171,8 @@ def add_schema_arguments(parser: ArgumentParser) -> None:
 def execute_schema(args: Namespace) -> int:
     """Print what of a JSON Schema is enforced, and return 1 if it would be refused.
 
-    Every keyword that cannot be enforced has its JSON pointer; unknown keywords and formats are ignored.
+    Every keyword that cannot be enforced has its JSON pointer; unknown keywords and formats are
+    ignored.
     """
     from martlet.grammar.json_schema import coverage
 

@@ -1,7 +1,8 @@
 """Show what a compressed KV cache costs in quality, on your own text and by context depth.
 
-For each KV type: Kullback-Leibler divergence from the base type's distributions, how often the best token is the same,
-and perplexity. `--layers` measures each layer alone; `--guard KLD` then chooses a type for each layer under a limit.
+For each KV type: Kullback-Leibler divergence from the base type's distributions, how often the best
+token is the same, and perplexity. `--layers` measures each layer alone; `--guard KLD` then chooses
+a type for each layer under a limit.
 """
 
 from __future__ import annotations
@@ -79,16 +80,16 @@ def execute(args: Namespace) -> int:
             texts = list(windows(ids, size, tokenizer.bos_id if tokenizer.add_bos else None))[: args.chunks]
             lens, steep = KvLens(ops, model, size), steep_layers(checkpoint, model.spec, STEEP)
             check = _Check(lens, model.spec, base, steep, texts, quiet=args.json)
-            found = [check.result(types) for types in listed]
+            results = [check.result(types) for types in listed]
             if args.layers or args.guard is not None:
-                found = [check.with_layers(entry, args.guard) for entry in found]
+                results = [check.with_layers(entry, args.guard) for entry in results]
         finally:
             ops.close()
-    notes = [note for entry in found for note in warnings_of(model.spec, entry)]
+    notes = [note for entry in results for note in warnings_of(model.spec, entry)]
     if args.json:
-        print(json.dumps({"base": str(base), "tokens": len(texts) * size, "types": found, "warnings": notes}))
+        print(json.dumps({"base": str(base), "tokens": len(texts) * size, "types": results, "warnings": notes}))
     else:
-        print("\n\n".join(_table(entry, base) for entry in found))
+        print("\n\n".join(_table(entry, base) for entry in results))
         for note in notes:
             print(f"martlet: {note}", file=sys.stderr)
     return 0
@@ -112,11 +113,11 @@ class _Check:
 
     def result(self, types: KvTypes) -> dict[str, Any]:
         """The whole and each depth, in numbers."""
-        parts = []
+        windows_compared = []
         for number, text in enumerate(self._texts, 1):
             self._say(f"{types}: window {number} of {len(self._texts)}")
-            parts.append(compare(self._lens, self._base, types, text))
-        compared = join(parts)
+            windows_compared.append(compare(self._lens, self._base, types, text))
+        compared = join(windows_compared)
         depths, first, stop = [], 0, FIRST_DEPTH
         while first < len(self._texts[0]) - 1:
             depths.append({"from": first, "to": stop, **_numbers(compared.between(first, stop))})
@@ -140,7 +141,7 @@ class _Check:
         added: dict[str, Any] = {"layers": costs}
         if guard is not None:
             chosen, kld = guard_types(
-                types, self._base, self._steep, lambda: costs, guard, lambda found: self._mean(found, self._texts)
+                types, self._base, self._steep, lambda: costs, guard, lambda types_: self._mean(types_, self._texts)
             )
             added["guard"] = {
                 "limit": guard,
@@ -173,24 +174,24 @@ def _numbers(compared: Compared) -> dict[str, float]:
 
 def warnings_of(spec: ModelSpec, entry: dict[str, Any]) -> list[str]:
     """What a user should know of one type's result."""
-    kind, notes = entry["kv_dtype"], []
+    name, notes = entry["kv_dtype"], []
     thin = min(layer.mixer.head_dim for layer in spec.layers)
-    if thin < THIN and kind != "f16":
-        notes.append(f"{kind}: this model's heads have {thin} dimensions; thin heads lose more by compression.")
+    if thin < THIN and name != "f16":
+        notes.append(f"{name}: this model's heads have {thin} dimensions; thin heads lose more by compression.")
     if entry["kld"] > LOST:
-        notes.append(f"{kind}: a mean divergence of {entry['kld']:.3f} changes answers; use q8 or f16.")
+        notes.append(f"{name}: a mean divergence of {entry['kld']:.3f} changes answers; use q8 or f16.")
     costs = entry.get("layers", [])
     usual = float(np.median(costs)) if costs else 0.0
     bad = [layer for layer, cost in enumerate(costs) if cost > BAD_LAYER * usual]
     if bad:
-        suggestion = KvTypes(kind.partition(",")[0], dict.fromkeys(bad, "q8" if kind.startswith("q4") else "f16"))
+        suggestion = KvTypes(name.partition(",")[0], dict.fromkeys(bad, "q8" if name.startswith("q4") else "f16"))
         notes.append(
-            f"{kind}: layers {', '.join(map(str, bad))} lose more than {BAD_LAYER:g} times what layers usually do; try"
+            f"{name}: layers {', '.join(map(str, bad))} lose more than {BAD_LAYER:g} times what layers usually do; try"
             f" --kv-dtype {suggestion}."
         )
     guard = entry.get("guard")
     if guard and guard["kld"] > guard["limit"]:
-        notes.append(f"{kind}: no choice of types keeps the divergence within {guard['limit']:g}.")
+        notes.append(f"{name}: no choice of types keeps the divergence within {guard['limit']:g}.")
     return notes
 
 

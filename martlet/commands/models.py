@@ -1,4 +1,4 @@
-"""`martlet list` and `martlet pull`: the models that are here, and those of the catalogue (read `martlet/hub.py` next)."""
+"""`martlet list` and `martlet pull`: the models here and in the catalogue (read `hub.py` next)."""
 
 from __future__ import annotations
 

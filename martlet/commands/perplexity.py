@@ -1,8 +1,9 @@
 """Measure how well a model predicts a text: exp of the mean negative log-probability of its tokens.
 
-The method is llama-perplexity's: the text's tokens are cut into windows of `context` tokens (a rest that fills none is left
-out); each window starts with the beginning token in place of its first, where the model wants one; and only the second
-half of a window is scored, so that every scored token has half a window before it.
+The method is llama-perplexity's: the text's tokens are cut into windows of `context` tokens (a rest
+that fills none is left out); each window starts with the beginning token in place of its first,
+where the model wants one; and only the second half of a window is scored, so that every scored
+token has half a window before it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def execute(args: Namespace) -> int:
         raise RequestError(f"chunks is {args.chunks}; expected 1 or more.", param="chunks")
     text = read_file(args.file)
     size = DEFAULT_CONTEXT if args.max_context is None else args.max_context
-    with open_llm(args, max_context=size + 1) as llm:  # one more: a request generates at least one token
+    # one more: a request generates at least one token
+    with open_llm(args, max_context=size + 1) as llm:
         tokenizer = llm.get_tokenizer()
         bos = tokenizer.bos_id if tokenizer.add_bos else None
         listed = list(windows(tokenizer.encode(text), size, bos))[: args.chunks]
@@ -56,8 +58,8 @@ def execute(args: Namespace) -> int:
                 print(f"\r{number} of {len(listed)}: {_perplexity(scores):.4f}", end="", file=sys.stderr, flush=True)
     error = _perplexity(scores) * _standard_error(scores)
     if args.json:
-        found = {"perplexity": _perplexity(scores), "error": error, "tokens": len(scores), "windows": len(listed)}
-        print(json.dumps(found))
+        result = {"perplexity": _perplexity(scores), "error": error, "tokens": len(scores), "windows": len(listed)}
+        print(json.dumps(result))
     else:
         if shows:
             print(file=sys.stderr)

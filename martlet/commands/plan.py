@@ -1,4 +1,4 @@
-"""Show memory by context, number of sequences and KV type, and the speed to expect on this machine."""
+"""`martlet plan`: memory by context, sequences and KV type, and the speed to expect."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ def execute(args: Namespace) -> int:
 
 
 def _sequences(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part[:9]) <= MAX_SEQUENCES for part in parts):
+    numbers = text.split(",")
+    if not all(number.isascii() and number.isdigit() and 1 <= int(number[:9]) <= MAX_SEQUENCES for number in numbers):
         raise ArgumentTypeError(f"{text!r} is not a list of numbers from 1 to {MAX_SEQUENCES:,}")
-    return tuple(map(int, parts))
+    return tuple(map(int, numbers))
 
 
 def _contexts(most: int) -> list[int]:
     """Powers of two from FIRST_CONTEXT up to the model's own."""
-    found = []
+    contexts = []
     context = FIRST_CONTEXT
     while context < most:
-        found.append(context)
+        contexts.append(context)
         context *= 2
-    return [*found, most]
+    return [*contexts, most]
 
 
 def _speed(checkpoint: Checkpoint, config: EngineConfig, plan: MemoryPlan) -> dict[str, Any]:

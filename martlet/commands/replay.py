@@ -1,7 +1,8 @@
 """Run a capsule again and show every step.
 
-A capsule is what `--capsule FILE` (or `LLM(…, capsule=FILE)`) wrote: requests and the schedule in which they ran. The exit
-status is 0 if every token came out as recorded, else 1. Read `observe/capsule_replay.py` next.
+A capsule is what `--capsule FILE` (or `LLM(…, capsule=FILE)`) wrote: requests and the schedule in
+which they ran. The exit status is 0 if every token came out as recorded, else 1. Read
+`observe/capsule_replay.py` next.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _check_same(args: Namespace, capsule: Mapping[str, Any], built: Built) -> No
 
 
 def _check_adapters(capsule: Mapping[str, Any], built: Built) -> None:
-    """RequestError where requests ran with adapters that are not here: other numbers give other tokens."""
+    """RequestError if requests ran with adapters that are missing: their tokens would differ."""
     from martlet.observe.capsule_replay import missing_adapters
 
     here = {adapter.digest: name for name, adapter in built.adapters.items()}
@@ -133,17 +134,17 @@ def _line(step: ReplayedStep, built: Built) -> str:
     for seq, token_id in step.came:
         came.setdefault(seq, []).append(token_id)
     differ = {seq: then for seq, _, then in step.differ}
-    parts = []
+    sequences = []
     for span in step.plan.spans[:MOST_NAMES]:
-        part = f"{_name(step, span.seq)}: {span.place}"
+        shown = f"{_name(step, span.seq)}: {span.place}"
         if span.seq in came:
-            part += f" → {_text(built, *came[span.seq])}"
+            shown += f" → {_text(built, *came[span.seq])}"
         if span.seq in differ:
             then = differ[span.seq]
-            part += f" BUT RECORDED {'nothing' if then is None else _text(built, then)}"
-        parts.append(part)
+            shown += f" BUT RECORDED {'nothing' if then is None else _text(built, then)}"
+        sequences.append(shown)
     if len(step.plan.spans) > MOST_NAMES:
-        parts.append("…")
+        sequences.append("…")
     plan = step.plan
     notes = [f"{_name(step, seq)} preempted" for seq in plan.preempted]
     notes += [f"{len(rows)} {what}" for what, rows in (("saves", plan.saves), ("loads", plan.loads), ("copies", plan.copies)) if rows]  # fmt: skip
@@ -154,7 +155,7 @@ def _line(step: ReplayedStep, built: Built) -> str:
     ]
     if step.error:
         notes.append(f"failed: {step.error}")
-    return f"step {plan.step}: {sum(span.count for span in plan.spans)} rows; {', '.join(parts)}" + "".join(
+    return f"step {plan.step}: {sum(span.count for span in plan.spans)} rows; {', '.join(sequences)}" + "".join(
         f" [{note}]" for note in notes
     )
 

@@ -97,7 +97,7 @@ def _start(llm: LLM, args: Namespace, prompt: str, params: dict[str, Any], chat:
 
 
 def _write(stream: Stream, quiet: bool) -> float | None:
-    """Write the pieces as they come; return when the first came, in seconds since the process started."""
+    """Write the pieces as they come; return when the first came, in s since the process began."""
     first_s, last = None, "\n"
     for piece in stream:
         if not quiet:
@@ -113,7 +113,7 @@ def _write(stream: Stream, quiet: bool) -> float | None:
 
 
 def _settings(output: RequestOutput, args: Namespace) -> tuple[Setting, ...]:
-    """The sampling settings with their origins; a limit that this command chose is not called the user's."""
+    """The sampling settings with their origins; this command's own limit is not the user's."""
     if args.max_tokens is not None:
         return output.settings
     note = "the command's, within the context"
@@ -123,8 +123,8 @@ def _settings(output: RequestOutput, args: Namespace) -> tuple[Setting, ...]:
 
 
 def _print_start(llm: LLM, sampling: tuple[Setting, ...]) -> None:
-    parts = ", ".join(f"{phase.name} {phase.seconds:.3f} s" for phase in llm.start_timeline)
-    print(f"start: {parts}; {process_age_s():.2f} s since the process started", file=sys.stderr)
+    phases = ", ".join(f"{phase.name} {phase.seconds:.3f} s" for phase in llm.start_timeline)
+    print(f"start: {phases}; {process_age_s():.2f} s since the process started", file=sys.stderr)
     print_settings("settings", llm.config.settings())
     print_settings("sampling", sampling)
     print(f"memory: {llm.plan.explain()}", file=sys.stderr)

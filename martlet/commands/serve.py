@@ -64,7 +64,7 @@ class _Stopped(BaseException):
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Let SIGTERM and SIGINT end what runs here in order, until the server takes them over; a second one ends it at once."""
+    """Until the server takes over: SIGTERM and SIGINT end the start in order, again: at once."""
 
     def stop(number: int, frame: object) -> None:
         for other in before:
@@ -112,8 +112,8 @@ def _serve(args: Namespace) -> int:
     for warning in built.warnings:
         print(f"martlet: {warning}", file=sys.stderr)
     if args.verbose:
-        parts = ", ".join(f"{phase.name} {phase.seconds:.3f} s" for phase in built.start)
-        print(f"start: {parts}", file=sys.stderr)
+        phases = ", ".join(f"{phase.name} {phase.seconds:.3f} s" for phase in built.start)
+        print(f"start: {phases}", file=sys.stderr)
         print_settings("settings", built.config.settings())
         print(f"memory: {built.plan.explain()}", file=sys.stderr)
 
@@ -164,37 +164,37 @@ def _keys_in(path: str | None) -> list[str]:
     except UnicodeDecodeError:
         raise RequestError(f"{path} is no text; expected API keys, one a line.", param="api_key_file") from None
     lines = [line.strip() for line in text.splitlines()]
-    found = [line for line in lines if line and not line.startswith("#")]
-    if not found or len(data) > MAX_KEY_FILE:
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys or len(data) > MAX_KEY_FILE:
         raise RequestError(f"{path} holds no API keys; expected one a line.", param="api_key_file")
-    return found
+    return keys
 
 
 def _by_model(given: Sequence[tuple[str, str]], models: Collection[str]) -> dict[str, dict[str, str]]:
-    """The adapters of each model, from NAME=PATH, which is enough where there is one model, and NAME@MODEL=PATH.
+    """The adapters of each model, from NAME=PATH (for a single model) and NAME@MODEL=PATH.
 
     RequestError for one of no model, or of a name that something else has.
     """
-    found: dict[str, dict[str, str]] = {model: {} for model in models}
+    adapters_of: dict[str, dict[str, str]] = {model: {} for model in models}
     for whole, path in given:
         name, at, model = whole.rpartition("@")
-        if not at and len(found) > 1:
+        if not at and len(adapters_of) > 1:
             raise RequestError(
                 f"--lora {whole}={path} does not say for which model: write {whole}@MODEL={path}, with one of"
-                f" {', '.join(found)}.",
+                f" {', '.join(adapters_of)}.",
                 param="lora",
             )
         if not at:
-            name, model = whole, next(iter(found))
-        if model not in found or not name:
+            name, model = whole, next(iter(adapters_of))
+        if model not in adapters_of or not name:
             raise RequestError(
-                f"--lora {whole}={path} is for a model {model!r}, and there is {', '.join(found)}."
-                f"{nearest(model, found)}",
+                f"--lora {whole}={path} is for a model {model!r}, and there is {', '.join(adapters_of)}."
+                f"{nearest(model, adapters_of)}",
                 param="lora",
             )
-        if name in found or any(name in adapters for adapters in found.values()):
+        if name in adapters_of or any(name in adapters for adapters in adapters_of.values()):
             raise RequestError(
                 f"Two models or adapters have the name {name!r}; give them different ones.", param="lora"
             )
-        found[model][name] = path
-    return found
+        adapters_of[model][name] = path
+    return adapters_of

@@ -1,6 +1,7 @@
-"""What is said about speed after an answer: the rate, the share of the memory's speed, and what the plan had predicted.
+"""Lines about speed after an answer: rate, share of the memory's speed, and the plan's prediction.
 
-A decode step reads every weight once, so the memory's read speed bounds it: tokens/s ≤ bytes/s ÷ bytes a token.
+A decode step reads every weight once, so the memory's read speed bounds it: tokens/s ≤ bytes/s ÷
+bytes a token.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LEAST_TOKENS = 16  # of a decode, to say anything about its speed
 
 
 def bytes_per_token(llm: LLM, context: int) -> int:
-    """Bytes that one decode step reads: the packed weights, and keys and values of `context` positions."""
+    """Bytes that a decode step reads: packed weights, keys and values of `context` positions."""
     return llm.plan.weights + context * llm.plan.kv_per_token
 
 
@@ -102,7 +103,7 @@ def save_prediction(model: str, threads: int, tokens_per_s: float) -> None:
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started (on Linux; elsewhere since the interpreter could tell)."""
+    """Seconds since this process started; outside Linux, its processor time."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
 """The part of `martlet bench` that runs many requests at once (read `bench/workloads.py` next).
 
-Prints a table, or JSON; `--out PREFIX` writes PREFIX.json and the chart PREFIX.svg; `--compare FILE` sets the report beside
-an earlier one and refuses if the two did not measure the same.
+Prints a table, or JSON; `--out PREFIX` writes PREFIX.json and the chart PREFIX.svg; `--compare
+FILE` sets the report beside an earlier one and refuses if the two did not measure the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ __all__ = ["KINDS", "WORKLOAD_OPTIONS", "add_workload_options", "execute_workloa
 KINDS = ("speed", *WORKLOADS)
 WORKLOAD_OPTIONS = ("requests", "concurrency", "rate", "intrusion", "shared", "seed", "out", "compare")
 SPEED_OPTIONS = ("depth", "repetitions")
-ONLY = {"rate": ("latency",), "intrusion": ("latency",), "shared": ("prefix",)}  # options of some workloads
+# options of some workloads
+ONLY = {"rate": ("latency",), "intrusion": ("latency",), "shared": ("prefix",)}
 
 
 def add_workload_options(parser: ArgumentParser) -> None:
@@ -64,7 +65,8 @@ def execute_workload(args: Namespace) -> int:
             f"--context is {context}, but the longest request takes {workload.longest} positions.", param="context"
         )
     sizes: dict[str, Any] = {"max_context": context, "max_seqs": workload.concurrency}
-    args.draft = args.draft or "off"  # random text repeats itself: what guessing it gives says nothing
+    # random text repeats itself: what guessing it gives says nothing
+    args.draft = args.draft or "off"
     with open_llm(args, **sizes, **_kv_memory(args, context, workload)) as llm:
         requests = arrivals(workload, llm.get_tokenizer().vocab_size)
         run = drive(llm.engine, requests, workload.concurrency)
@@ -108,7 +110,7 @@ def _workload(args: Namespace) -> Workload:
 
 
 def _kv_memory(args: Namespace, context: int, workload: Workload) -> dict[str, int]:
-    """Pages for all that runs together, unless the options say how much: a benchmark should not preempt by accident."""
+    """Pages for all concurrent requests, unless an option sets them: nothing is preempted."""
     options = engine_options(args)
     if options.get("kv_memory") is not None:
         return {}

@@ -1,15 +1,16 @@
 """Beam search: the likeliest continuations, kept k at a time (read `driver.py` next).
 
-In every step each beam is asked for its 2k likeliest next tokens, and of all continuations the k of the best score
-live on. A beam is a request of one token whose prompt is all that it has so far: the prefix cache gives it the pages of
-the beam that it forks from, shared but for the last one, which is copied, so that a step computes one position a beam.
-Names and algorithm are those of vLLM's offline API; the score of a beam is that of Hugging Face transformers:
+In every step each beam gives its 2k likeliest next tokens, and of all continuations the k of the
+best score live on. A beam is a request for one token whose prompt is all that the beam has so far.
+The prefix cache gives it the pages of its parent, shared but for the last, which is copied: so a
+step computes one position of each beam. Names and algorithm are those of vLLM's offline API; the
+score is that of Hugging Face transformers:
 
     log-probability of the generated tokens / (their number ** length_penalty)
 
-With a form (docs/structured.md) only tokens that it allows are asked for, with the log-probabilities that the model gives them
-among all tokens; so the beams are those of the search without a form that may be written, and one ends only where the
-text is complete.
+With a form (docs/structured.md) only allowed tokens are considered, with their log-probabilities
+among all tokens. So the beams are those of a free search that the form allows, and a beam ends only
+where the text is complete.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from martlet.types import GRAMMAR_LIMIT, Request, Scheduling
 __all__ = ["BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "search_beams"]
 
 MAX_WIDTH = 256
-_Found = tuple[list[tuple[int, float]], str | None]  # likeliest next tokens; GRAMMAR_LIMIT if a string was cut
+# likeliest tokens; GRAMMAR_LIMIT if a string was cut
+_Next = tuple[list[tuple[int, float]], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,9 @@ class BeamSearchParams:
     max_tokens: int
     ignore_eos: bool = False  # an end token is a token like any other
     temperature: float = 0.0  # only 0: there is nothing to draw
-    structured: Structured | None = None  # what every beam is held to; a mapping of its fields is taken too
-    length_penalty: float = 1.0  # above 1 favours long answers, below it short ones; 0: the plain log-probability
+    structured: Structured | None = None  # the form of every beam; also a mapping of its fields
+    # above 1 favours long answers, below 1 short ones; 0: log-probability
+    length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         for name, most in (("beam_width", MAX_WIDTH), ("max_tokens", 1 << 31)):
@@ -63,10 +66,10 @@ class BeamSearchParams:
             raise RequestError(
                 f"length_penalty is {penalty!r}; expected a number from -100 to 100.", param="length_penalty"
             )
-        self.one_token()  # which refuses what contradicts a form
+        self.one_token()  # it refuses parameters that contradict a form
 
     def one_token(self) -> SamplingParams:
-        """How a beam is asked for its likeliest next tokens."""
+        """The parameters of a beam's request for its likeliest next tokens."""
         return SamplingParams(
             max_tokens=1,
             temperature=0,
@@ -80,19 +83,20 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """One beam. `token_ids` are the generated ones, with the token that ended it; `text` is without.
+    """A beam. `token_ids` are the generated tokens, with the one that ended it; `text` omits it.
 
-    It ends with "length" at max_tokens, or if a string in its form came to the form's `string_limit`.
+    It ends with "length" at max_tokens, or if a string in its form reached the form's
+    `string_limit`.
     """
 
     token_ids: tuple[int, ...] = ()
     cum_logprob: float = 0.0
     text: str = ""
     finish_reason: Literal["stop", "length"] | None = None
-    stop_reason: str | None = None  # "grammar_limit" if a string came to its limit
+    stop_reason: str | None = None  # "grammar_limit" if a string reached its limit
 
     def score(self, length_penalty: float) -> float:
-        """What beams are ranked by."""
+        """The score that ranks beams."""
         return self.cum_logprob / math.pow(max(1, len(self.token_ids)), length_penalty)
 
 
@@ -116,11 +120,11 @@ class _Search:
         self._done: list[BeamSearchSequence] = []
         self._most = min(params.max_tokens, room)
 
-    def advance(self, found: Sequence[_Found]) -> None:
-        """Take each beam's likeliest next tokens: choose the beams that live on."""
+    def advance(self, candidates: Sequence[_Next]) -> None:
+        """Choose the beams that live on from the likeliest next tokens of each beam."""
         penalty, width = self.params.length_penalty, self.params.beam_width
         longer: list[BeamSearchSequence] = []
-        for beam, (tokens, limit) in zip(self.beams, found, strict=True):
+        for beam, (tokens, limit) in zip(self.beams, candidates, strict=True):
             for token_id, logprob in tokens:
                 ends = token_id in self._ends
                 made = BeamSearchSequence(
@@ -150,9 +154,9 @@ def search_beams(
     context: int,
     name: str,
 ) -> list[BeamSearchOutput]:
-    """Search for each prompt, all at once; RequestError if one cannot run. `name` is what its requests are called.
+    """Search for all prompts at once; RequestError if one cannot run. `name` starts their ids.
 
-    A prompt is its text, its ids, when it wants to run, and the digest of its adapter.
+    A prompt is its text, its ids, its scheduling, and the digest of its adapter.
     """
     if not isinstance(params, BeamSearchParams):
         raise RequestError(
@@ -161,23 +165,25 @@ def search_beams(
         )
     if 2 * params.beam_width > tokenizer.vocab_size:
         raise RequestError(
-            f"beam_width is {params.beam_width}; the vocabulary has {tokenizer.vocab_size} tokens, and twice as many as"
-            " beams are looked at.",
+            f"beam_width is {params.beam_width}; the vocabulary has {tokenizer.vocab_size} tokens, and two for"
+            " each beam are needed.",
             param="beam_width",
         )
     searches = [
         _Search(BeamSearchOutput(text, list(ids)), params, tokenizer.eog_ids, max(1, context - len(ids)))
         for text, ids, *_ in prompts
     ]
-    one = params.one_token()
+    request_params = params.one_token()
     numbers = itertools.count()
     while live := [(search, prompt) for search, prompt in zip(searches, prompts, strict=True) if search.beams]:
-        asked = [
-            Prepared(replace(_asked(f"{name}-{next(numbers)}", ids, beam, one, wishes), adapter=adapter))
-            for search, (_, ids, wishes, adapter) in live
+        requests = [
+            Prepared(
+                replace(_request(f"{name}-{next(numbers)}", ids, beam, request_params, scheduling), adapter=adapter)
+            )
+            for search, (_, ids, scheduling, adapter) in live
             for beam in search.beams
         ]
-        answers = iter(driver.run(asked))
+        answers = iter(driver.run(requests))
         for search, _ in live:
             search.advance([_likeliest(next(answers)) for _ in search.beams])
     for search in searches:
@@ -185,14 +191,14 @@ def search_beams(
     return [search.output for search in searches]
 
 
-def _asked(
-    name: str, prompt: Sequence[int], beam: BeamSearchSequence, one: SamplingParams, scheduling: Scheduling
+def _request(
+    name: str, prompt: Sequence[int], beam: BeamSearchSequence, params: SamplingParams, scheduling: Scheduling
 ) -> Request:
     ids = beam.token_ids
-    return Request(name, (*prompt, *ids), one, scheduling=scheduling, n_answered=len(ids))
+    return Request(name, (*prompt, *ids), params, scheduling=scheduling, n_answered=len(ids))
 
 
-def _likeliest(answer: RequestOutput) -> _Found:
+def _likeliest(answer: RequestOutput) -> _Next:
     [completion] = answer.outputs
     if answer.error is not None or completion.logprobs is None:
         raise MartletError(f"The beam search failed: {answer.error or completion.finish_reason}")

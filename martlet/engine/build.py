@@ -17,7 +17,7 @@ from typing import Any
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig, Origin, cache_dir
-from martlet.engine.disk_pages import make_cache, open_kept_pages
+from martlet.engine.disk_pages import make_cache, open_disk_pages
 from martlet.engine.engine import Engine
 from martlet.engine.lora import open_adapter, open_adapters
 from martlet.engine.memory import Footprint, MemoryPlan, measure, plan_memory, step_limits, with_adapters, with_head
@@ -179,7 +179,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
             head = open_draft_head(config, checkpoint, model.spec, resources)
             model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
-            tier = open_kept_pages(config, checkpoint, model.spec, ops, kv, resources)
+            tier = open_disk_pages(config, checkpoint, model.spec, ops, kv, resources)
         with timeline.phase("compile"):
             grammars = _grammars(config, tokenizer, model.spec.vocab, ops)
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)

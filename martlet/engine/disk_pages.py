@@ -1,4 +1,4 @@
-"""KV pages that outlive the process: opening the second tier, and taking over what it holds (read `build.py` first)."""
+"""KV pages that outlive the process: open the file, adopt its pages (read `build.py` first)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from martlet.runtime.kv import KvMemory
 from martlet.runtime.page_moves import page_bytes
 from martlet.spec import ModelSpec
 
-__all__ = ["make_cache", "open_kept_pages"]
+__all__ = ["make_cache", "open_disk_pages"]
 
 
-def open_kept_pages(
+def open_disk_pages(
     config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec, ops: Backend, kv: KvMemory, resources: ExitStack
 ) -> DiskFile | None:
-    """The tier's file, if the settings want one and there can be one (a warning says why not); `resources` closes it.
+    """The file of the second tier, or None if it is off or cannot be opened (a warning says why).
 
-    Raises CapacityError for a size that holds no page.
+    `resources` closes it. Raises CapacityError for a size that holds no page.
     """
     if config.kv_disk is None or not config.prefix_cache:
         return None
@@ -53,7 +53,7 @@ def open_kept_pages(
 
 
 def make_cache(config: EngineConfig, pages: PagePool, tier: DiskFile | None) -> RadixCache | None:
-    """The prefix cache, with what the tier's file holds already in it; None if the settings want none."""
+    """The prefix cache, with the pages of the tier's file in it; None if it is off."""
     if not config.prefix_cache:
         return None
     share, fair = share_tokens(config.kv_dtype), config.policy == "fair"

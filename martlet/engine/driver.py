@@ -1,8 +1,9 @@
-"""Who steps the engine when several threads share it, and where its events go (read `outputs.py` next).
+"""One engine for several threads: whose turn it is, and where events go (read `outputs.py` next).
 
-Threads take turns, a step at a time, and a step serves every request, so a thread that waits for its own answer drives
-the others' as well. A process that was forked off has none of the engine's threads, and is told so. A request that nobody will read is aborted: an answer given up by an exception, a stream that was
-left or collected.
+Threads take turns, one step at a time. A step serves every request, so a thread that waits for its
+own answer also drives the others'. A forked child has none of the engine's threads and gets an
+error. A request without a reader is aborted: after an exception, or when its stream is closed or
+collected.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request with what its answer says of it; `finished` is called with the output when that is whole."""
+    """A request with its answer's settings and warnings; `finished` is called with the output."""
 
     request: Request
     settings: tuple[Setting, ...] = ()
@@ -49,40 +50,39 @@ class Driver:
         self._tokenizer = tokenizer
         self._process = os.getpid()
         self._builders: dict[str, tuple[OutputBuilder, Prepared]] = {}
-        self._lock = threading.Lock()  # held by whoever is in the engine
-        self._left: deque[OutputBuilder] = deque()  # of streams that were collected meanwhile: to be aborted
+        self._lock = threading.Lock()  # held by the thread that uses the engine
+        self._left: deque[OutputBuilder] = deque()  # without a reader: to be aborted
 
-    def start(self, asked: Prepared) -> OutputBuilder:
+    def start(self, prepared: Prepared) -> OutputBuilder:
         """Add a request; RequestError if it can never run."""
         with self._inside() as engine:
-            builder = OutputBuilder(asked.request, self._tokenizer, engine.stop, asked.settings)
-            builder.output.warnings = asked.warnings
+            builder = OutputBuilder(prepared.request, self._tokenizer, engine.stop, prepared.settings)
+            builder.output.warnings = prepared.warnings
             builder.output.metrics = engine.add(builder.request)
-            self._builders[asked.request.request_id] = builder, asked
+            self._builders[prepared.request.request_id] = builder, prepared
         return builder
 
-    def run(
-        self, everything: Sequence[Prepared], show: Callable[[int], None] = lambda done: None
-    ) -> list[RequestOutput]:
-        """Answer these requests, in their order; `show` is called with how many are whole.
+    def run(self, requests: Sequence[Prepared], show: Callable[[int], None] = lambda done: None) -> list[RequestOutput]:
+        """Answer requests, in their order; `show` is called with the number of whole answers.
 
-        If one is refused, or anything fails, all are aborted.
+        Raises RequestError for a request that can never run. Any error aborts all requests of the
+        call.
         """
         builders: list[OutputBuilder] = []
         try:
-            for asked in everything:
-                builders.append(self.start(asked))
+            for prepared in requests:
+                builders.append(self.start(prepared))
             while waiting := sum(not builder.output.finished for builder in builders):
                 self.step()
                 show(len(builders) - waiting)
             show(len(builders))
-        except BaseException:  # also Ctrl-C: nobody will read the answers, and the engine is of use again
+        except BaseException:  # also Ctrl-C: the answers have no reader any more
             self.abandon(builders)
             raise
         return [builder.output for builder in builders]
 
     def step(self) -> None:
-        """Run one step and hand its events out; a step that fails ends every request."""
+        """Run one step and deliver its events; a step that fails ends every request, and raises."""
         with self._inside() as engine:
             self._abort_left()
             try:
@@ -97,17 +97,17 @@ class Driver:
             return builder.take(), builder.output.finished
 
     def between_steps(self, work: Callable[[], T]) -> T:
-        """Do something to the engine while no step runs."""
+        """Call `work` while no step runs, and return its result."""
         with self._inside():
             return work()
 
     def embed(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """The mean hidden state of a prompt, [C]."""
+        """The mean hidden state of a prompt, float32 [C]."""
         with self._inside() as engine:
             return engine.embed(ids)
 
     def abandon(self, builders: Iterable[OutputBuilder]) -> None:
-        """Abort those that still run."""
+        """Abort the requests that still run."""
         if self.is_forked:
             return
         self._left.extend(builders)
@@ -115,7 +115,7 @@ class Driver:
             self._abort_left()
 
     def abandon_soon(self, builder: OutputBuilder) -> None:
-        """From a finalizer, which may run in the middle of a step: if so, leave it to the next one."""
+        """Abort a request from a finalizer; if it runs inside a step, the next step does it."""
         self._left.append(builder)
         if self._lock.acquire(blocking=False):
             try:
@@ -133,12 +133,12 @@ class Driver:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is not the one that loaded the model: threads, and whoever held the lock, are not here."""
+        """Whether this is a forked child, which lacks the engine's threads and the lock's owner."""
         return os.getpid() != self._process
 
     @contextmanager
     def _inside(self) -> Iterator[Engine]:
-        """The engine, for the thread whose turn it is."""
+        """The engine, for this thread alone; MartletError if it is closed or in a forked child."""
         if self.is_forked:
             raise MartletError(
                 "This LLM was loaded before the process forked, and its threads are not in the child: load it there, or"
@@ -152,15 +152,15 @@ class Driver:
     def _deliver(self, events: Iterable[Event]) -> None:
         touched = {}
         for event in events:
-            found = self._builders.get(event.request_id)
-            if found is not None:
-                found[0].accept(event)
-                touched[event.request_id] = found
-        for request_id, (builder, asked) in touched.items():
+            entry = self._builders.get(event.request_id)
+            if entry is not None:
+                entry[0].accept(event)
+                touched[event.request_id] = entry
+        for request_id, (builder, prepared) in touched.items():
             builder.end_stopped()
             if builder.output.finished:
                 del self._builders[request_id]
-                asked.finished(builder.output)
+                prepared.finished(builder.output)
 
     def _abort_left(self) -> None:
         while self._left:
@@ -170,7 +170,7 @@ class Driver:
 
 
 class Stream:
-    """The text of one answer as it comes. Leaving it early (`close`, or the end of its `with`) aborts the request."""
+    """The text of one answer as it comes; `close`, or the end of its `with`, aborts the request."""
 
     def __init__(self, driver: Driver, builder: OutputBuilder) -> None:
         self._driver = driver

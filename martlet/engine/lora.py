@@ -1,4 +1,7 @@
-"""Adapters of an engine by name: read before memory is planned, loaded between two steps (read `models/lora.py` first)."""
+"""Adapters of an engine by name (read `models/lora.py` first).
+
+They are read before memory is planned, and loaded between two steps.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ __all__ = ["LoRARequest", "chosen_adapter", "open_adapter", "open_adapters"]
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """An adapter that a request runs with, as vLLM's users write it; with a path it is loaded when it is first asked for.
+    """The adapter of a request, in vLLM's form; with a path it is loaded at its first use.
 
-    `lora_int_id` is vLLM's number of it, which nothing here needs.
+    `lora_int_id`, vLLM's number of the adapter, has no effect.
     """
 
     lora_name: str
@@ -27,21 +30,21 @@ class LoRARequest:
 
 
 def open_adapters(lora: Mapping[str, str] | None, spec: ModelSpec) -> dict[str, Adapter]:
-    """Read the adapters that the settings name, all before any is loaded."""
+    """Read the adapters that the settings name; errors as in `open_adapter`."""
     return {name: open_adapter(path, spec) for name, path in (lora or {}).items()}
 
 
 def open_adapter(path: str, spec: ModelSpec, param: str = "lora") -> Adapter:
     """Read an adapter for this model.
 
-    Raises RequestError where there is nothing, FormatError and UnsupportedError for one that does not fit the model, and
-    CapacityError for one that does not fit the memory which is free now.
+    Raises RequestError if there is no such file, FormatError and UnsupportedError if it does not
+    fit the model, and CapacityError if it does not fit the free memory.
     """
     try:
-        found = Path(path).exists()
+        exists = Path(path).exists()
     except (OSError, ValueError):
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         raise RequestError(
             f"There is no file or folder {path!r:.500}: give the path of an adapter, PEFT's folder or a GGUF file.",
             param=param,
@@ -56,24 +59,24 @@ def open_adapter(path: str, spec: ModelSpec, param: str = "lora") -> Adapter:
 
 
 def chosen_adapter(
-    asked: LoRARequest | str | None, adapters: Mapping[str, Adapter], load: Callable[[str, str], None]
+    request: LoRARequest | str | None, adapters: Mapping[str, Adapter], load: Callable[[str, str], None]
 ) -> str:
-    """The digest of the adapter that a request asks for, "" for none; `load` is called with the name and path of a new one.
+    """The digest of a request's adapter, "" for none; `load(name, path)` loads a new one.
 
-    Raises RequestError for one that is not there, or that stands for other numbers than the request says.
+    Raises RequestError for an unknown name without a path, and for a name that has another path.
     """
-    if asked is None:
+    if request is None:
         return ""
-    if not isinstance(asked, LoRARequest | str):
+    if not isinstance(request, LoRARequest | str):
         raise RequestError(
-            f"lora_request is of type {type(asked).__name__}; expected the name of an adapter, or LoRARequest(…).",
+            f"lora_request is of type {type(request).__name__}; expected the name of an adapter, or LoRARequest(…).",
             param="lora_request",
         )
-    name, path = (asked, "") if isinstance(asked, str) else (asked.lora_name, str(asked.lora_path))
+    name, path = (request, "") if isinstance(request, str) else (request.lora_name, str(request.lora_path))
     if name not in adapters:
         if not path:
-            there = ", ".join(map(repr, adapters)) or "none"
-            raise RequestError(f"There is no adapter {name!r}; there is {there}.", param="lora_request")
+            loaded = ", ".join(map(repr, adapters)) or "none"
+            raise RequestError(f"There is no adapter {name!r}; loaded: {loaded}.", param="lora_request")
         load(name, path)
     elif path and Path(path) != Path(adapters[name].path):
         raise RequestError(

@@ -1,7 +1,8 @@
-"""From events to what a caller reads: text, log-probabilities, finish reasons (read `tokenizer/detok.py` next).
+"""From events to outputs: text, log-probabilities, finish reasons (read `tokenizer/detok.py` next).
 
-The engine knows token ids only. Text, and so stop strings, belong to the outside: one `OutputBuilder` a request turns
-its events into text as they come and tells the engine when a stop string ends a sequence early.
+The engine knows token ids only. Text, and so stop strings, belong to the caller's side: an
+`OutputBuilder` for each request turns its events into text as they come, and tells the engine when
+a stop string ends a sequence early.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["CompletionOutput", "EmbeddingOutput", "Logprob", "Logprobs", "Output
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """A prompt's embedding: the mean of the last hidden states of all its tokens, scaled to length 1; float32 [C]."""
+    """A prompt's embedding, float32 [C]: the mean of its last hidden states, scaled to length 1."""
 
     request_id: str
     prompt: str | None
@@ -47,53 +48,54 @@ class Logprob:
 class Logprobs(Mapping[int, Logprob]):
     """By token id: the token itself first, then the most likely ones.
 
-    Entries are made when they are asked for: logprobs=-1 means one for each token of the vocabulary.
+    Entries are made on access: logprobs=-1 means an entry for each token of the vocabulary.
     """
 
-    __slots__ = ("_entry", "_places", "_texts")
+    __slots__ = ("_entry", "_ranks", "_texts")
 
     def __init__(self, entry: TokenLogprobs, texts: Mapping[int, str]) -> None:
         self._entry = entry
         self._texts = texts
-        self._places: dict[int, int] | None = None  # of ids in entry.top
+        self._ranks: dict[int, int] | None = None  # by token id: its index in entry.top
 
     def __getitem__(self, token_id: int) -> Logprob:
         entry = self._entry
         if token_id == entry.token_id:
             return Logprob(entry.logprob, entry.rank, self._texts[token_id])
-        place = self._found[token_id]
-        return Logprob(entry.top[place][1], place + 1, self._texts[token_id])
+        index = self._index[token_id]
+        return Logprob(entry.top[index][1], index + 1, self._texts[token_id])
 
     def __iter__(self) -> Iterator[int]:
         own = self._entry.token_id
         yield own
-        yield from (token_id for token_id in self._found if token_id != own)
+        yield from (token_id for token_id in self._index if token_id != own)
 
     def __len__(self) -> int:
-        return len(self._entry.top) + (self._entry.token_id not in self._found)
+        return len(self._entry.top) + (self._entry.token_id not in self._index)
 
     def __repr__(self) -> str:
         return repr(dict(self))
 
     @property
-    def _found(self) -> dict[int, int]:
-        if self._places is None:
-            self._places = {token_id: place for place, (token_id, _) in enumerate(self._entry.top)}
-        return self._places
+    def _index(self) -> dict[int, int]:
+        if self._ranks is None:
+            self._ranks = {token_id: index for index, (token_id, _) in enumerate(self._entry.top)}
+        return self._ranks
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of a request's n answers. `token_ids` has the token that ended it; `text` does not."""
+    """An answer to a request. `token_ids` has the token that ended it; `text` does not."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    n_shown: int = 0  # the first so many token_ids have their text, or a part of it, in `text`
+    n_shown: int = 0  # how many of token_ids have (part of) their text in `text`
     cumulative_logprob: float | None = None
     logprobs: list[Logprobs] | None = None
     finish_reason: str | None = None  # "stop", "length", "abort", "error"; None while it runs
-    stop_reason: int | str | None = None  # the stop token's id or stop string; None for the model's own end
+    # the stop token's id or the stop string; None: the model's end
+    stop_reason: int | str | None = None
 
 
 @dataclass(slots=True)
@@ -104,23 +106,24 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[Logprobs | None] | None = None  # one entry a token; the first has nothing before it
+    # an entry for each token; None for the first
+    prompt_logprobs: list[Logprobs | None] | None = None
     metrics: RequestMetrics | None = None
     settings: tuple[Setting, ...] = ()  # the sampling parameters in effect, with their origins
-    warnings: tuple[str, ...] = ()  # what the caller should know of how the prompt was read
+    warnings: tuple[str, ...] = ()  # on how the prompt was read
     finished: bool = False
     error: str | None = None
-    cache: CacheReport | None = None  # how much of the prompt was cached, and why not more; once it has finished
+    cache: CacheReport | None = None  # how much of the prompt was cached; once finished
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came of one answer since the last piece: text, and the tokens whose text is out by now."""
+    """The part of an answer since the last piece: text, and the tokens whose text it completes."""
 
     index: int
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[Logprobs, ...] = ()  # of these tokens, if they were asked for
+    logprobs: tuple[Logprobs, ...] = ()  # of token_ids, if requested
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -134,7 +137,8 @@ class _Answer:
         params = request.params
         after = request.prompt_ids[-1] if request.prompt_ids else None
         detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens, after=after)
-        self.text = TextStream(detokenizer, copy(stopper))  # the automaton is shared, its state is not
+        # the automaton is shared, its state is not
+        self.text = TextStream(detokenizer, copy(stopper))
         self.pending = ""  # text that the caller has not taken yet
         self.taken = 0  # tokens that the caller has taken
         self.ended = False  # the caller knows that it has ended
@@ -151,12 +155,11 @@ class OutputBuilder:
         settings: tuple[Setting, ...] = (),
     ) -> None:
         self._n, self._shows_logprobs = request.params.n, request.params.logprobs is not None
-        self.request = request = _with_rivals(request)  # what the engine is to run
+        self.request = request = _with_rivals(request)  # the engine runs all best_of answers
         self._tokenizer = tokenizer
         self._stop = stop
-        self._stopped: list[
-            tuple[int, str]
-        ] = []  # answers that have reached a stop string, and still run in the engine
+        # (answer, stop string) that still run in the engine
+        self._stopped: list[tuple[int, str]] = []
         params = request.params
         stopper = StopChecker(params.stop, include=params.include_stop_str_in_output) if params.stop else None
         self._answers = [_Answer(request, tokenizer, stopper) for _ in range(params.n)]
@@ -176,7 +179,8 @@ class OutputBuilder:
         """Take in one event of this request."""
         if self.output.finished or self.output.outputs[event.index].finish_reason is not None:
             if event.token_id is not None and self.output.metrics is not None:
-                self.output.metrics.disown_token()  # it came with the one that ended the answer
+                # sampled in the same step as the answer's last token
+                self.output.metrics.disown_token()
             return
         completion = self.output.outputs[event.index]
         if event.prompt_logprobs:
@@ -201,7 +205,8 @@ class OutputBuilder:
             if event.finish is None:
                 self._stopped.append((event.index, stop))
         elif event.finish is not None:
-            cut = event.stop_reason == GRAMMAR_LIMIT  # it may be complete in form, but a string in it is not
+            # the form is complete, but a string in it is cut
+            cut = event.stop_reason == GRAMMAR_LIMIT
             finish = FinishReason.LENGTH if cut else event.finish
             completion.finish_reason, completion.stop_reason = finish.value, event.stop_reason
         self.output.error = self.output.error or event.error
@@ -212,19 +217,19 @@ class OutputBuilder:
             self._choose_best()
 
     def end_stopped(self) -> None:
-        """End in the engine the sequences that have reached a stop string, once a step's events are taken in."""
+        """End the sequences that reached a stop string; after all events of a step are accepted."""
         while self._stopped:
             self._stop(self.request.request_id, *self._stopped.pop())
 
     def take(self, index: int = 0) -> str:
-        """The text that came since the last call."""
+        """An answer's text since the last call."""
         answer = self._answers[index]
         text, answer.pending = answer.pending, ""
         return text
 
     def pieces(self) -> list[Piece]:
-        """What came since the last call, at most one piece an answer; not for best_of > n, which is known at the end."""
-        found = []
+        """The new parts since the last call, at most one for each answer; not for best_of > n."""
+        pieces = []
         for answer, completion in zip(self._answers, self.output.outputs, strict=True):
             start, stop = answer.taken, completion.n_shown
             ends = completion.finish_reason is not None and not answer.ended
@@ -233,11 +238,13 @@ class OutputBuilder:
             logprobs = () if completion.logprobs is None else tuple(completion.logprobs[start:stop])
             text, ids = self.take(completion.index), tuple(completion.token_ids[start:stop])
             answer.taken, answer.ended = stop, answer.ended or ends
-            found.append(Piece(completion.index, text, ids, logprobs, completion.finish_reason, completion.stop_reason))
-        return found
+            pieces.append(
+                Piece(completion.index, text, ids, logprobs, completion.finish_reason, completion.stop_reason)
+            )
+        return pieces
 
     def raise_error(self) -> None:
-        """Raise what made the request fail, if anything did."""
+        """Raise MartletError if the request failed."""
         if self.output.error is not None:
             raise MartletError(f"Request {self.request.request_id} failed: {self.output.error}")
 
@@ -251,7 +258,7 @@ class OutputBuilder:
                 completion.logprobs = completion.cumulative_logprob = None
 
     def _add(self, completion: CompletionOutput, delta: Delta) -> str | None:
-        """Add new text; return the stop string that it has reached, if any."""
+        """Add new text; return the stop string that it completes, or None."""
         completion.text += delta.text
         completion.n_shown += delta.tokens - delta.hidden
         self._answers[completion.index].pending += delta.text
@@ -259,7 +266,7 @@ class OutputBuilder:
 
 
 def _with_rivals(request: Request) -> Request:
-    """A request for the best n of best_of answers is one for all of them, with what ranks them."""
+    """The request with n = best_of, and the log-probabilities that rank the answers."""
     params = request.params
     if params.best_of is None or params.best_of == params.n:
         return request
@@ -268,7 +275,7 @@ def _with_rivals(request: Request) -> Request:
 
 
 def _mean_logprob(completion: CompletionOutput) -> float:
-    """The OpenAI API's measure of the best answer; one that failed comes last."""
+    """The mean log-probability of a token, as OpenAI's API ranks answers; failures come last."""
     if completion.finish_reason == FinishReason.ERROR or not completion.token_ids:
         return -math.inf
     return (completion.cumulative_logprob or 0.0) / len(completion.token_ids)

@@ -1,17 +1,18 @@
-"""The sampling parameters in effect, and where each came from (read `sampling_params.py` next for what they do).
+"""The sampling parameters in effect, with the origin of each (read `sampling_params.py` next).
 
-A model's file may suggest parameters (generation_config.json). They hold where a request leaves a field open, never
-silently: every answer carries its effective settings with their origins.
+A model's file may suggest parameters (generation_config.json). They apply where a request leaves a
+field open, and never silently: every answer carries its effective settings with their origins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from martlet.config import Origin, Setting
 from martlet.errors import RequestError
+from martlet.options import options_of
 from martlet.sample.random import SeedSource
 from martlet.sampling_params import SamplingParams
 
@@ -20,22 +21,23 @@ __all__ = ["ParamsLike", "resolve_params", "suggested_params", "with_seed"]
 ParamsLike = SamplingParams | Mapping[str, Any] | None
 
 _SUGGESTIBLE = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-_NAMES = tuple(field.name for field in fields(SamplingParams))
+_NAMES = tuple(options_of(SamplingParams))
 
 
 def resolve_params(given: ParamsLike, suggested: Mapping[str, Any]) -> tuple[SamplingParams, tuple[Setting, ...]]:
     """Return the parameters of a request and their origins.
 
-    A SamplingParams is complete: the model's suggestions do not apply. A mapping (or None) sets some fields, and the
-    others take the model's suggestion or the default. Raises RequestError for an unknown field or a wrong value.
+    A SamplingParams is complete: the model's suggestions do not apply. A mapping (or None) sets
+    some fields, and the others take the model's suggestion or the default. Raises RequestError for
+    an unknown field or a wrong value.
     """
     if isinstance(given, SamplingParams):
         params, defaults = given, SamplingParams()
         chosen = {name for name in _NAMES if getattr(given, name) != getattr(defaults, name)}
         suggested = {}
     else:
-        asked = {name: value for name, value in (given or {}).items() if value is not None}
-        params, chosen = SamplingParams.from_dict({**suggested, **asked}), set(asked)
+        own = {name: value for name, value in (given or {}).items() if value is not None}
+        params, chosen = SamplingParams.from_dict({**suggested, **own}), set(own)
     settings = []
     for name in _NAMES:
         if name in chosen:
@@ -49,7 +51,7 @@ def resolve_params(given: ParamsLike, suggested: Mapping[str, Any]) -> tuple[Sam
 def with_seed(
     params: SamplingParams, settings: tuple[Setting, ...], seeds: SeedSource
 ) -> tuple[SamplingParams, tuple[Setting, ...]]:
-    """The same with a seed drawn where there is none and the request needs one, so that its answer can be repeated."""
+    """Draw a seed if the request samples without one, so that its answer can be repeated."""
     if params.seed is not None or params.greedy:
         return params, settings
     seed = seeds.draw()
@@ -59,9 +61,9 @@ def with_seed(
 
 
 def suggested_params(generation_config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a generation_config.json suggests, and a warning for each suggestion that cannot be used.
+    """The suggestions of a generation_config.json, and a warning for each that cannot be used.
 
-    Only the settings that vLLM takes from it, and typical_p; do_sample = false means greedy.
+    Only the parameters that vLLM takes from it, and typical_p; do_sample = false means greedy.
     """
     suggested: dict[str, Any] = {}
     warnings: list[str] = []

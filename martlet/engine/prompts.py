@@ -1,4 +1,4 @@
-"""What counts as a prompt: text, token ids, or a conversation, checked before anything runs (read `llm.py` next)."""
+"""Prompts: text, token ids or a conversation, checked before anything runs (read `llm.py` next)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = [
     "truncated",
 ]
 
-# Text, token ids, or a mapping: {"prompt": …} or {"prompt_token_ids": …} or both, and "cache_salt" if wanted.
+# Text, token ids, or a mapping with "prompt", "prompt_token_ids" or both, and perhaps "cache_salt".
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """A prompt's ids, its text if there is one, and what it was rendered from if it is a conversation."""
+    """A prompt's ids, its text if known, and its rendering if it is a conversation."""
 
     ids: Sequence[int]
     text: str | None = None
@@ -55,7 +55,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
-    """One conversation or several, as a list."""
+    """A conversation or several, as a list of conversations; RequestError for another type."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise RequestError(f"messages is of type {type(messages).__name__}; expected a list.", param="messages")
     return [messages] if not messages or isinstance(messages[0], Mapping) else messages  # type: ignore[list-item, return-value]
@@ -89,7 +89,10 @@ def check_chat_options(options: ChatOptions) -> None:
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list. A list of whole numbers is one prompt."""
+    """A prompt or several, as a list. A list of whole numbers is a single prompt.
+
+    Raises RequestError for another type.
+    """
     if isinstance(prompts, np.ndarray):
         prompts = prompts.tolist()
     if isinstance(prompts, str | Mapping):
@@ -105,7 +108,10 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def tokens_of(prompt: Prompt, tokenizer: Tokenizer) -> PromptTokens:
-    """A prompt's ids, and its text if there is one; where both are given the ids count."""
+    """A prompt's ids, and its text if known; where both are given the ids count.
+
+    Raises RequestError for unknown keys, other types, and ids that the vocabulary does not have.
+    """
     if isinstance(prompt, str):
         return PromptTokens(tokenizer.encode(prompt), prompt)
     if not isinstance(prompt, Mapping):
@@ -127,7 +133,10 @@ def tokens_of(prompt: Prompt, tokenizer: Tokenizer) -> PromptTokens:
 
 
 def one_each(name: str, given: Any, single: type | tuple[type, ...], count: int) -> Sequence[Any]:
-    """An option that is one for all prompts (None, or of type `single`) or a list with one for each."""
+    """An option's value for each prompt, from a value for all (None or a `single`) or a list.
+
+    Raises RequestError for another type, and for a list of another length.
+    """
     if given is None or isinstance(given, single):
         return [given] * count
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -169,7 +178,7 @@ def _checked_ids(ids: object, vocab: int) -> list[int]:
 
 
 def truncated(ids: Sequence[int], params: SamplingParams, context: int) -> tuple[int, ...]:
-    """The last truncate_prompt_tokens ids; -1: as many as leave the context room for a token."""
+    """The last truncate_prompt_tokens ids; -1: as many as leave room for a token in the context."""
     keep = params.truncate_prompt_tokens
     if keep is not None:
         keep = keep if keep > 0 else context - (params.max_tokens != 0)

@@ -1,9 +1,9 @@
-"""From what a caller wrote to a request that the engine takes (read `driver.py` next, which runs it).
+"""From a prompt and parameters to a request of the engine (read `driver.py` next, which runs it).
 
-    messages → template → text → ids (an earlier answer's own ones) ─┐
-    text or ids ─────────────────────────────────────────────────────┴→ parameters resolved → Prepared
+    messages → template → text → ids (earlier answers' own ids) ─┐
+    text or ids ─────────────────────────────────────────────────┴→ parameters resolved → Prepared
 
-The offline API and the server ask through the same `RequestMaker`, so both read a prompt alike.
+The offline API and the server use the same `RequestMaker`, so both read a prompt alike.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from martlet.tokenizer.chat_template import ChatTemplate
 from martlet.tokenizer.turns import TurnMemory
 from martlet.types import Request, Scheduling
 
-__all__ = ["RequestMaker", "wishes_of"]
+__all__ = ["RequestMaker", "scheduling_of"]
 
 _REWRITES = (
-    "The chat template writes an earlier answer otherwise than it was generated (it drops the reasoning, perhaps):"
-    " the conversation is computed again from there on."
+    "The chat template changes an earlier answer (it may drop the reasoning): the conversation is computed"
+    " again from there on."
 )
 
 
-def wishes_of(prompt: PromptTokens, scheduling: Scheduling | None) -> Scheduling:
-    """When a prompt wants to run; its own salt wins. RequestError for what is no Scheduling."""
+def scheduling_of(prompt: PromptTokens, scheduling: Scheduling | None) -> Scheduling:
+    """A request's scheduling, with the prompt's own salt if any. RequestError for another type."""
     if not isinstance(scheduling, Scheduling | None):
         raise RequestError(
             f"scheduling is of type {type(scheduling).__name__}; expected Scheduling(…).", param="scheduling"
         )
-    wishes = scheduling or Scheduling()
-    return replace(wishes, cache_salt=prompt.cache_salt) if prompt.cache_salt else wishes
+    scheduling = scheduling or Scheduling()
+    return replace(scheduling, cache_salt=prompt.cache_salt) if prompt.cache_salt else scheduling
 
 
 class RequestMaker:
@@ -47,7 +47,11 @@ class RequestMaker:
         self._turns = TurnMemory(built.tokenizer) if built.config.exact_turns else None
 
     def chat_tokens(self, messages: Sequence[Message], options: ChatOptions) -> PromptTokens:
-        """The prompt that a conversation becomes."""
+        """Render a conversation and tokenize it.
+
+        Raises RequestError for a wrong option, and for tools that the chat template would leave
+        out.
+        """
         built = self._built
         check_chat_options(options)
         source = options.get("chat_template")
@@ -81,18 +85,19 @@ class RequestMaker:
         scheduling: Scheduling | None = None,
         adapter: str = "",
     ) -> Prepared:
-        """A request for the engine, with an adapter's digest if it runs with one; RequestError for wrong parameters."""
+        """An engine's request; `adapter` is a digest, or "". RequestError for wrong parameters."""
         built = self._built
         resolved, settings = with_seed(*resolve_params(params, built.suggested), built.seeds)
         if resolved.structured is not None and built.grammars is not None:
-            built.grammars.compile(resolved.structured)  # here, so that the engine's thread finds it done
-        wishes = wishes_of(prompt, scheduling)
+            # now, so that the engine's thread does not wait for it
+            built.grammars.compile(resolved.structured)
+        scheduling = scheduling_of(prompt, scheduling)
         ids = truncated(prompt.ids, resolved, built.plan.context)
-        request = Request(request_id, ids, resolved, prompt.text, scheduling=wishes, adapter=adapter)
+        request = Request(request_id, ids, resolved, prompt.text, scheduling=scheduling, adapter=adapter)
         return Prepared(request, settings, prompt.warnings, self._noting(prompt, ids))
 
     def _noting(self, prompt: PromptTokens, ids: Sequence[int]) -> Callable[[RequestOutput], None]:
-        """What keeps a chat's answer for the next turn's prompt."""
+        """A callback that remembers a chat's answer for the next turn's prompt."""
         turns, rendered = self._turns, prompt.rendered
 
         def note(output: RequestOutput) -> None:

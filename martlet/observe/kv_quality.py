@@ -1,9 +1,10 @@
-"""What a KV precision costs in quality on a given text, position by position (read `commands/kvcheck.py` next).
+"""The quality that a KV type costs, position by position (read `commands/kvcheck.py` next).
 
-Two precisions compute the same text beside each other on one loaded model, and each position's next-token
-distributions are compared: Kullback-Leibler divergence of the second from the first, whether both name the same best
-token, and the log-probability of the token that follows. Perplexity alone hides what users see: errors that grow with
-depth, and a few positions whose best token changes.
+Two KV types compute the same text beside each other on one loaded model. The next-token
+distributions of each position are compared: Kullback-Leibler divergence of the second from the
+first, whether both have the same best token, and the log-probability of the token that follows.
+Perplexity alone hides errors that users see: they grow with depth, and a few positions change their
+best token.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ ONLY = SeqId(0)
 
 
 class Lens(Protocol):
-    """Whatever says how a text goes on, position by position."""
+    """A source of next-token logits for every position of a text."""
 
     def logits(self, types: KvTypes, ids: Sequence[int]) -> Iterator[F32]:
-        """The logits of all positions of a text, a step's rows [rows, V] at a time."""
+        """The logits of all positions of a text, float32 [rows, V] for each step."""
 
 
 class KvLens:
-    """Runs texts of up to `context` tokens through one model with any KV types, a cache for each layer and type."""
+    """Runs texts of up to `context` tokens through a model; a cache for each layer and KV type."""
 
     def __init__(self, ops: Backend, model: Model, context: int, rows: int = ROWS) -> None:
-        """`rows` are computed at a time, fewer where the vocabulary is large."""
+        """A step computes up to `rows` positions, fewer for a large vocabulary."""
         rows = min(rows, max(1, LOGIT_BYTES // (4 * model.spec.vocab)))
         self.n_layers = len(model.spec.layers)
         self._ops, self._model = ops, model
@@ -56,7 +57,7 @@ class KvLens:
         self._programs: dict[str, Program] = {}  # those used last
 
     def logits(self, types: KvTypes, ids: Sequence[int]) -> Iterator[F32]:
-        """The logits of all positions of a text, a step's rows [rows, V] at a time."""
+        """The logits of all positions of a text, float32 [rows, V] for each step."""
         program = self._program(types)
         buffers = StepBuffers(self._limits, PAGE_SIZE, F16Window(self._recent, PAGE_SIZE))
         rows = {ONLY: SequenceRows(ids)}
@@ -87,7 +88,7 @@ class KvLens:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One entry a position of the text but the last: what is known of the token that follows it."""
+    """Arrays [T - 1]: an entry for each position but the last, on the token that follows it."""
 
     positions: NDArray[np.int64]
     kld: F64  # of the second precision's distribution from the first's, in nats
@@ -109,9 +110,9 @@ class Compared:
         return self.positions, self.kld, self.agree, self.loss, self.other_loss
 
 
-def join(parts: Sequence[Compared]) -> Compared:
+def join(texts: Sequence[Compared]) -> Compared:
     """Several texts' positions as one."""
-    return Compared(*(np.concatenate(arrays) for arrays in zip(*(part._arrays() for part in parts), strict=True)))
+    return Compared(*(np.concatenate(arrays) for arrays in zip(*(text._arrays() for text in texts), strict=True)))
 
 
 def compare(lens: Lens, types: KvTypes, other: KvTypes, ids: Sequence[int]) -> Compared:
@@ -146,11 +147,12 @@ def _log_softmax(logits: F32) -> F32:
 def choose_types(
     types: KvTypes, better: KvTypes, costs: Sequence[float], limit: float, measure: Callable[[KvTypes], float]
 ) -> tuple[KvTypes, float]:
-    """Give layers, the costliest first, the `better` types until the mean divergence that `measure` finds is within `limit`.
+    """Give the costliest layers the `better` types until the measured divergence is within `limit`.
 
-    A layer that has as many bits already keeps its type. `costs` are the layers' own divergences. They nearly add up, so the first guess is the fewest layers without which
-    the sum fits; what is missing then is found by measuring. Returns the types and their divergence, which is above the
-    limit only where even `better` in every layer is.
+    A layer that has as many bits already keeps its type. `costs` are the divergences of each layer
+    alone. They nearly add up, so the first guess is the fewest layers without which the sum fits;
+    measuring finds the rest. Returns the types and their divergence, which is above the limit only
+    if even `better` in every layer is.
     """
     gain = [layer for layer in range(len(costs)) if better.of(layer).bits > types.of(layer).bits]
     order = sorted(gain, key=lambda layer: (-costs[layer], layer))
@@ -158,9 +160,9 @@ def choose_types(
     while True:
         layers = {layer: better.of(layer).name for layer in order[:count]}
         chosen = KvTypes(types.usual, {**types.layers, **layers})
-        found = measure(chosen)
-        if found <= limit or count == len(order):
-            return chosen, found
+        divergence = measure(chosen)
+        if divergence <= limit or count == len(order):
+            return chosen, divergence
         count = min(len(order), count + max(1, count // 4))
 
 
@@ -172,21 +174,22 @@ def guard_types(
     limit: float,
     measure: Callable[[KvTypes], float],
 ) -> tuple[KvTypes, float]:
-    """Types by layer whose mean divergence from `base` is within `limit`: 4 bits give way to 8, those to `base`.
+    """Types by layer with a divergence from `base` within `limit`: 4 bits become 8, and 8 `base`.
 
-    `steep` are layers that 8 bits would be too coarse for; `costs_of` finds what each layer diverges alone. Whatever moves a value at
-    all costs something, since activations are rounded to codes after it: as much as the least of the layers, which is
-    taken off; the rest is brought to the sum that is measured. Returns the types and their divergence.
+    `steep` are the layers that 8 bits are too coarse for; `costs_of` measures each layer alone. Any
+    change of a value costs something, since activations are rounded to codes after it. That share,
+    the least cost of all layers, is subtracted, and the rest is scaled to the measured sum. Returns
+    the types and their divergence.
     """
-    found = measure(types)
-    if found <= limit:
-        return types, found
+    divergence = measure(types)
+    if divergence <= limit:
+        return types, divergence
     costs = costs_of()
     has_q4 = any(types.of(layer).name == "q4" for layer in range(len(costs)))
     for better in [parse_kv_types("q8").guarded(steep), base] if has_q4 else [base]:
         over = [cost - min(costs) for cost in costs]
-        share = found / (sum(over) or 1.0)
-        types, found = choose_types(types, better, [share * cost for cost in over], limit, measure)
-        if found <= limit:
+        scale = divergence / (sum(over) or 1.0)
+        types, divergence = choose_types(types, better, [scale * cost for cost in over], limit, measure)
+        if divergence <= limit:
             break
-    return types, found
+    return types, divergence

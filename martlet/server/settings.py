@@ -1,4 +1,4 @@
-"""The settings of `martlet serve`, checked once (read `app.py` next). docs/server.md explains each."""
+"""The settings of `martlet serve`, checked once (read `app.py` next). See docs/options.md."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ class ServerSettings:
     # fmt: on
 
     def __post_init__(self) -> None:
-        for name, declared in options_of(ServerSettings).items():
-            object.__setattr__(self, name, declared.checked(getattr(self, name)))
         if (self.tls_cert is None) != (self.tls_key is None):
             raise RequestError("TLS needs both files: the certificate and its key.", param="tls_key")
+        for name, declared in options_of(ServerSettings).items():
+            object.__setattr__(self, name, declared.checked(getattr(self, name)))
 
     def public(self) -> dict[str, object]:
         """All settings but the keys."""

@@ -190,6 +190,7 @@ def test_every_sampling_parameter_has_an_option_that_sets_it() -> None:
             if ("Literal" not in str(field.type))
             else "processed"
         )
+        text = {"dry_base": "1.5", "mirostat": "2"}.get(field.name, text)
         option = "--" + field.name.replace("_", "-")
         negated = field.default is True
         words = [option.replace("--", "--no-", 1)] if negated else [option, text] if text else [option]
