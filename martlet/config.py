@@ -54,7 +54,6 @@ class Origin(StrEnum):
     MODEL_FILE = "model file"
     MACHINE = "machine"
     DRAWN = "drawn"
-    MEASURED = "measured"
     DEFAULT = "default"
 
 
