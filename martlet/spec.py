@@ -94,3 +94,8 @@ class ModelSpec:
     residual_scale: float = 1.0  # multiplies what each part adds to the residual (granite)
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+
+    @property
+    def untied_embeddings(self) -> bool:
+        """Whether logits come from a matrix of their own."""
+        return not self.tied_embeddings

@@ -1,4 +1,4 @@
-"""Heads that guess the next tokens from what a model has computed anyway: EAGLE (read `speculate/eagle.py` next).
+"""Draft heads: guesses from what a model has computed anyway, EAGLE-3 (read `speculate/eagle.py` next).
 
 EAGLE-3 (arXiv:2503.01840):
 
@@ -8,21 +8,17 @@ EAGLE-3 (arXiv:2503.01840):
     x       += attention(both), over the head's own keys and values; x += ffn(norm(x))
     logits   = output(norm(x)): of token p + 2, over a smaller vocabulary
 
-x then stands for the features that p + 1 will have, without fusing, and so on. Files are laid out as published: config.json
-and model.safetensors with fc, midlayer.*, norm, lm_head, d2t (the model's id less the head's, for each of the head's) and
-t2d (whether the head knows an id of the model's). Without lm_head the head shares the model's own output rows. Untrusted.
+x then stands for the features that p + 1 will have, without fusing, and so on. A head's files are
+laid out as published: config.json and model.safetensors with fc, midlayer.*, norm, lm_head, d2t (the
+model's id minus the head's, for each of the head's) and t2d (whether the head knows an id of the
+model's). A head without lm_head shares the model's output rows. The files are untrusted.
 
-EAGLE-1 and -2 (arXiv:2401.15077, arXiv:2406.16858): the feature is what the model's final norm gives, [C], and so is x:
-
-    x        = fuse([embedding of token p + 1, feature]) (+ bias);   x += attention(x);   x += ffn(norm(x));   logits = output(x)
-
-Their tensors are fc, layers.0.* without input_layernorm, and embed_tokens, a copy; the output rows are the model's. The third
-kind is a model's own layer for multi-token prediction (`mtp_layers.py`).
+A model's own layer for multi-token prediction is run here too (`mtp_layers.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +32,8 @@ from martlet.models.families import spec_of
 from martlet.models.ffn import feed_forward
 from martlet.models.mixers import attend
 from martlet.models.stream import Stream
-from martlet.models.weights import AttentionWeights, FfnWeights, LayerWeights, Model
+from martlet.models.tensors import StoredTensor, canonical_name, check_tensors, layer_shapes, published_names
+from martlet.models.weights import LayerWeights, Model, read_layer
 from martlet.ops.interface import Array, Backend, Rows, Weight
 from martlet.quant.encode import encode
 from martlet.quant.ggml import decode
@@ -68,32 +65,34 @@ SHOWN = 1.2784645427610738  # x / (1 + e⁻ˣ) is 1 there
 
 @dataclass(frozen=True, slots=True)
 class HeadFile:
-    """A head's files, checked but for their values; `ids` are the model's ids of the head's own."""
+    """A head's files, checked except for their values.
+
+    `tensors` has the layer's under canonical names (`blk.0.attn_q.weight`), also `output_norm.weight` and
+    `output.weight`; what only heads have is named as EAGLE-3 publishes it (`fc.weight`).
+    """
 
     checkpoint: Checkpoint
     spec: ModelSpec  # of the head: one layer, and the head's own vocabulary
-    features: tuple[
-        int, ...
-    ]  # layers of the model whose inputs the head reads; the one after the last: the final norm's
-    ids: I64
+    features: tuple[int, ...]  # layers of the model whose inputs the head reads; n_layers: the final norm's output
+    ids: I64  # [D], the model's id of each of the head's
     tensors: Mapping[str, RawTensor]
 
     @property
-    def is_third(self) -> bool:
-        """Whether it is EAGLE-3."""
-        return len(self.features) > 1
+    def is_mtp(self) -> bool:
+        """Whether it is a model's own layer for multi-token prediction."""
+        return "token_norm.weight" in self.tensors
 
     @property
     def weight_bytes(self) -> int:
         """About what its matrices occupy as packed, the model's output rows included."""
         n_values = sum(tensor.shape[0] * tensor.shape[-1] for tensor in self.tensors.values() if len(tensor.shape) == 2)
-        if "lm_head.weight" not in self.tensors and "d2t" in self.tensors:
+        if "output.weight" not in self.tensors and "d2t" in self.tensors:
             n_values += self.spec.vocab * self.spec.hidden
         return n_values * BLOCKS[CODES].nbytes // BLOCKS[CODES].size
 
     @property
     def width(self) -> int:
-        """Floats a row of its activations."""
+        """Floats of a row of its activations."""
         layer = self.spec.layers[0]
         mixer = layer.mixer
         heads = 2 * mixer.n_heads + 2 * mixer.n_kv_heads
@@ -102,18 +101,17 @@ class HeadFile:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head with its packed weights. EAGLE-3's mixer_norm is that of the embedding, and EAGLE-1 has no norms but the ffn's."""
+    """A head with its packed weights. EAGLE-3's mixer_norm is that of the embedding."""
 
     layer: Layer
     weights: LayerWeights
-    fuse: Weight  # [C, 3C], of EAGLE-1 [C, 2C]
-    fuse_bias: Array | None
-    hidden_norm: Array | None
-    final_norm: Array | None
+    fuse: Weight  # [C, 3C], of multi-token prediction [C, 2C]
+    hidden_norm: Array  # [C]
+    final_norm: Array  # [C]
     output: Weight  # [D, C]
     ids: I64  # [D], the model's
     n_features: int
-    token_norm: Array | None = None  # of multi-token prediction
+    token_norm: Array | None = None  # [C], of multi-token prediction
 
     @property
     def hides_first(self) -> bool:
@@ -148,19 +146,21 @@ def open_head(path: str | Path, spec: ModelSpec) -> HeadFile:
         raise FormatError(path, f"draft_vocab_size is {n_ids!r:.40}, expected 1 to {spec.vocab:,}")
     plain = {**config, "model_type": "llama", "num_hidden_layers": 1, "vocab_size": n_ids, "tie_word_embeddings": False}
     own = spec_of(replace(checkpoint, metadata=plain))
-    tensors = {
-        name.removeprefix("model.").replace("layers.0.", "midlayer."): raw for name, raw in checkpoint.tensors.items()
-    }
-    if len(tensors) != len(checkpoint.tensors):
-        raise FormatError(path, "holds a tensor under two names")
-    fc = tensors.get("fc.weight")
-    if fc is not None and fc.shape == (spec.hidden, 2 * spec.hidden):
-        features: tuple[int, ...] = (len(spec.layers),)
-        own = replace(own, layers=(replace(own.layers[0], mixer_norm=None),))
-    else:
-        features = _features(path, config, spec)
-    tensors = _checked(path, tensors, own, spec.vocab)
-    return HeadFile(checkpoint, own, features, _ids(path, tensors, n_ids, spec.vocab), tensors)
+    tensors = _named(path, checkpoint.tensors)
+    _check(path, tensors, own, spec.vocab)
+    return HeadFile(checkpoint, own, _features(path, config, spec), _ids(path, tensors, n_ids, spec.vocab), tensors)
+
+
+def _named(path: Path, tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
+    """The tensors by the names of `HeadFile`."""
+    named: dict[str, RawTensor] = {}
+    for name, raw in tensors.items():
+        short = name.removeprefix("model.")
+        ours = canonical_name(short.replace("midlayer.", "layers.0."), {}) or short
+        if ours in named:
+            raise FormatError(path, f"holds {name!r:.120} under two names")
+        named[ours] = raw
+    return named
 
 
 def _features(path: Path, config: Mapping[str, Any], spec: ModelSpec) -> tuple[int, ...]:
@@ -185,53 +185,27 @@ def _features(path: Path, config: Mapping[str, Any], spec: ModelSpec) -> tuple[i
     return tuple(found)
 
 
-def _expected(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The tensors that every head has, with their shapes; without a norm before its attention it is EAGLE-1."""
-    c, mixer, f = spec.hidden, spec.layers[0].mixer, spec.layers[0].ffn.ffn_hidden
-    q, kv = mixer.n_heads * mixer.head_dim, mixer.n_kv_heads * mixer.head_dim
-    third = spec.layers[0].mixer_norm is not None
-    k = 2 * c if third else c
-    layer = {
-        **({"hidden_norm": (c,), "input_layernorm": (c,)} if third else {}),
-        "post_attention_layernorm": (c,),
-        "self_attn.q_proj": (q, k),
-        "self_attn.k_proj": (kv, k),
-        "self_attn.v_proj": (kv, k),
-        "self_attn.o_proj": (c, q),
-        "mlp.gate_proj": (f, c),
-        "mlp.up_proj": (f, c),
-        "mlp.down_proj": (c, f),
+def _check(path: Path, tensors: dict[str, RawTensor], spec: ModelSpec, vocab: int) -> None:
+    """Raise where the tensors are not all that a head needs, of the right shapes, and no others."""
+    c, owner = spec.hidden, "an EAGLE-3 head"
+    expected = {
+        "fc.weight": (c, 3 * c),
+        "midlayer.hidden_norm.weight": (c,),
+        "output_norm.weight": (c,),
+        **layer_shapes(spec, spec.layers[0], "blk.0.", tensors, 2 * c),
     }
-    return {
-        "fc.weight": (c, 3 * c if third else 2 * c),
-        **({"norm.weight": (c,)} if third else {}),
-        **{f"midlayer.{name}.weight": shape for name, shape in layer.items()},
-    }
-
-
-def _checked(path: Path, tensors: dict[str, RawTensor], spec: ModelSpec, vocab: int) -> dict[str, RawTensor]:
-    """The tensors, if they are all that a head needs, of the right shapes, and no others."""
-    c, expected = spec.hidden, _expected(spec)
-    version = "EAGLE-1" if spec.layers[0].mixer_norm is None else "EAGLE-3"
     optional = {
-        "lm_head.weight": (spec.vocab, c),
+        "output.weight": (spec.vocab, c),
         "d2t": (spec.vocab,),
         "t2d": (vocab,),
-        "embed_tokens.weight": (vocab, c),  # a copy of the model's, which is used
-        **({"fc.bias": (c,)} if version == "EAGLE-1" else {}),
+        "token_embd.weight": (vocab, c),  # a copy of the model's, which is used
     }
-    for name in expected:
-        if name not in tensors:
-            raise FormatError(path, f"the tensor {name} is missing; an {version} head needs it")
+    known = {name: shape for name, shape in {**optional, **expected}.items() if name in tensors or name in expected}
+    check_tensors(path, tensors, known, owner, published_names("midlayer."))
     for name, raw in tensors.items():
-        shape = expected.get(name) or optional.get(name)
-        if shape is None:
-            raise UnsupportedError(f"{path} holds {name!r:.120}, which an {version} head here has no use for")
-        if raw.shape != shape:
-            found = "x".join(map(str, raw.shape))
-            raise FormatError(path, f"{name} has the shape {found}, expected {'x'.join(map(str, shape))}")
-    tensors.pop("embed_tokens.weight", None)
-    return tensors
+        if name not in known:
+            raise UnsupportedError(f"{path} holds {raw.name!r:.120}, which {owner} here has no use for")
+    tensors.pop("token_embd.weight", None)
 
 
 def _ids(path: Path, tensors: Mapping[str, RawTensor], n_ids: int, vocab: int) -> I64:
@@ -254,50 +228,50 @@ def _ids(path: Path, tensors: Mapping[str, RawTensor], n_ids: int, vocab: int) -
     return ids
 
 
+@dataclass(frozen=True, slots=True)
+class _HeadSource:
+    """`TensorSource` of a head's file: matrices as codes."""
+
+    file: HeadFile
+    ops: Backend
+
+    def values(self, name: str) -> F32:
+        return finite(self.file.checkpoint.path, self.file.tensors[name])
+
+    def matrix(self, stored: Sequence[StoredTensor]) -> Weight:
+        return self.ops.pack([coded(tensor.name, self.values(f"{tensor.name}.weight"), CODES) for tensor in stored])
+
+    def bias(self, stored: Sequence[StoredTensor]) -> Array:
+        return self.ops.upload(np.concatenate([self.values(f"{tensor.name}.bias") for tensor in stored]))
+
+    def norm(self, stored: StoredTensor) -> Array:
+        return self.vector(f"{stored.name}.weight")
+
+    def vector(self, name: str) -> Array:
+        return self.ops.upload(self.values(name))
+
+    def output(self, model: Model, output_rows: Callable[[I64], RawTensor]) -> Weight:
+        """The head's own output rows, the model's, or some of the model's."""
+        if "output.weight" not in self.file.tensors and "d2t" not in self.file.tensors:
+            return model.head
+        own = "output.weight" in self.file.tensors
+        rows = self.values("output.weight") if own else decode(output_rows(self.file.ids))
+        return self.ops.pack([coded("output", rows, OUTPUT_CODES)])
+
+
 def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[[I64], RawTensor]) -> Head:
     """Pack a head's weights; `output_rows` gives rows of the model's own output matrix. FormatError for NaN."""
-
-    def output() -> Weight:
-        if "lm_head.weight" in file.tensors:
-            return ops.pack([coded("lm_head.weight", values("lm_head.weight"), OUTPUT_CODES)])
-        if "d2t" not in file.tensors:
-            return model.head
-        return ops.pack([coded("lm_head.weight", decode(output_rows(file.ids)), OUTPUT_CODES)])
-
-    def values(name: str) -> F32:
-        return finite(file.checkpoint.path, file.tensors[name])
-
-    def matrix(*names: str) -> Weight:
-        return ops.pack([coded(name, values(name), CODES) for name in names])
-
-    def layer(*names: str) -> Weight:
-        return matrix(*(f"midlayer.{name}.weight" for name in names))
-
-    def vector(name: str) -> Array | None:
-        return ops.upload(values(name)) if name in file.tensors else None
-
-    biases = [f"midlayer.self_attn.{part}_proj.bias" for part in "qkv"]
-    bias = ops.upload(np.concatenate([values(name) for name in biases])) if biases[0] in file.tensors else None
-    qkv = layer("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    weights = LayerWeights(
-        AttentionWeights(qkv, layer("self_attn.o_proj"), bias),
-        FfnWeights(layer("mlp.gate_proj", "mlp.up_proj"), layer("mlp.down_proj")),
-        vector("midlayer.input_layernorm.weight"),
-        vector("midlayer.post_attention_layernorm.weight"),
-        None,
-        None,
-    )
+    source, layer, c = _HeadSource(file, ops), file.spec.layers[0], file.spec.hidden
     return Head(
-        file.spec.layers[0],
-        weights,
-        matrix("fc.weight"),
-        vector("fc.bias"),
-        vector("midlayer.hidden_norm.weight"),
-        vector("norm.weight"),
-        output(),
+        layer,
+        read_layer(source, file.spec, layer, "blk.0.", file.tensors, c if file.is_mtp else 2 * c),
+        ops.pack([coded("fc", source.values("fc.weight"), CODES)]),
+        source.vector("midlayer.hidden_norm.weight"),
+        source.vector("output_norm.weight"),
+        source.output(model, output_rows),
         file.ids,
         len(file.features),
-        vector("token_norm.weight"),
+        source.vector("token_norm.weight") if file.is_mtp else None,
     )
 
 
@@ -342,17 +316,12 @@ def guess(
         ops.given(before)
     if head.hides_first:
         return _predict(stream, model, head, cache, before, fuses)
-    both = ops.empty(Rows.TOKENS, 2 * c)
-    if norm is None:
-        ops.embed(model.embedding, 1.0, ops.columns(both, 0, c))
-        ops.scale_cap(before, 1.0, None, ops.columns(both, c, 2 * c))
-        ops.linear(both, head.fuse, stream.x, head.fuse_bias)
-        return _finish(stream, head, attend(stream, layer, weights, cache))
+    assert norm is not None
     if fuses:
         ops.linear(before, head.fuse, stream.x)
     else:
         stream.x = before
-    embedded = ops.empty(Rows.TOKENS, c)
+    both, embedded = ops.empty(Rows.TOKENS, 2 * c), ops.empty(Rows.TOKENS, c)
     ops.embed(model.embedding, 1.0, embedded)
     ops.rms_norm(embedded, weights.mixer_norm, norm.eps, ops.columns(both, 0, c))
     ops.rms_norm(stream.x, head.hidden_norm, norm.eps, ops.columns(both, c, 2 * c))

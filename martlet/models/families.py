@@ -11,139 +11,190 @@ from dataclasses import replace
 
 from martlet.errors import UnsupportedError
 from martlet.formats.checkpoint import Checkpoint
-from martlet.models.metadata import Facts, facts_of
+from martlet.models.metadata import Family, ModelMeta, model_meta
 from martlet.models.rope_scaling import rope_of
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm, Rope
 
-__all__ = ["FAMILIES", "GGUF_PERMUTED", "OFFSET_NORMS", "spec_of"]
-
-# Files that hold these differ from the decoder in ways that `weights.py` undoes.
-GGUF_PERMUTED = frozenset({"llama", "granite", "smollm3"})  # rows of q and k for RoPE on neighbouring pairs
-OFFSET_NORMS = frozenset({"gemma2", "gemma3"})  # safetensors store a norm's weight minus 1
+__all__ = ["FAMILIES", "spec_of"]
 
 
-def _attention(facts: Facts, rope: Rope | None, window: int | None = None) -> Attention:
+def _attention(meta: ModelMeta, rope: Rope | None, window: int | None = None) -> Attention:
     return Attention(
-        facts.n_heads,
-        facts.n_kv_heads,
-        facts.head_dim,
-        facts.head_dim**-0.5 if facts.query_scale is None else facts.query_scale,
+        meta.n_heads,
+        meta.n_kv_heads,
+        meta.head_dim,
+        meta.head_dim**-0.5 if meta.query_scale is None else meta.query_scale,
         rope,
         window=window,
-        softcap=facts.softcap,
-        bias=facts.bias,
-        out_bias=facts.out_bias,
+        softcap=meta.softcap,
+        bias=meta.bias,
+        out_bias=meta.out_bias,
     )
 
 
-def _layer(facts: Facts, mixer: Attention, activation: Activation = Activation.SILU) -> Layer:
-    norm = Norm(facts.eps)
-    return Layer(mixer, DenseFfn(facts.ffn_hidden, facts.activation or activation), norm, norm)
+def _layer(meta: ModelMeta, mixer: Attention, activation: Activation = Activation.SILU) -> Layer:
+    norm = Norm(meta.eps)
+    return Layer(mixer, DenseFfn(meta.ffn_hidden, meta.activation or activation), norm, norm)
 
 
-def _model(facts: Facts, layers: Iterable[Layer]) -> ModelSpec:
+def _model(meta: ModelMeta, layers: Iterable[Layer]) -> ModelSpec:
     return ModelSpec(
-        facts.family,
-        facts.name,
-        facts.vocab,
-        facts.hidden,
-        facts.context,
+        meta.family,
+        meta.name,
+        meta.vocab,
+        meta.hidden,
+        meta.context,
         tuple(layers),
-        Norm(facts.eps),
-        facts.tied,
-        embedding_scale=facts.embedding_scale,
-        residual_scale=facts.residual_scale,
-        logit_scale=1.0 / facts.logit_divisor,
-        logit_softcap=facts.logit_softcap,
+        Norm(meta.eps),
+        meta.tied,
+        embedding_scale=meta.embedding_scale,
+        residual_scale=meta.residual_scale,
+        logit_scale=1.0 / meta.logit_divisor,
+        logit_softcap=meta.logit_softcap,
     )
 
 
-def _sliding(facts: Facts, default: Callable[[int], bool]) -> list[bool]:
+def _sliding(meta: ModelMeta, default: Callable[[int], bool]) -> list[bool]:
     """Which layers see a window only: the file's list, or the family's rule."""
-    if facts.layer_types is None:
-        return [facts.window is not None and default(i) for i in range(facts.n_layers)]
-    if len(facts.layer_types) != facts.n_layers:
-        raise UnsupportedError(f"layer_types has {len(facts.layer_types)} entries for {facts.n_layers} layers")
-    for kind in facts.layer_types:
+    if meta.layer_types is None:
+        return [meta.window is not None and default(i) for i in range(meta.n_layers)]
+    if len(meta.layer_types) != meta.n_layers:
+        raise UnsupportedError(f"layer_types has {len(meta.layer_types)} entries for {meta.n_layers} layers")
+    for kind in meta.layer_types:
         if kind not in ("sliding_attention", "full_attention"):
             raise UnsupportedError(f"a layer of type {kind!r}", ("sliding_attention", "full_attention"))
-    return [kind == "sliding_attention" and facts.window is not None for kind in facts.layer_types]
+    return [kind == "sliding_attention" and meta.window is not None for kind in meta.layer_types]
 
 
-def _llama(facts: Facts, context: int | None) -> ModelSpec:
+def _llama(meta: ModelMeta, context: int | None) -> ModelSpec:
     """Llama 1 to 3, Mistral, Qwen2, MiMo, Phi-3, Granite: one kind of layer, a window in all of them or in none."""
-    rope = rope_of(facts, context)
-    windows = _sliding(facts, lambda i: True)
-    return _model(facts, (_layer(facts, _attention(facts, rope, facts.window if w else None)) for w in windows))
+    rope = rope_of(meta, context)
+    windows = _sliding(meta, lambda i: True)
+    return _model(meta, (_layer(meta, _attention(meta, rope, meta.window if w else None)) for w in windows))
 
 
-def _qwen3(facts: Facts, context: int | None) -> ModelSpec:
+def _qwen3(meta: ModelMeta, context: int | None) -> ModelSpec:
     """Queries and keys are normed head by head."""
-    spec = _llama(facts, context)
-    norm = Norm(facts.eps)
+    spec = _llama(meta, context)
+    norm = Norm(meta.eps)
     return replace(spec, layers=tuple(replace(x, mixer=replace(x.mixer, qk_norm=norm)) for x in spec.layers))
 
 
-def _smollm3(facts: Facts, context: int | None) -> ModelSpec:
+def _smollm3(meta: ModelMeta, context: int | None) -> ModelSpec:
     """Every fourth layer has no position embedding (arXiv:2501.18795)."""
-    rope = rope_of(facts, context)
-    none = facts.no_rope or [i % 4 == 3 for i in range(facts.n_layers)]
-    if len(none) != facts.n_layers:
-        raise UnsupportedError(f"no_rope_layers has {len(none)} entries for {facts.n_layers} layers")
-    windows = [facts.window if w else None for w in _sliding(facts, lambda i: none[i])]
-    layers = (_attention(facts, None if n else rope, w) for n, w in zip(none, windows, strict=True))
-    return _model(facts, (_layer(facts, mixer) for mixer in layers))
+    rope = rope_of(meta, context)
+    none = meta.no_rope or [i % 4 == 3 for i in range(meta.n_layers)]
+    if len(none) != meta.n_layers:
+        raise UnsupportedError(f"no_rope_layers has {len(none)} entries for {meta.n_layers} layers")
+    windows = [meta.window if w else None for w in _sliding(meta, lambda i: none[i])]
+    layers = (_attention(meta, None if n else rope, w) for n, w in zip(none, windows, strict=True))
+    return _model(meta, (_layer(meta, mixer) for mixer in layers))
 
 
-def _olmo2(facts: Facts, context: int | None) -> ModelSpec:
+def _olmo2(meta: ModelMeta, context: int | None) -> ModelSpec:
     """Norms stand after the parts, and queries and keys are normed over all heads at once (arXiv:2501.00656)."""
-    norm = Norm(facts.eps)
-    mixer = replace(_attention(facts, rope_of(facts, context)), qk_norm=norm, qk_norm_per_head=False)
-    ffn = DenseFfn(facts.ffn_hidden, facts.activation or Activation.SILU)
-    return _model(facts, [Layer(mixer, ffn, None, None, norm, norm)] * facts.n_layers)
+    norm = Norm(meta.eps)
+    mixer = replace(_attention(meta, rope_of(meta, context)), qk_norm=norm, qk_norm_per_head=False)
+    ffn = DenseFfn(meta.ffn_hidden, meta.activation or Activation.SILU)
+    return _model(meta, [Layer(mixer, ffn, None, None, norm, norm)] * meta.n_layers)
 
 
-def _gemma2(facts: Facts, context: int | None) -> ModelSpec:
+def _gemma2(meta: ModelMeta, context: int | None) -> ModelSpec:
     """Norms before and after each part, scores and logits capped, every other layer with a window (arXiv:2408.00118)."""
-    if facts.query_scale is None and facts.n_layers == 46:  # the 27B, whose scale GGUF does not store
-        facts = replace(facts, query_scale=(facts.hidden // facts.n_heads) ** -0.5)
-    facts = replace(facts, embedding_scale=facts.hidden**0.5)
-    norm, rope = Norm(facts.eps), rope_of(facts, context)
+    if meta.query_scale is None and meta.n_layers == 46:  # the 27B, whose scale GGUF does not store
+        meta = replace(meta, query_scale=(meta.hidden // meta.n_heads) ** -0.5)
+    meta = replace(meta, embedding_scale=meta.hidden**0.5)
+    norm, rope = Norm(meta.eps), rope_of(meta, context)
     layers = []
-    for sliding in _sliding(facts, lambda i: i % 2 == 0):
-        mixer = _attention(facts, rope, facts.window if sliding else None)
-        plain = _layer(facts, mixer, Activation.GELU_TANH)
+    for sliding in _sliding(meta, lambda i: i % 2 == 0):
+        mixer = _attention(meta, rope, meta.window if sliding else None)
+        plain = _layer(meta, mixer, Activation.GELU_TANH)
         layers.append(replace(plain, post_mixer_norm=norm, post_ffn_norm=norm))
-    return _model(facts, layers)
+    return _model(meta, layers)
 
 
-def _gemma3(facts: Facts, context: int | None) -> ModelSpec:
+def _gemma3(meta: ModelMeta, context: int | None) -> ModelSpec:
     """Five layers with a window and a RoPE base of their own to one without (arXiv:2503.19786)."""
-    if facts.query_scale is None and facts.n_layers == 62:  # the 27B, whose scale GGUF does not store
-        facts = replace(facts, query_scale=(facts.hidden // facts.n_heads) ** -0.5)
-    facts = replace(facts, embedding_scale=facts.hidden**0.5, activation=facts.activation or Activation.GELU_TANH)
-    everywhere = rope_of(facts, context)
-    nearby = rope_of(facts, context, base=facts.local_rope_base or 10000.0, scaled=False)
-    norm, layers = Norm(facts.eps), []
-    for sliding in _sliding(facts, lambda i: i % 6 != 5):
-        mixer = _attention(facts, nearby if sliding else everywhere, facts.window if sliding else None)
-        plain = _layer(facts, replace(mixer, qk_norm=norm))
+    if meta.query_scale is None and meta.n_layers == 62:  # the 27B, whose scale GGUF does not store
+        meta = replace(meta, query_scale=(meta.hidden // meta.n_heads) ** -0.5)
+    meta = replace(meta, embedding_scale=meta.hidden**0.5, activation=meta.activation or Activation.GELU_TANH)
+    everywhere = rope_of(meta, context)
+    nearby = rope_of(meta, context, base=meta.local_rope_base or 10000.0, scaled=False)
+    norm, layers = Norm(meta.eps), []
+    for sliding in _sliding(meta, lambda i: i % 6 != 5):
+        mixer = _attention(meta, nearby if sliding else everywhere, meta.window if sliding else None)
+        plain = _layer(meta, replace(mixer, qk_norm=norm))
         layers.append(replace(plain, post_mixer_norm=norm, post_ffn_norm=norm))
-    return _model(facts, layers)
+    return _model(meta, layers)
 
 
-FAMILIES: dict[str, Callable[[Facts, int | None], ModelSpec]] = {
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "mimo": _llama,
-    "qwen3": _qwen3,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "phi3": _llama,
-    "smollm3": _smollm3,
-    "granite": _llama,
-    "olmo2": _olmo2,
+def _before_last_of(layer: int, period: int) -> bool:
+    """Whether a layer is not the last of its period."""
+    return (layer + 1) % period != 0
+
+
+def _from_on(layer: int, first: int) -> bool:
+    return layer >= first
+
+
+GEMMA_CONFIG = {
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+# What most families call ffn_norm is the norm after attention in these.
+POST_NORMS = {"post_attention_layernorm": "post_attention_norm"}
+FAMILIES: dict[str, Family] = {
+    "llama": Family(_llama, gguf_permuted=True),
+    "mistral": Family(_llama),
+    "qwen2": Family(
+        _llama,
+        {"max_window_layers": 28},
+        qkv_bias=True,
+        window_switch=True,
+        window_key="max_window_layers",
+        slides=_from_on,
+    ),
+    "mimo": Family(_llama, qkv_bias=True, window_switch=True, mtp_prefix="model.mtp_layers."),
+    "qwen3": Family(
+        _qwen3,
+        {"head_dim": 128, "max_window_layers": 28},
+        window_switch=True,
+        window_key="max_window_layers",
+        slides=_from_on,
+    ),
+    "gemma2": Family(
+        _gemma2,
+        GEMMA_CONFIG,
+        {"attention.sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        activation_key="hidden_activation",  # hidden_act is a leftover that its library does not read
+        offset_norms=True,
+        renamed=POST_NORMS,
+    ),
+    "gemma3": Family(
+        _gemma3,
+        {
+            **GEMMA_CONFIG,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1000000.0,
+        },
+        activation_key="hidden_activation",
+        window_key="sliding_window_pattern",
+        slides=_before_last_of,
+        offset_norms=True,
+        renamed=POST_NORMS,
+    ),
+    "phi3": Family(_llama, {"rms_norm_eps": 1e-5}),
+    "smollm3": Family(
+        _smollm3, {"rope_theta": 2000000.0, "tie_word_embeddings": True}, window_switch=True, gguf_permuted=True
+    ),
+    "granite": Family(_llama, gguf_permuted=True),
+    "olmo2": Family(_olmo2, {"rms_norm_eps": 1e-5}, renamed=POST_NORMS),
 }
 
 
@@ -152,5 +203,5 @@ def spec_of(checkpoint: Checkpoint, context: int | None = None) -> ModelSpec:
 
     Raises UnsupportedError for a family that is not in the table, or a part of it that is not known here.
     """
-    facts = facts_of(checkpoint, FAMILIES)
-    return FAMILIES[facts.family](facts, context)
+    meta = model_meta(checkpoint, FAMILIES)
+    return FAMILIES[meta.family].spec(meta, context)

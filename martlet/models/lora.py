@@ -25,13 +25,13 @@ from martlet.errors import FormatError, UnsupportedError
 from martlet.formats.files import read_json
 from martlet.formats.gguf import read_gguf
 from martlet.formats.safetensors import read_safetensors
-from martlet.models.families import GGUF_PERMUTED
-from martlet.models.names import canonical
+from martlet.models.families import FAMILIES
+from martlet.models.tensors import canonical_name, layer_fields, lora_shapes
 from martlet.models.weights import Model, half_split_rows
 from martlet.ops.interface import Array, Backend
 from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
-from martlet.spec import Layer, ModelSpec
+from martlet.spec import ModelSpec
 
 __all__ = ["MAX_RANK", "Adapter", "read_adapter", "with_adapters"]
 
@@ -71,16 +71,15 @@ class Adapter:
 def read_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
     """Read a PEFT folder or a GGUF file for this model; FormatError or UnsupportedError names what does not fit."""
     path = Path(path)
-    pairs = _read_gguf(path, spec) if path.suffix == ".gguf" else _read_peft(path, spec)
-    shapes = _shapes(spec)
+    pairs, permuted = _read_gguf(path) if path.suffix == ".gguf" else (_read_peft(path, spec), False)
     updates: dict[str, tuple[F32, F32]] = {}
     for name, (a, b) in sorted(pairs.items()):
-        for part, piece in _parts(path, name, b, spec):
-            updates[part] = (a, piece)
+        for product, rows in _unfused(path, name, b, spec, permuted):
+            updates[product] = (a, rows)
     if not updates:
         raise FormatError(path, "holds no low-rank matrices: this is not an adapter")
     for name, (a, b) in updates.items():
-        n, k = shapes[name]
+        n, k = _shape(spec, name)
         if a.ndim != 2 or b.ndim != 2 or a.shape[1] != k or b.shape != (n, len(a)):
             found = f"A {list(a.shape)} and B {list(b.shape)}"
             raise FormatError(path, f"{name} has {found}; this model's product takes A [r, {k}] and B [{n}, r]")
@@ -102,58 +101,45 @@ def with_adapters(ops: Backend, model: Model, n_slots: int) -> tuple[Model, dict
     tables: dict[str, Array] = {}
     layers = []
     for i, weights in enumerate(model.layers):
-        own = {
-            part: ops.adapters(n_slots, k, n)
-            for part, (n, k) in _layer_shapes(model.spec, model.spec.layers[i]).items()
-        }
-        tables.update((f"blk.{i}.{part}", table) for part, table in own.items())
+        shapes = lora_shapes(model.spec, model.spec.layers[i])
+        own = {name: ops.adapters(n_slots, k, n) for name, (n, k) in shapes.items()}
+        tables.update((f"blk.{i}.{name}", table) for name, table in own.items())
         layers.append(replace(weights, adapters=own))
     return replace(model, layers=tuple(layers)), tables
 
 
-def _layer_shapes(spec: ModelSpec, layer: Layer) -> dict[str, tuple[int, int]]:
-    """Rows and columns of each product of a layer."""
-    c, a, f = spec.hidden, layer.mixer, layer.ffn.ffn_hidden
-    q, kv = a.n_heads * a.head_dim, a.n_kv_heads * a.head_dim
-    return {
-        "attn_q": (q, c),
-        "attn_k": (kv, c),
-        "attn_v": (kv, c),
-        "attn_output": (c, q),
-        "ffn_gate": (f, c),
-        "ffn_up": (f, c),
-        "ffn_down": (c, f),
-    }
+def _shape(spec: ModelSpec, name: str) -> tuple[int, int]:
+    """Rows and columns of the product blk.N.`name`."""
+    _, number, row = name.split(".")
+    return lora_shapes(spec, spec.layers[int(number)])[row]
 
 
-def _shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    return {
-        f"blk.{i}.{part}": shape
-        for i, layer in enumerate(spec.layers)
-        for part, shape in _layer_shapes(spec, layer).items()
-    }
+def _unfused(path: Path, name: str, b: F32, spec: ModelSpec, permuted: bool) -> list[tuple[str, F32]]:
+    """A product's name with its B; where the file has several products in one, each product's rows of B.
 
-
-def _parts(path: Path, name: str, b: F32, spec: ModelSpec) -> list[tuple[str, F32]]:
-    """A product's name with its B, or those of the products that are one in the file (qkv, gate and up)."""
+    `permuted` says that rows are in RoPE's order of neighbouring pairs, which `weights.py` undoes for the weights too.
+    """
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)", name)
     if match is None or int(match[1]) >= len(spec.layers):
         raise UnsupportedError(f"{path} updates {name}, which is no product of a layer of this model")
-    prefix, part, shapes = f"blk.{match[1]}.", match[2], _layer_shapes(spec, spec.layers[int(match[1])])
-    parts = [part]
-    if part == "attn_qkv":
-        parts = ["attn_q", "attn_k", "attn_v"]
-    elif part == "ffn_up" and len(b) == 2 * shapes["ffn_up"][0]:
-        parts = ["ffn_gate", "ffn_up"]
-    if parts[0] not in shapes:
+    layer, prefix = spec.layers[int(match[1])], f"blk.{match[1]}."
+    fields = [field for part in layer_fields(spec, layer, prefix, {f"{name}.weight"}) for field in part.values()]
+    stored = next((tensor for field in fields for tensor in field if tensor.name == name), None)
+    shapes = lora_shapes(spec, layer)
+    if stored is None or not all(row.lora for row, _ in stored.rows):
         raise UnsupportedError(f"{path} updates {name}, which is no product of a layer", sorted(shapes))
-    if len(parts) == 1:
-        return [(name, b)]
-    sizes = [shapes[each][0] for each in parts]
-    if len(b) != sum(sizes):
-        raise FormatError(path, f"{name} has B with {len(b)} rows; expected {sum(sizes)}")
-    pieces = np.split(b, np.cumsum(sizes)[:-1].tolist())
-    return [(prefix + each, np.ascontiguousarray(piece)) for each, piece in zip(parts, pieces, strict=True)]
+    if len(b) != stored.shape[0]:
+        if match[2] in shapes:  # of this name, but not fused; `read_adapter` checks its shape
+            return [(name, b)]
+        raise FormatError(path, f"{name} has B with {len(b)} rows; expected {stored.shape[0]}")
+    products = []
+    for row, _ in stored.rows:
+        rows = b[stored.rows_of(row.name)]
+        if permuted and row.rotates:
+            head_dim = layer.mixer.head_dim
+            rows = rows[half_split_rows(len(rows) // head_dim, head_dim)]
+        products.append((prefix + row.name, np.ascontiguousarray(rows)))
+    return products
 
 
 def _read_peft(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
@@ -174,7 +160,7 @@ def _read_peft(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
     scales: dict[str, float] = {}
     for name, tensor in tensors.items():
         match = _PEFT_NAME.fullmatch(name)
-        target = None if match is None else canonical(f"{match[1]}.weight", spec.family)
+        target = None if match is None else canonical_name(f"{match[1]}.weight", FAMILIES[spec.family].renamed)
         if match is None or target is None or not target.startswith("blk."):
             raise UnsupportedError(f"{file} holds {name!r:.120}, which is not a low-rank update of a layer's product")
         target = target.removesuffix(".weight")
@@ -220,7 +206,8 @@ def _check_rank(file: Path, tensor: RawTensor, which: str, rank: Any) -> None:
         )
 
 
-def _read_gguf(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
+def _read_gguf(path: Path) -> tuple[dict[str, tuple[F32, F32]], bool]:
+    """The pairs, and whether rows of q and k are in RoPE's order of neighbouring pairs."""
     file = read_gguf(path)
     kind, low_rank = file.metadata.get("general.type"), file.metadata.get("adapter.type")
     if kind != "adapter" or low_rank != "lora":
@@ -236,19 +223,8 @@ def _read_gguf(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
         found.setdefault(match[1], {})[match[2]] = _values(path, tensor, match[2])
     pairs = _pairs(path, found)
     scaled = {name: (a, b * np.float32(alpha / max(1, len(a)) if alpha else 1.0)) for name, (a, b) in pairs.items()}
-    if file.metadata.get("general.architecture") not in GGUF_PERMUTED:
-        return scaled
-    return {name: (a, _half_split(name, b, spec)) for name, (a, b) in scaled.items()}
-
-
-def _half_split(name: str, b: F32, spec: ModelSpec) -> F32:
-    """B with the rows of q and k in this engine's order for RoPE, as `weights.py` has those of the weights."""
-    match = re.fullmatch(r"blk\.(\d+)\.attn_([qk])", name)
-    if match is None or int(match[1]) >= len(spec.layers):
-        return b
-    mixer = spec.layers[int(match[1])].mixer
-    heads = mixer.n_heads if match[2] == "q" else mixer.n_kv_heads
-    return b[half_split_rows(heads, mixer.head_dim)] if len(b) == heads * mixer.head_dim else b  # else refused by shape
+    family = FAMILIES.get(str(file.metadata.get("general.architecture")))
+    return scaled, family is not None and family.gguf_permuted
 
 
 def _values(path: Path, tensor: RawTensor, which: str) -> F32:

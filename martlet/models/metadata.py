@@ -1,22 +1,23 @@
-"""What a file says of its model, the same from either format (read `families.py` next).
+"""A model's metadata, the same from either format (read `rope_scaling.py` next).
 
-`facts_of` reads GGUF's keys or config.json's into one `Facts`; whatever a family must know beyond names and sizes is a
-field here. A value that is missing, of the wrong type or out of range is a FormatError that names its key.
+`model_meta` reads GGUF's keys or config.json's into one `ModelMeta`, with the help of the family's
+record, a `Family`. A value that is missing, of the wrong type or out of range is a FormatError that
+names its key.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from martlet.errors import FormatError, UnsupportedError, nearest
 from martlet.formats.checkpoint import Checkpoint
 from martlet.quant.ggml import decode
-from martlet.spec import Activation
+from martlet.spec import Activation, ModelSpec
 
-__all__ = ["Facts", "facts_of"]
+__all__ = ["Family", "ModelMeta", "model_meta"]
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -45,31 +46,11 @@ REFUSED = {
 # Keys of a GGUF architecture that change nothing here: they repeat what the tensors say, or serve training.
 HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
 MAX_LAYERS = 1024  # a file that says more is hostile
-# What transformers' configuration classes assume where config.json leaves a key out.
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "qwen3": {"head_dim": 128},
-    "gemma2": {"head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256},
-    "gemma3": {
-        "head_dim": 256,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-        "query_pre_attn_scalar": 256,
-        "rope_theta": 1000000.0,
-    },
-    "olmo2": {"rms_norm_eps": 1e-5},
-    "phi3": {"rms_norm_eps": 1e-5},
-    "smollm3": {"rope_theta": 2000000.0, "tie_word_embeddings": True},
-}
-QKV_BIAS = frozenset({"mimo", "qwen2"})  # whose q, k and v have biases, and whose output has none
-SWITCHED_WINDOW = frozenset({"mimo", "qwen2", "qwen3", "smollm3"})  # a window counts only with use_sliding_window
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Sizes and settings of a model; None where the file says nothing."""
+class ModelMeta:
+    """Sizes and settings of a model; None where the file does not say."""
 
     family: str
     name: str
@@ -100,6 +81,26 @@ class Facts:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_divisor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What distinguishes a family's models and files; a default is what most families have."""
+
+    spec: Callable[[ModelMeta, int | None], ModelSpec]  # the second argument is the longest context in use
+    config_defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' own for keys config.json lacks
+    gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's, without the architecture's prefix
+    activation_key: str = "hidden_act"  # of config.json
+    qkv_bias: bool = False  # q, k and v always have a bias, the output never
+    window_switch: bool = False  # config.json's window counts only with use_sliding_window
+    window_key: str | None = None  # config.json's number, from before layer_types, for the layers with a window
+    slides: Callable[[int, int], bool] = lambda layer, number: True  # whether a layer has one, by that number
+    gguf_permuted: bool = False  # GGUF files have rows of q and k in RoPE's order of neighbouring pairs
+    offset_norms: bool = False  # safetensors store a norm's weight minus 1
+    renamed: Mapping[str, str] = field(
+        default_factory=dict
+    )  # Hugging Face modules that mean another row of `tensors.ROWS`
+    mtp_prefix: str | None = None  # Hugging Face's, of the model's own layers for multi-token prediction
 
 
 class _Keys:
@@ -145,50 +146,53 @@ class _Keys:
         return value
 
     def refuse_unread(self) -> None:
-        """Raise UnsupportedError for a key with the prefix that nobody read: it could change the result."""
+        """Raise UnsupportedError for a key with the prefix that no code has read: it could change the result."""
         for name, value in self._values.items():
             key = name.removeprefix(self._prefix)
             if name.startswith(self._prefix) and key not in self._read and key not in HARMLESS:
                 raise UnsupportedError(f"{self._path}: {name} = {str(value)[:60]}")
 
 
-def facts_of(checkpoint: Checkpoint, families: Collection[str]) -> Facts:
+def model_meta(checkpoint: Checkpoint, families: Mapping[str, Family]) -> ModelMeta:
     """Read a checkpoint's metadata. Raises FormatError, and UnsupportedError for a family not among `families`."""
     gguf, config = checkpoint.kind == "gguf", checkpoint.metadata
     if isinstance(config.get("text_config"), Mapping):
         config = config["text_config"]
     key = "general.architecture" if gguf else "model_type"
-    family = config.get(key)
-    if not isinstance(family, str):
+    name = config.get(key)
+    if not isinstance(name, str):
         raise FormatError(checkpoint.path, f"{key} is missing: the file does not say what its model is")
-    family = family if gguf else family.removesuffix("_text")
-    if family not in families:
-        raise UnsupportedError(f"The model family {family!r} is not known.{nearest(family, families)}", families)
-    facts = _from_gguf(checkpoint, family) if gguf else _from_config(checkpoint, config, family)
-    if facts.n_heads % facts.n_kv_heads:
-        raise FormatError(checkpoint.path, f"{facts.n_heads} heads cannot share {facts.n_kv_heads} key-value heads")
-    if facts.rope_dims < 2 or facts.rope_dims % 2 or facts.rope_dims > facts.head_dim:
-        raise FormatError(checkpoint.path, f"{facts.rope_dims} rotary dimensions in heads of {facts.head_dim}")
-    if facts.n_layers > MAX_LAYERS:
-        raise FormatError(checkpoint.path, f"{facts.n_layers} layers, expected at most {MAX_LAYERS}")
-    return facts
+    name = name if gguf else name.removesuffix("_text")
+    if name not in families:
+        raise UnsupportedError(f"The model family {name!r} is not known.{nearest(name, families)}", families)
+    family = families[name]
+    meta = _from_gguf(checkpoint, name, family) if gguf else _from_config(checkpoint, config, name, family)
+    if meta.n_heads % meta.n_kv_heads:
+        raise FormatError(checkpoint.path, f"{meta.n_heads} heads cannot share {meta.n_kv_heads} key-value heads")
+    if meta.rope_dims < 2 or meta.rope_dims % 2 or meta.rope_dims > meta.head_dim:
+        raise FormatError(checkpoint.path, f"{meta.rope_dims} rotary dimensions in heads of {meta.head_dim}")
+    if meta.n_layers > MAX_LAYERS:
+        raise FormatError(checkpoint.path, f"{meta.n_layers} layers, expected at most {MAX_LAYERS}")
+    return meta
 
 
-def _from_gguf(checkpoint: Checkpoint, family: str) -> Facts:
-    keys = _Keys(checkpoint, checkpoint.metadata, f"{family}.")
+def _from_gguf(checkpoint: Checkpoint, name: str, family: Family) -> ModelMeta:
+    prefix = f"{name}."
+    defaults = {prefix + key: value for key, value in family.gguf_defaults.items()}
+    keys = _Keys(checkpoint, {**defaults, **checkpoint.metadata}, prefix)
     if keys.get("expert_count", (int,), 0):
-        raise UnsupportedError(f"{family}.expert_count: mixtures of experts")
+        raise UnsupportedError(f"{prefix}expert_count: mixtures of experts")
     embedding = checkpoint.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FormatError(checkpoint.path, "the matrix token_embd.weight is missing")
     n_heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
     head_dim = keys.size("attention.key_length", hidden // n_heads)
     if keys.size("attention.value_length", head_dim) != head_dim:
-        raise UnsupportedError(f"{family}.attention.value_length differs from key_length")
+        raise UnsupportedError(f"{prefix}attention.value_length differs from key_length")
     tensors, n_layers = checkpoint.tensors, keys.size("block_count")
     rope_dims = keys.size("rope.dimension_count", head_dim)
-    facts = Facts(
-        family=family,
+    meta = ModelMeta(
+        family=name,
         name=str(checkpoint.metadata.get("general.name", checkpoint.path.stem)),
         n_layers=n_layers,
         hidden=hidden,
@@ -205,19 +209,19 @@ def _from_gguf(checkpoint: Checkpoint, family: str) -> Facts:
         rope_scaling=_gguf_scaling(checkpoint, keys, rope_dims // 2),
         rope_divisors=_divisors(checkpoint, "rope_freqs.weight", rope_dims // 2),
         local_rope_base=keys.number("rope.freq_base_swa"),
-        window=keys.get("attention.sliding_window", (int,), 4096 if family == "gemma2" else None) or None,
+        window=keys.get("attention.sliding_window", (int,)) or None,
         layer_types=_gguf_layer_types(keys, n_layers),
         bias="blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         out_bias="blk.0.attn_output.bias" in tensors,
         query_scale=keys.number("attention.scale"),
-        softcap=keys.number("attn_logit_softcapping", 50.0 if family == "gemma2" else None) or None,
-        logit_softcap=keys.number("final_logit_softcapping", 30.0 if family == "gemma2" else None) or None,
+        softcap=keys.number("attn_logit_softcapping") or None,
+        logit_softcap=keys.number("final_logit_softcapping") or None,
         embedding_scale=keys.positive("embedding_scale", 1.0),
         residual_scale=keys.positive("residual_scale", 1.0),
         logit_divisor=keys.positive("logit_scale", 1.0),
     )
     keys.refuse_unread()
-    return facts
+    return meta
 
 
 def _gguf_layer_types(keys: _Keys, n_layers: int) -> list[str] | None:
@@ -264,25 +268,24 @@ def _gguf_scaling(checkpoint: Checkpoint, keys: _Keys, n: int) -> dict[str, Any]
     return {} if scaling["type"] == "none" else scaling
 
 
-def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], family: str) -> Facts:
+def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], name: str, family: Family) -> ModelMeta:
     for key, harmless in REFUSED.items():
         if config.get(key) not in (None, harmless):
             raise UnsupportedError(f"config.json's {key} = {str(config[key])[:60]}")
-    config = {**DEFAULTS.get(family, {}), **{key: value for key, value in config.items() if value is not None}}
-    keys, gemma = _Keys(checkpoint, config), family.startswith("gemma")
+    config = {**family.config_defaults, **{key: value for key, value in config.items() if value is not None}}
+    keys = _Keys(checkpoint, config)
     n_heads, hidden = keys.size("num_attention_heads"), keys.size("hidden_size")
     head_dim = keys.size("head_dim", hidden // n_heads)
-    # Gemma's hidden_act is a leftover that its library does not read.
-    act = keys.get("hidden_activation", (str,), "gelu_tanh") if gemma else keys.get("hidden_act", (str,), "silu")
-    if act not in ACTIVATIONS:
-        raise UnsupportedError(f"config.json's hidden_act = {act!r}", ACTIVATIONS)
+    activation = keys.get(family.activation_key, (str,), "silu")
+    if activation not in ACTIVATIONS:
+        raise UnsupportedError(f"config.json's {family.activation_key} = {activation!r}", ACTIVATIONS)
     full, local = _rope_parameters(checkpoint, config)
     rope = _Keys(checkpoint, full)
     partial = rope.positive("partial_rotary_factor", keys.positive("partial_rotary_factor", 1.0))
     n_layers, attention_bias = keys.size("num_hidden_layers"), keys.get("attention_bias", (bool,), False)
     query_scalar = keys.number("query_pre_attn_scalar")
-    return Facts(
-        family=family,
+    return ModelMeta(
+        family=name,
         name=str(config.get("_name_or_path") or checkpoint.path.name),
         n_layers=n_layers,
         hidden=hidden,
@@ -295,15 +298,15 @@ def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], family: str)
         context=keys.size("max_position_embeddings", 2048),
         rope_base=rope.positive("rope_theta", keys.positive("rope_theta", 10000.0)),
         rope_dims=int(head_dim * partial),
-        tied=keys.get("tie_word_embeddings", (bool,), gemma),
+        tied=keys.get("tie_word_embeddings", (bool,), False),
         rope_scaling={} if full["type"] == "default" else full,
         local_rope_base=local,
         window=_window(keys, family),
         layer_types=_layer_types(keys, family, n_layers),
-        no_rope=_no_rope(keys, family, n_layers),
-        activation=ACTIVATIONS[act],
-        bias=attention_bias or family in QKV_BIAS,
-        out_bias=attention_bias and family not in QKV_BIAS,
+        no_rope=_no_rope(keys, n_layers),
+        activation=ACTIVATIONS[activation],
+        bias=attention_bias or family.qkv_bias,
+        out_bias=attention_bias and not family.qkv_bias,
         query_scale=keys.number("attention_multiplier") or (None if query_scalar is None else query_scalar**-0.5),
         softcap=keys.number("attn_logit_softcapping") or None,
         logit_softcap=keys.number("final_logit_softcapping") or None,
@@ -313,33 +316,31 @@ def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], family: str)
     )
 
 
-def _window(keys: _Keys, family: str) -> int | None:
+def _window(keys: _Keys, family: Family) -> int | None:
     """The sliding window, unless a switch turns it off."""
     window: int | None = keys.get("sliding_window", (int,))
-    return window if window and keys.get("use_sliding_window", (bool,), family not in SWITCHED_WINDOW) else None
+    return window if window and keys.get("use_sliding_window", (bool,), not family.window_switch) else None
 
 
-def _layer_types(keys: _Keys, family: str, n_layers: int) -> list[str] | None:
-    """Which layers slide, where the file says so: as a list, or in the older spellings."""
+def _layer_types(keys: _Keys, family: Family, n_layers: int) -> list[str] | None:
+    """Which layers slide, where the file says so: as a list, or in the family's older spelling."""
     types: list[str] | None = keys.get("layer_types", (list,))
-    period = keys.get("sliding_window_pattern", (int,))
-    layers = range(min(n_layers, MAX_LAYERS))
-    if types is None and family == "gemma3" and period:
-        types = ["sliding_attention" if (i + 1) % period else "full_attention" for i in layers]
-    if types is None and family in ("qwen2", "qwen3"):
-        first = keys.get("max_window_layers", (int,), 28)
-        types = ["sliding_attention" if i >= first else "full_attention" for i in layers]
+    number = keys.get(family.window_key, (int,)) if family.window_key is not None else None
+    if types is None and number:
+        layers = range(min(n_layers, MAX_LAYERS))
+        types = ["sliding_attention" if family.slides(i, number) else "full_attention" for i in layers]
     return types
 
 
-def _no_rope(keys: _Keys, family: str, n_layers: int) -> list[bool] | None:
+def _no_rope(keys: _Keys, n_layers: int) -> list[bool] | None:
     """Which layers have no position embedding, where the file says so."""
-    if family != "smollm3":
+    rotates = keys.get("no_rope_layers", (list,))
+    if rotates is not None:
+        return [not does for does in rotates][:n_layers]
+    if keys.get("no_rope_layer_interval", (int, list)) is None:
         return None
-    used = keys.get("no_rope_layers", (list,))
-    every = keys.size("no_rope_layer_interval", 4)
-    layers = range(min(n_layers, MAX_LAYERS))
-    return [(i + 1) % every == 0 for i in layers] if used is None else [not rotates for rotates in used][:n_layers]
+    every = keys.size("no_rope_layer_interval")
+    return [(i + 1) % every == 0 for i in range(min(n_layers, MAX_LAYERS))]
 
 
 def _rope_parameters(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:

@@ -15,68 +15,47 @@ from dataclasses import replace
 
 import numpy as np
 
-from martlet.errors import FormatError, RequestError, UnsupportedError
+from martlet.errors import RequestError, UnsupportedError
 from martlet.formats.checkpoint import Checkpoint
 from martlet.models.eagle_head import HeadFile
-from martlet.quant.table import RawTensor
+from martlet.models.families import FAMILIES
+from martlet.models.tensors import canonical_name, check_tensors, layer_shapes, published_names
 from martlet.spec import ModelSpec
 
-__all__ = ["PREFIX", "open_own_head"]
+__all__ = ["open_own_head"]
 
-PREFIX = "model.mtp_layers."
-NAMES = {  # as `eagle_head.py` calls them
+NAMES = {  # those of `HeadFile`
     "input_proj.weight": "fc.weight",
     "token_layernorm.weight": "token_norm.weight",
     "hidden_layernorm.weight": "midlayer.hidden_norm.weight",
-    "final_layernorm.weight": "norm.weight",
+    "final_layernorm.weight": "output_norm.weight",
 }
 
 
 def open_own_head(checkpoint: Checkpoint, spec: ModelSpec) -> HeadFile:
     """The model's own layer; RequestError if it has none, FormatError or UnsupportedError for one that does not fit."""
-    found = {name.removeprefix(PREFIX): raw for name, raw in checkpoint.tensors.items() if name.startswith(PREFIX)}
-    if not found:
+    path, prefix, c = checkpoint.path, FAMILIES[spec.family].mtp_prefix, spec.hidden
+    own = {name: raw for name, raw in checkpoint.tensors.items() if prefix is not None and name.startswith(prefix)}
+    if not own:
         raise RequestError(
-            f"{checkpoint.path} has no layers for multi-token prediction (its family is {spec.family}): choose another draft.",
+            f"{path} has no layers for multi-token prediction (its family is {spec.family}): choose another draft.",
             param="draft",
         )
-    others = [name for name in found if not name.startswith("0.")]
+    first = f"{prefix}0."
+    others = [name for name in own if not name.startswith(first)]
     if others:
-        raise UnsupportedError(f"{checkpoint.path} holds {PREFIX}{others[0]:.120}: 1 such layer is supported")
-    tensors = {NAMES.get(name[2:], f"midlayer.{name[2:]}"): raw for name, raw in found.items()}
-    own = replace(spec, layers=spec.layers[-1:])
-    _check(checkpoint, tensors, own)
-    return HeadFile(checkpoint, own, (len(spec.layers),), np.arange(spec.vocab), tensors)
-
-
-def _check(checkpoint: Checkpoint, tensors: dict[str, RawTensor], own: ModelSpec) -> None:
-    """All tensors of a layer, of the right shapes, and no others."""
-    c, mixer, f = own.hidden, own.layers[0].mixer, own.layers[0].ffn.ffn_hidden
-    q, kv = mixer.n_heads * mixer.head_dim, mixer.n_kv_heads * mixer.head_dim
+        raise UnsupportedError(f"{path} holds {others[0]:.120}: 1 such layer is supported")
+    short = {name.removeprefix(first): raw for name, raw in own.items()}
+    tensors = {NAMES.get(name) or canonical_name(f"layers.0.{name}", {}) or name: raw for name, raw in short.items()}
+    layer = spec.layers[-1]
     expected = {
-        **dict.fromkeys(("token_norm", "midlayer.hidden_norm", "norm"), (c,)),
-        **dict.fromkeys(("midlayer.input_layernorm", "midlayer.post_attention_layernorm"), (c,)),
-        "fc": (c, 2 * c),
-        "midlayer.self_attn.q_proj": (q, c),
-        "midlayer.self_attn.k_proj": (kv, c),
-        "midlayer.self_attn.v_proj": (kv, c),
-        "midlayer.self_attn.o_proj": (c, q),
-        "midlayer.mlp.gate_proj": (f, c),
-        "midlayer.mlp.up_proj": (f, c),
-        "midlayer.mlp.down_proj": (c, f),
+        "fc.weight": (c, 2 * c),
+        **dict.fromkeys(("token_norm.weight", "midlayer.hidden_norm.weight", "output_norm.weight"), (c,)),
+        **layer_shapes(spec, layer, "blk.0.", tensors),
     }
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in expected.items()}
-    if mixer.bias:
-        shapes |= {f"midlayer.self_attn.{part}_proj.bias": (n,) for part, n in (("q", q), ("k", kv), ("v", kv))}
-    old = {new: name for name, new in NAMES.items()}
-    for name, shape in shapes.items():
-        theirs = f"{PREFIX}0.{old.get(name, name.removeprefix('midlayer.'))}"
-        if name not in tensors:
-            raise FormatError(checkpoint.path, f"the tensor {theirs} is missing")
-        if tensors[name].shape != shape:
-            sizes = ("x".join(map(str, s)) for s in (tensors[name].shape, shape))
-            raise FormatError(checkpoint.path, "{} has the shape {}, expected {}".format(theirs, *sizes))
-    extra = sorted(tensors.keys() - shapes.keys())
+    published = published_names(first) | {ours: first + theirs for theirs, ours in NAMES.items()}
+    check_tensors(path, tensors, expected, "multi-token prediction", published)
+    extra = sorted(tensors.keys() - expected.keys())
     if extra:
-        name = extra[0].removeprefix("midlayer.")
-        raise UnsupportedError(f"{checkpoint.path} holds {PREFIX}0.{name:.120}, which is of no use here")
+        raise UnsupportedError(f"{path} holds {tensors[extra[0]].name:.120}, which is of no use here")
+    return HeadFile(checkpoint, replace(spec, layers=(layer,)), (len(spec.layers),), np.arange(spec.vocab), tensors)

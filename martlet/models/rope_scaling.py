@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from martlet.errors import UnsupportedError
-from martlet.models.metadata import Facts
+from martlet.models.metadata import ModelMeta
 from martlet.spec import Rope
 
 __all__ = ["rope_of"]
@@ -22,22 +22,22 @@ __all__ = ["rope_of"]
 Scaled = tuple[list[float], float]  # frequencies, magnitude
 
 
-def rope_of(facts: Facts, context: int | None = None, *, base: float | None = None, scaled: bool = True) -> Rope:
+def rope_of(meta: ModelMeta, context: int | None = None, *, base: float | None = None, scaled: bool = True) -> Rope:
     """The model's rotary embedding. `context` is the longest that will be used; `base` replaces the file's.
 
     Raises UnsupportedError for a scaling rule that is not known.
     """
-    base = facts.rope_base if base is None else base
-    dims = facts.rope_dims
+    base = meta.rope_base if base is None else base
+    dims = meta.rope_dims
     plain = [base ** (-i / dims) for i in range(0, dims, 2)]
     if not scaled:
         return Rope(dims, tuple(plain))
-    if facts.rope_divisors is not None:
-        plain = [f / d for f, d in zip(plain, facts.rope_divisors, strict=True)]
-    kind = facts.rope_scaling.get("type", "default")
+    if meta.rope_divisors is not None:
+        plain = [f / d for f, d in zip(plain, meta.rope_divisors, strict=True)]
+    kind = meta.rope_scaling.get("type", "default")
     if kind not in RULES:
         raise UnsupportedError(f"the RoPE scaling {kind!r}", RULES)
-    frequencies, magnitude = RULES[kind](plain, facts, base, context)
+    frequencies, magnitude = RULES[kind](plain, meta, base, context)
     return Rope(dims, tuple(frequencies), magnitude)
 
 
@@ -49,13 +49,13 @@ def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) 
     return float(value)
 
 
-def _linear(plain: list[float], facts: Facts, base: float, context: int | None) -> Scaled:
-    factor = _number(facts.rope_scaling, "factor")
+def _linear(plain: list[float], meta: ModelMeta, base: float, context: int | None) -> Scaled:
+    factor = _number(meta.rope_scaling, "factor")
     return [f / factor for f in plain], 1.0
 
 
-def _llama3(plain: list[float], facts: Facts, base: float, context: int | None) -> Scaled:
-    s = facts.rope_scaling
+def _llama3(plain: list[float], meta: ModelMeta, base: float, context: int | None) -> Scaled:
+    s = meta.rope_scaling
     factor, low, high = _number(s, "factor"), _number(s, "low_freq_factor"), _number(s, "high_freq_factor")
     original = _number(s, "original_max_position_embeddings")
 
@@ -71,10 +71,10 @@ def _llama3(plain: list[float], facts: Facts, base: float, context: int | None) 
     return [scale(f) for f in plain], 1.0
 
 
-def _yarn(plain: list[float], facts: Facts, base: float, context: int | None) -> Scaled:
-    s, dims = facts.rope_scaling, facts.rope_dims
+def _yarn(plain: list[float], meta: ModelMeta, base: float, context: int | None) -> Scaled:
+    s, dims = meta.rope_scaling, meta.rope_dims
     factor = _number(s, "factor")
-    original = _number(s, "original_max_position_embeddings", facts.context)
+    original = _number(s, "original_max_position_embeddings", meta.context)
     fast, slow = _number(s, "beta_fast", 32.0), _number(s, "beta_slow", 1.0)
 
     def dimension(turns: float) -> float:
@@ -91,23 +91,23 @@ def _yarn(plain: list[float], facts: Facts, base: float, context: int | None) ->
     return [scale(i, f) for i, f in enumerate(plain)], magnitude
 
 
-def _longrope(plain: list[float], facts: Facts, base: float, context: int | None) -> Scaled:
-    s = facts.rope_scaling
-    original = _number(s, "original_max_position_embeddings", facts.context)
-    which = "long_factor" if (context or facts.context) > original else "short_factor"
+def _longrope(plain: list[float], meta: ModelMeta, base: float, context: int | None) -> Scaled:
+    s = meta.rope_scaling
+    original = _number(s, "original_max_position_embeddings", meta.context)
+    which = "long_factor" if (context or meta.context) > original else "short_factor"
     factors = s.get(which)
     if not isinstance(factors, list) or len(factors) != len(plain):
         raise UnsupportedError(f"longrope whose {which} is not a list of {len(plain)} numbers")
-    stretch = facts.context / original
+    stretch = meta.context / original
     usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     return [f / float(d) for f, d in zip(plain, factors, strict=True)], _number(s, "attention_factor", usual)
 
 
-def _plain(plain: list[float], facts: Facts, base: float, context: int | None) -> Scaled:
+def _plain(plain: list[float], meta: ModelMeta, base: float, context: int | None) -> Scaled:
     return plain, 1.0
 
 
-RULES: dict[str, Callable[[list[float], Facts, float, int | None], Scaled]] = {
+RULES: dict[str, Callable[[list[float], ModelMeta, float, int | None], Scaled]] = {
     "default": _plain,
     "linear": _linear,
     "llama3": _llama3,

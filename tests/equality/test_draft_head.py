@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_head import HeadReference, first_head_tensors, followed, head_tensors, write_head
+from tiny_head import HeadReference, followed, head_tensors, write_head
 from tiny_model import C, V, write_tiny_model
 
 from martlet import LLM, SamplingParams
@@ -167,49 +167,6 @@ def test_without_output_rows_it_takes_the_models(tiny: Path, tmp_path: Path) -> 
     for seq, ids, guesses in made:
         rows = np.array([features[seq][place][0] for place in range(len(ids) - 1)])
         assert list(guesses) == by_hand.guesses(rows, ids, 1)[0]
-
-
-def test_an_eagle_1_head_guesses_by_its_arithmetic(tiny: Path, tmp_path: Path) -> None:
-    """From what the final norm gives; its output rows are the model's own, unpacked."""
-    tensors = first_head_tensors()
-    config = {"draft_vocab_size": None, "architectures": ["LlamaForCausalLM"]}
-    folder = write_head(tmp_path, tensors, **config)
-    options: dict[str, Any] = {**OPTIONS}
-    with LLM(str(tiny), draft=f"eagle={folder}", backend="reference", **options) as llm:
-        made, features = watched(llm), followed(llm)
-        params = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
-        prompts = ["The harbour was quiet. " * 4, "ab"]
-        outputs = [llm.generate(prompts, with_guesses(params, n)) for n in (0, 3)]
-    assert [o.outputs[0].token_ids for o in outputs[0]] == [o.outputs[0].token_ids for o in outputs[1]]
-    with open_checkpoint(tiny) as checkpoint:
-        embedding = decode(checkpoint.tensors["token_embd.weight"])
-    packed = {**as_packed(tensors), "lm_head.weight": embedding}
-    by_hand = HeadReference(packed, embedding)
-    assert len(made) > 40
-    for seq, ids, guesses in made[::3]:
-        rows = np.array([features[seq][place][0] for place in range(len(ids) - 1)])
-        expected, logits = by_hand.guesses(rows, ids, len(guesses))
-        for guess, right, row in zip(guesses, expected, logits, strict=True):
-            best = np.sort(row)[-2:]
-            if best[1] - best[0] < 1e-2:
-                break
-            assert guess == right, f"after {len(ids)} ids"
-
-
-def test_an_eagle_1_head_changes_no_answer(tiny: Path, tmp_path: Path) -> None:
-    """The last layer computes more rows for it, and no bit of a row differs for that."""
-    write_head(tmp_path, first_head_tensors(), draft_vocab_size=None)
-    params = SamplingParams(temperature=1.0, seed=4, max_tokens=20, ignore_eos=True, logprobs=2, prompt_logprobs=1, n=2)
-    found = []
-    for draft in ("off", f"eagle={tmp_path}"):
-        with LLM(str(tiny), draft=draft, threads=1, max_context=200, max_seqs=4) as llm:
-            asked = params if draft == "off" else with_guesses(params, 3)
-            outputs = llm.generate(["The harbour was quiet. " * 4, "ab"], asked)
-            found.append(
-                [(repr(o.prompt_logprobs), [(c.token_ids, repr(c.logprobs)) for c in o.outputs]) for o in outputs]
-            )
-            assert (llm.engine.totals.speculation.n_drafted > 100) == (draft != "off")
-    assert found[0] == found[1]
 
 
 def with_guesses(params: SamplingParams, n: int) -> SamplingParams:

@@ -17,7 +17,7 @@ from martlet.formats.checkpoint import open_checkpoint
 from martlet.quant.ggml import decode
 from martlet.types import Request
 
-__all__ = ["HeadReference", "first_head_tensors", "fit_head", "followed", "head_tensors", "write_head"]
+__all__ = ["HeadReference", "fit_head", "followed", "head_tensors", "write_head"]
 
 F32 = NDArray[np.float32]
 H, G, D, F, EPS, BASE = 4, 2, 16, 96, 1e-5, 10000.0
@@ -77,23 +77,6 @@ def head_tensors(seed: int = 5, c: int = C, vocab: int = V, ids: Sequence[int] =
     }
 
 
-def first_head_tensors(seed: int = 8, c: int = C, vocab: int = V) -> dict[str, NDArray[Any]]:
-    """EAGLE-1's: of the third's those that it has, all ids, and the rest of its own."""
-    rng = np.random.default_rng(seed)
-    made = head_tensors(seed, c, vocab)
-    found = {
-        name.replace("midlayer.", "layers.0."): values
-        for name, values in made.items()
-        if name.startswith("midlayer.") and "hidden_norm" not in name and "input_layernorm" not in name
-    }
-    for name in "qkv":
-        found[f"layers.0.self_attn.{name}_proj.weight"] = made[f"midlayer.self_attn.{name}_proj.weight"][:, :c].copy()
-    found["fc.weight"] = (rng.standard_normal((c, 2 * c)) * c**-0.5).astype(np.float32)
-    found["fc.bias"] = rng.standard_normal(c).astype(np.float32)
-    found["embed_tokens.weight"] = np.zeros((vocab, c), np.float32)
-    return found
-
-
 def write_head(folder: Path, tensors: Mapping[str, NDArray[Any]] | None = None, **config: Any) -> Path:
     """Write config.json and model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,24 +89,19 @@ class HeadReference:
     """What the head computes, a whole sequence at a time, in float64 (arXiv:2503.01840, section 3)."""
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]], embedding: F32) -> None:
-        names = {name: name.replace("layers.0.", "midlayer.").removeprefix("midlayer.") for name in tensors}
-        self.w = {names[name]: np.asarray(x, np.float64) for name, x in tensors.items()}
+        self.w = {name.removeprefix("midlayer."): np.asarray(x, np.float64) for name, x in tensors.items()}
         self.embedding = embedding
-        self.is_third = "hidden_norm.weight" in self.w
-        self.ids = np.asarray(tensors["d2t"]) + np.arange(len(tensors["d2t"])) if self.is_third else np.arange(V)
+        self.ids = np.asarray(tensors["d2t"]) + np.arange(len(tensors["d2t"]))
 
     def fused(self, features: F32) -> Any:
-        """x of each position, from its features [n, 3C] or [n, C]."""
-        return features @ self.w["fc.weight"].T if self.is_third else features
+        """x of each position, from its features [n, 3C]."""
+        return features @ self.w["fc.weight"].T
 
     def run(self, x: Any, ids: Sequence[int]) -> tuple[Any, Any]:
         """(logits, x) of the positions 0 …; row p has x of position p and the id of p + 1."""
         w, n = self.w, len(ids)
         embedded = self.embedding[list(ids)]
-        if self.is_third:
-            both = np.concatenate([self.normed(embedded, "input_layernorm"), self.normed(x, "hidden_norm")], axis=1)
-        else:
-            both = x = np.concatenate([embedded, x], axis=1) @ w["fc.weight"].T + w["fc.bias"]
+        both = np.concatenate([self.normed(embedded, "input_layernorm"), self.normed(x, "hidden_norm")], axis=1)
         q, k, v = ((both @ w[f"self_attn.{name}_proj.weight"].T).reshape(n, -1, D).transpose(1, 0, 2) for name in "qkv")
         q, k = self._turned(q), self._turned(k)
         k, v = (np.repeat(part, H // G, axis=0) for part in (k, v))
@@ -135,7 +113,7 @@ class HeadReference:
         y = self.normed(x, "post_attention_layernorm")
         gate = y @ w["mlp.gate_proj.weight"].T
         x = x + (gate / (1 + np.exp(-gate)) * (y @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
-        return (self.normed(x, "norm") if self.is_third else x) @ w["lm_head.weight"].T, x
+        return self.normed(x, "norm") @ w["lm_head.weight"].T, x
 
     def guesses(self, features: F32, ids: Sequence[int], count: int) -> tuple[list[int], list[Any]]:
         """Greedy guesses after `ids` (features of all but the last), with each one's logits."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from martlet.models.lora import _layer_shapes
+from martlet.models.tensors import lora_shapes
 from martlet.spec import ModelSpec
 
 __all__ = ["HF_NAMES", "random_updates", "write_gguf_adapter", "write_peft"]
@@ -36,7 +36,7 @@ def random_updates(
     found = {}
     for i, layer in enumerate(spec.layers):
         for part in parts:
-            n, k = _layer_shapes(spec, layer)[part]
+            n, k = lora_shapes(spec, layer)[part]
             a, b = rng.standard_normal((rank, k)) / k**0.5, rng.standard_normal((n, rank)) * size
             found[f"blk.{i}.{part}"] = a.astype(np.float32), b.astype(np.float32)
     return found

@@ -1,0 +1,266 @@
+"""Every tensor of a model, a row each: names, shape, split between ranks, RoPE, LoRA (read `families.py` next).
+
+Names are GGUF's (`blk.3.attn_q.weight`); Hugging Face's are translated into them. A row belongs to
+the part of the spec (`spec.py`) that brings the tensor, and names the field of the packed weights
+(`weights.py`) that takes it. Rows of one field are stacked there, and a file may store them stacked
+too (`FUSED`). A tensor that no row describes is no part of a model that this engine runs.
+
+Sizes in shapes, besides the letters of `spec.py`:
+
+    X    columns that q, k and v read: C, or 2C in a draft head
+    Q    rows of q, H * D                    Nq    width of q's norm: D per head, Q over all heads
+    K    rows of k and of v, G * D           Nk    width of k's norm: D per head, K over all heads
+
+Shapes end in the rows and columns of a matrix [n, k]. GGUF stacks the matrices of E experts as
+[E, n, k]: a mixture of experts adds E to `Dim` and `sizes_of`, and its rows to `ROWS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Container, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+from martlet.errors import FormatError
+from martlet.quant.table import RawTensor
+from martlet.spec import Attention, DenseFfn, Layer, ModelSpec
+
+__all__ = [
+    "ROWS",
+    "Dim",
+    "Split",
+    "StoredTensor",
+    "TensorRow",
+    "canonical_name",
+    "check_tensors",
+    "fields_of",
+    "layer_fields",
+    "layer_shapes",
+    "lora_shapes",
+    "published_names",
+    "sizes_of",
+    "tensor_shapes",
+]
+
+Dim = Literal["V", "C", "X", "Q", "K", "Nq", "Nk", "F"]
+Shape = tuple[int, ...]
+
+
+class Split(Enum):
+    """How tensor-parallel ranks divide a tensor (arXiv:1909.08053)."""
+
+    WHOLE = "every rank has all of it"
+    ROWS = "a rank has the rows of its KV groups' heads, of its FFN channels or of its token ids"
+    COLUMNS = "a rank has the columns that read its heads or channels; ranks add up their products"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """The tensor `name`.weight and, where the spec says so, `name`.bias."""
+
+    name: str  # GGUF's, without "blk.N."
+    hugging_face: tuple[str, ...]  # without "model.layers.N."
+    shape: tuple[Dim, ...]
+    field: str  # of the packed weights
+    split: Split = Split.WHOLE
+    when: str | None = None  # attribute of the spec's part that must be set; None: the part always has the tensor
+    bias: str | None = None  # attribute of the spec's part that says whether there is a bias
+    rotates: bool = False  # RoPE pairs its rows, in an order that depends on the file
+    lora: bool = False  # adapters may update it
+
+
+BY_ROWS, BY_COLUMNS = Split.ROWS, Split.COLUMNS
+ROWS: Mapping[type, tuple[TensorRow, ...]] = {
+    ModelSpec: (
+        TensorRow("token_embd", ("embed_tokens",), ("V", "C"), "embedding", BY_ROWS),
+        TensorRow("output", ("lm_head",), ("V", "C"), "head", BY_ROWS, when="untied_embeddings"),
+        TensorRow("output_norm", ("norm",), ("C",), "final_norm"),
+    ),
+    Attention: (
+        TensorRow("attn_q", ("self_attn.q_proj",), ("Q", "X"), "qkv", BY_ROWS, bias="bias", rotates=True, lora=True),
+        TensorRow("attn_k", ("self_attn.k_proj",), ("K", "X"), "qkv", BY_ROWS, bias="bias", rotates=True, lora=True),
+        TensorRow("attn_v", ("self_attn.v_proj",), ("K", "X"), "qkv", BY_ROWS, bias="bias", lora=True),
+        TensorRow("attn_output", ("self_attn.o_proj",), ("C", "Q"), "out", BY_COLUMNS, bias="out_bias", lora=True),
+        TensorRow("attn_q_norm", ("self_attn.q_norm",), ("Nq",), "q_norm", when="qk_norm"),
+        TensorRow("attn_k_norm", ("self_attn.k_norm",), ("Nk",), "k_norm", when="qk_norm"),
+    ),
+    DenseFfn: (
+        TensorRow("ffn_gate", ("mlp.gate_proj",), ("F", "C"), "gate_up", BY_ROWS, lora=True),
+        TensorRow("ffn_up", ("mlp.up_proj",), ("F", "C"), "gate_up", BY_ROWS, lora=True),
+        TensorRow("ffn_down", ("mlp.down_proj",), ("C", "F"), "down", BY_COLUMNS, lora=True),
+    ),
+    Layer: (
+        TensorRow("attn_norm", ("input_layernorm",), ("C",), "mixer_norm", when="mixer_norm"),
+        TensorRow(
+            "ffn_norm",
+            ("post_attention_layernorm", "pre_feedforward_layernorm"),
+            ("C",),
+            "ffn_norm",
+            when="ffn_norm",
+        ),
+        # Hugging Face's name is that of ffn_norm in other families: see `Family.renamed`.
+        TensorRow("post_attention_norm", (), ("C",), "post_mixer_norm", when="post_mixer_norm"),
+        TensorRow("post_ffw_norm", ("post_feedforward_layernorm",), ("C",), "post_ffn_norm", when="post_ffn_norm"),
+    ),
+}
+# Names of a tensor that holds all rows of a field, stacked in the table's order: GGUF's, and Hugging Face's.
+FUSED = {"qkv": ("attn_qkv", "self_attn.qkv_proj"), "gate_up": ("ffn_up", "mlp.gate_up_proj")}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a file has it: one of `ROWS`, or all rows of a field in one (`FUSED`)."""
+
+    name: str  # with "blk.N.", without ".weight"
+    shape: Shape
+    rows: tuple[tuple[TensorRow, int], ...]  # what is stacked in it, and how many rows of the matrix each has
+    has_bias: bool
+
+    def rows_of(self, name: str) -> slice:
+        """The matrix rows of the table's row `name`; an empty slice if the tensor does not hold it."""
+        start = 0
+        for row, n_rows in self.rows:
+            if row.name == name:
+                return slice(start, start + n_rows)
+            start += n_rows
+        return slice(0, 0)
+
+
+# -- sizes and shapes -------------------------------------------------------------------------------------------------
+def sizes_of(spec: ModelSpec, layer: Layer | None = None, mixer_width: int | None = None) -> dict[Dim, int]:
+    """The sizes that the rows of a model, or of one layer, need; `mixer_width` is X, C if None."""
+    sizes: dict[Dim, int] = {"V": spec.vocab, "C": spec.hidden, "X": mixer_width or spec.hidden}
+    if layer is None:
+        return sizes
+    match layer.mixer:
+        case Attention(n_heads, n_kv_heads, head_dim) as attention:
+            q, k = n_heads * head_dim, n_kv_heads * head_dim
+            per_head = attention.qk_norm_per_head
+            sizes |= {"Q": q, "K": k, "Nq": head_dim if per_head else q, "Nk": head_dim if per_head else k}
+    match layer.ffn:
+        case DenseFfn(ffn_hidden):
+            sizes["F"] = ffn_hidden
+    return sizes
+
+
+def fields_of(
+    part: ModelSpec | Attention | DenseFfn | Layer, sizes: Mapping[Dim, int], prefix: str, names: Container[str]
+) -> dict[str, tuple[StoredTensor, ...]]:
+    """For each field of a part's weights, the tensors that fill it, fused where the file's `names` have them fused."""
+    present = [row for row in ROWS[type(part)] if row.when is None or getattr(part, row.when)]
+    return {
+        field: tuple(_stored(part, field, tuple(rows), sizes, prefix, names))
+        for field, rows in groupby(present, lambda row: row.field)
+    }
+
+
+def _stored(
+    part: object,
+    field: str,
+    rows: tuple[TensorRow, ...],
+    sizes: Mapping[Dim, int],
+    prefix: str,
+    names: Container[str],
+) -> Iterator[StoredTensor]:
+    shapes = [tuple(sizes[dim] for dim in row.shape) for row in rows]
+    has_bias = rows[0].bias is not None and bool(getattr(part, rows[0].bias))
+    fused = f"{prefix}{FUSED[field][0]}" if field in FUSED else ""
+    if f"{fused}.weight" in names and f"{prefix}{rows[0].name}.weight" not in names:
+        heights = [shape[-2] for shape in shapes]
+        shape = (*shapes[0][:-2], sum(heights), shapes[0][-1])
+        yield StoredTensor(fused, shape, tuple(zip(rows, heights, strict=True)), has_bias)
+        return
+    for row, shape in zip(rows, shapes, strict=True):
+        yield StoredTensor(prefix + row.name, shape, ((row, shape[-2] if len(shape) > 1 else shape[0]),), has_bias)
+
+
+def layer_fields(
+    spec: ModelSpec, layer: Layer, prefix: str, names: Container[str], mixer_width: int | None = None
+) -> tuple[dict[str, tuple[StoredTensor, ...]], ...]:
+    """`fields_of` a layer's mixer, of its ffn, and of the layer itself (its norms)."""
+    sizes = sizes_of(spec, layer, mixer_width)
+    return tuple(fields_of(part, sizes, prefix, names) for part in (layer.mixer, layer.ffn, layer))
+
+
+def layer_shapes(
+    spec: ModelSpec, layer: Layer, prefix: str, names: Container[str], mixer_width: int | None = None
+) -> dict[str, Shape]:
+    """Name and shape of every tensor of a layer, as a file with the tensors `names` stores them."""
+    return _shapes(layer_fields(spec, layer, prefix, names, mixer_width))
+
+
+def tensor_shapes(spec: ModelSpec, names: Container[str]) -> dict[str, Shape]:
+    """Name and shape of every tensor of a model, as a file with the tensors `names` stores them."""
+    shapes = _shapes([fields_of(spec, sizes_of(spec), "", names)])
+    for i, layer in enumerate(spec.layers):
+        shapes |= layer_shapes(spec, layer, f"blk.{i}.", names)
+    return shapes
+
+
+def _shapes(parts: Collection[Mapping[str, tuple[StoredTensor, ...]]]) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {}
+    for stored in (stored for part in parts for field in part.values() for stored in field):
+        shapes[f"{stored.name}.weight"] = stored.shape
+        if stored.has_bias:
+            shapes[f"{stored.name}.bias"] = stored.shape[:-1]
+    return shapes
+
+
+def lora_shapes(spec: ModelSpec, layer: Layer) -> dict[str, tuple[int, int]]:
+    """Rows and columns of each product of a layer that an adapter may update, by the table's names."""
+    sizes = sizes_of(spec, layer)
+    rows = (row for part in (layer.mixer, layer.ffn) for row in ROWS[type(part)] if row.lora)
+    return {row.name: (sizes[row.shape[-2]], sizes[row.shape[-1]]) for row in rows}
+
+
+def check_tensors(
+    path: Path,
+    tensors: Mapping[str, RawTensor],
+    expected: Mapping[str, Shape],
+    owner: str,
+    published: Mapping[str, str] | None = None,
+) -> None:
+    """Raise FormatError for an expected tensor that is missing or has another shape.
+
+    `owner` needs the tensors; `published` has the names that messages use, where those of `expected` are ours only.
+    """
+    for name, shape in expected.items():
+        shown = name if published is None else published.get(name, name)
+        if name not in tensors:
+            raise FormatError(path, f"the tensor {shown} is missing; {owner} needs it")
+        if tensors[name].shape != shape:
+            stored, wanted = ("x".join(map(str, sizes)) for sizes in (tensors[name].shape, shape))
+            raise FormatError(path, f"{shown} has the shape {stored}, expected {wanted}")
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+_MODEL_NAMES = {theirs: row.name for row in ROWS[ModelSpec] for theirs in row.hugging_face}
+_LAYER_NAMES = {
+    theirs: row.name for part in (Attention, DenseFfn, Layer) for row in ROWS[part] for theirs in row.hugging_face
+} | {theirs: ours for ours, theirs in FUSED.values()}
+_PREFIX = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?")
+
+
+def canonical_name(name: str, renamed: Mapping[str, str]) -> str | None:
+    """GGUF's name for a Hugging Face tensor, None if no row has it; `renamed` is the family's (`Family.renamed`)."""
+    module, _, ending = _PREFIX.sub("", name).rpartition(".")
+    if ending not in ("weight", "bias"):
+        return None
+    if module in _MODEL_NAMES:
+        return f"{_MODEL_NAMES[module]}.{ending}"
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)", module)
+    if match is None:
+        return None
+    ours = renamed.get(match[2], _LAYER_NAMES.get(match[2]))
+    return None if ours is None else f"blk.{match[1]}.{ours}.{ending}"
+
+
+def published_names(prefix: str) -> dict[str, str]:
+    """Hugging Face's names, after `prefix`, of a draft head's tensors blk.0.*, output and output_norm."""
+    names = {f"blk.0.{ours}": f"{prefix}{theirs}" for theirs, ours in reversed(_LAYER_NAMES.items())}
+    names |= {ours: theirs for theirs, ours in _MODEL_NAMES.items()}
+    return {f"{ours}.{end}": f"{theirs}.{end}" for ours, theirs in names.items() for end in ("weight", "bias")}
