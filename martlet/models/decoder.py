@@ -1,17 +1,16 @@
-"""The one decoder, over a `ModelSpec` and a `Backend` (read `stream.py`, `mixers.py` and `ffn.py` next).
+"""The one decoder, over a `ModelSpec` and a `Backend` (read `layer.py` next).
 
-    ids → embed → layers → final norm → head → logits          layer: x += post(mixer(norm(x))); x += post(ffn(norm(x)))
+    ids → embed → layers → final norm → head → logits
 
-Nothing here depends on the data of a step, so a backend can run these functions once and replay what they did.
+Nothing here depends on the data of a step, so a backend can run these functions once and replay
+the operations that they called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from martlet.models.ffn import feed_forward
-from martlet.models.mixers import attend
-from martlet.models.stream import Stream
+from martlet.models.layer import Stream, run_layer
 from martlet.models.weights import Model
 from martlet.ops.interface import Array, Backend, Rows
 
@@ -19,9 +18,9 @@ __all__ = ["Features", "forward", "hidden_states"]
 
 
 class Features:
-    """The residual stream as it enters some layers, side by side, [T, n * C]: what a draft head reads (`eagle_head.py`).
+    """The residual stream as it enters some layers, side by side, float32 [T, n * C]: a draft head's input.
 
-    The layer after the last stands for what the final norm gives.
+    The layer after the last stands for the output of the final norm. Heads: `eagle_head.py`, `medusa_heads.py`.
     """
 
     def __init__(self, ops: Backend, layers: Sequence[int], width: int) -> None:
@@ -29,14 +28,14 @@ class Features:
         self._ops, self._layers, self._width = ops, layers, width
 
     def has(self, layer: int) -> bool:
-        """Whether a layer is one of them."""
+        """Whether the input of a layer is among them."""
         return layer in self._layers
 
     def take(self, layer: int, x: Array) -> None:
-        """Copy x [T, C], which enters `layer`, if that is one of them."""
-        for place, wanted in enumerate(self._layers):
+        """Copy x [T, C], the input of `layer`, if it is among them."""
+        for number, wanted in enumerate(self._layers):
             if wanted == layer:
-                out = self._ops.columns(self.out, place * self._width, (place + 1) * self._width)
+                out = self._ops.columns(self.out, number * self._width, (number + 1) * self._width)
                 self._ops.scale_cap(x, 1.0, None, out)
 
 
@@ -58,14 +57,14 @@ def forward(ops: Backend, model: Model, caches: Sequence[Array], features: Featu
 
 
 def hidden_states(ops: Backend, model: Model, caches: Sequence[Array]) -> Array:
-    """Return what the final norm makes of every row, [T, C], for embeddings. Call inside a capture."""
+    """Return the final norm's output for every row, [T, C], for embeddings. Call inside a capture."""
     return _final(ops, model, caches, Rows.TOKENS)
 
 
 def _final(ops: Backend, model: Model, caches: Sequence[Array], rows: Rows, features: Features | None = None) -> Array:
     """Run all layers and the final norm; the result is [T, C] or [L, C].
 
-    The last layer's keys and values are needed for every row, what comes after them only for the rows of the result.
+    In the last layer every row needs keys and values, but only the rows of the result need the rest.
     """
     spec = model.spec
     stream = Stream(ops, spec.hidden, spec.residual_scale)
@@ -73,17 +72,8 @@ def _final(ops: Backend, model: Model, caches: Sequence[Array], rows: Rows, feat
     last = len(spec.layers) - 1
     for index, (layer, weights, cache) in enumerate(zip(spec.layers, model.layers, caches, strict=True)):
         if index > 0:
-            ops.section()  # a section a layer: what is before the first and after the last belongs to these
+            ops.section()  # a section a layer; the first includes the embedding, the last the logits
         if features is not None:
             features.take(index, stream.x)
-        y = attend(stream, layer, weights, cache)  # [T, H * D]
-        if index == last and rows is Rows.LOGITS:
-            y = stream.narrow(y, layer.mixer.n_heads * layer.mixer.head_dim)
-        mixer = weights.mixer
-        adapters = weights.adapters
-        norm, norm_weight = layer.post_mixer_norm, weights.post_mixer_norm
-        stream.add(y, mixer.out, mixer.out_bias, norm, norm_weight, adapters.get("attn_output"))
-        y = feed_forward(stream, layer, weights)  # [rows, F]
-        norm, norm_weight = layer.post_ffn_norm, weights.post_ffn_norm
-        stream.add(y, weights.ffn.down, None, norm, norm_weight, adapters.get("ffn_down"))
+        run_layer(stream, layer, weights, cache, narrows=index == last and rows is Rows.LOGITS)
     return stream.normed(spec.final_norm, model.final_norm)

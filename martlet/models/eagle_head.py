@@ -29,9 +29,7 @@ from numpy.typing import NDArray
 from martlet.errors import FormatError, UnsupportedError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.models.families import spec_of
-from martlet.models.ffn import feed_forward
-from martlet.models.mixers import attend
-from martlet.models.stream import Stream
+from martlet.models.layer import Stream, run_layer
 from martlet.models.tensors import StoredTensor, canonical_name, check_tensors, layer_shapes, published_names
 from martlet.models.weights import LayerWeights, Model, read_layer
 from martlet.ops.interface import Array, Backend, Rows, Weight
@@ -305,53 +303,41 @@ def guess_on(ops: Backend, model: Model, head: Head, cache: Array, page_size: in
 def guess(
     ops: Backend, model: Model, head: Head, cache: Array, before: Array | None = None, *, fuses: bool = False
 ) -> tuple[Array, Array]:
-    """Of the logit rows the head's logits [L, D] and x [L, C], from given features [T, 3C], or from x [T, C], given or `before`.
+    """The head's logits [L, D] and x [L, C] for the logit rows. Call inside a capture.
 
-    Call inside a capture. Row t's id is the one after the position whose features it is given, and whose place it takes.
+    `fuses` says that the step's given rows are features, [T, n_features * C]; else x comes from the
+    run before, in `before` [T, C] or given. The id of row t is the one after the position whose
+    features the row has; the row's keys and values take that position.
     """
     layer, weights, c = head.layer, head.weights, model.spec.hidden
     stream, norm = Stream(ops, c, 1.0), layer.mixer_norm
+    assert norm is not None
     if before is None:
         before = ops.empty(Rows.TOKENS, (3 if head.hides_first else head.n_features) * c if fuses else c)
         ops.given(before)
-    if head.hides_first:
-        return _predict(stream, model, head, cache, before, fuses)
-    assert norm is not None
-    if fuses:
-        ops.linear(before, head.fuse, stream.x)
-    else:
-        stream.x = before
     both, embedded = ops.empty(Rows.TOKENS, 2 * c), ops.empty(Rows.TOKENS, c)
-    ops.embed(model.embedding, 1.0, embedded)
-    ops.rms_norm(embedded, weights.mixer_norm, norm.eps, ops.columns(both, 0, c))
-    ops.rms_norm(stream.x, head.hidden_norm, norm.eps, ops.columns(both, c, 2 * c))
-    return _finish(stream, head, attend(stream, layer, weights, cache, both))
-
-
-def _predict(stream: Stream, model: Model, head: Head, cache: Array, before: Array, fuses: bool) -> tuple[Array, Array]:
-    """`guess` of a layer for multi-token prediction, whose x is what its final norm gives."""
-    ops, c, norm = stream.ops, model.spec.hidden, head.layer.mixer_norm
-    embedded, both, scale = ops.empty(Rows.TOKENS, c), ops.empty(Rows.TOKENS, 2 * c), model.spec.embedding_scale
-    if fuses:
-        ops.embed(model.embedding, scale, ops.columns(before, 2 * c, 3 * c))
-        ops.act_mul(ops.columns(before, c, 3 * c), Activation.SILU, embedded)  # 1 or 0 times the embedding
-        before = ops.columns(before, 0, c)
+    first, second = ops.columns(both, 0, c), ops.columns(both, c, 2 * c)
+    if head.token_norm is None:
+        if fuses:
+            ops.linear(before, head.fuse, stream.x)
+        else:
+            stream.x = before
+        ops.embed(model.embedding, 1.0, embedded)
+        ops.rms_norm(embedded, weights.mixer_norm, norm.eps, first)
+        ops.rms_norm(stream.x, head.hidden_norm, norm.eps, second)
+        run_layer(stream, layer, weights, cache, mixer_input=both, narrows=True)
     else:
-        ops.embed(model.embedding, scale, embedded)
-    assert norm is not None
-    ops.rms_norm(before, head.hidden_norm, norm.eps, ops.columns(both, 0, c))
-    ops.rms_norm(embedded, head.token_norm, norm.eps, ops.columns(both, c, 2 * c))
-    ops.linear(both, head.fuse, stream.x)
-    logits, _ = _finish(stream, head, attend(stream, head.layer, head.weights, cache))
-    return logits, stream.normed(norm, head.final_norm)
-
-
-def _finish(stream: Stream, head: Head, y: Array) -> tuple[Array, Array]:
-    """The rest of the layer, and the logits, of the logit rows; y [T, H * D] is what attention gave."""
-    ops, layer, weights = stream.ops, head.layer, head.weights
-    y = stream.narrow(y, layer.mixer.n_heads * layer.mixer.head_dim)
-    stream.add(y, weights.mixer.out, None)
-    stream.add(feed_forward(stream, layer, weights), weights.ffn.down, None)
-    logits = ops.empty(Rows.LOGITS, len(head.ids))
-    ops.linear(stream.normed(layer.mixer_norm, head.final_norm), head.output, logits)
-    return logits, stream.x
+        scale = model.spec.embedding_scale
+        if fuses:
+            ops.embed(model.embedding, scale, ops.columns(before, 2 * c, 3 * c))
+            ops.act_mul(ops.columns(before, c, 3 * c), Activation.SILU, embedded)  # 1 or 0 times the embedding
+            before = ops.columns(before, 0, c)
+        else:
+            ops.embed(model.embedding, scale, embedded)
+        ops.rms_norm(before, head.hidden_norm, norm.eps, first)
+        ops.rms_norm(embedded, head.token_norm, norm.eps, second)
+        ops.linear(both, head.fuse, stream.x)
+        run_layer(stream, layer, weights, cache, narrows=True)
+    normed, logits = stream.normed(norm, head.final_norm), ops.empty(Rows.LOGITS, len(head.ids))
+    ops.linear(normed, head.output, logits)
+    return logits, stream.x if head.token_norm is None else normed

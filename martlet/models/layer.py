@@ -1,0 +1,157 @@
+"""One layer: attention, then a feed-forward network, each added to the residual stream (read `weights.py` next).
+
+    x += post_norm(mixer(norm(x)));    x += post_norm(ffn(norm(x)))        with the norms that the layer has
+
+A sublayer computes its product and adds itself (`Stream.add_product`). `ops/reference.py` defines
+the operations.
+"""
+
+from __future__ import annotations
+
+from martlet.models.weights import LayerWeights
+from martlet.ops.interface import Array, Backend, Rows, Weight
+from martlet.spec import Attention, DenseFfn, Layer, Norm
+
+__all__ = ["Stream", "run_layer"]
+
+
+class Stream:
+    """The residual stream `x`, float32 [rows, width], and the scratch that all layers share.
+
+    `scale` multiplies what is added to x. Layers run one after the other, so an array of scratch
+    serves the same purpose in each.
+    """
+
+    def __init__(self, ops: Backend, width: int, scale: float) -> None:
+        self.ops = ops
+        self.rows = Rows.TOKENS
+        self.x = ops.empty(Rows.TOKENS, width)
+        self._width = width
+        self._scale = scale
+        self._scratch: dict[tuple[str, Rows, int], Array] = {}
+
+    def scratch(self, purpose: str, width: int) -> Array:
+        """The array [rows, width] that all layers use for this purpose; its old values are lost."""
+        key = (purpose, self.rows, width)
+        if key not in self._scratch:
+            self._scratch[key] = self.ops.empty(self.rows, width)
+        return self._scratch[key]
+
+    def normed(self, norm: Norm | None, weight: Array | None) -> Array:
+        """norm(x) [rows, width], or x itself where the model has no norm here."""
+        if norm is None:
+            return self.x
+        out = self.scratch("normed", self._width)
+        self.ops.rms_norm(self.x, weight, norm.eps, out)
+        return out
+
+    def add_product(
+        self,
+        y: Array,
+        weight: Weight,
+        bias: Array | None = None,
+        norm: Norm | None = None,
+        norm_weight: Array | None = None,
+        adapter: Array | None = None,
+    ) -> None:
+        """x += scale * norm(y @ weightᵀ + bias), in as few operations as the model allows; y [rows, k], weight [width, k].
+
+        `adapter` is the table of low-rank updates of the product. Every sublayer ends here, and only
+        here: where ranks each hold some columns of `weight`, this is the place of their all-reduce.
+        """
+        if norm is None and self._scale == 1.0:
+            self.ops.linear(y, weight, self.x, bias, self.x)
+            if adapter is not None:
+                self.ops.adapt(y, adapter, self.x)
+            return
+        out = self.scratch("added", self._width)
+        self.ops.linear(y, weight, out, bias)
+        if adapter is not None:
+            self.ops.adapt(y, adapter, out)
+        if norm is not None:
+            self.ops.rms_norm(out, norm_weight, norm.eps, out)
+        self.ops.add(self.x, out, self._scale, self.x)
+
+    def narrow(self, y: Array, width: int) -> Array:
+        """Go on with the rows that get logits only: x becomes [L, C], and y [T, width] is returned as [L, width]."""
+        x, picked = self.ops.empty(Rows.LOGITS, self._width), self.ops.empty(Rows.LOGITS, width)
+        self.ops.take_logit_rows(self.x, x)
+        self.ops.take_logit_rows(y, picked)
+        self.x, self.rows = x, Rows.LOGITS
+        return picked
+
+
+def run_layer(
+    stream: Stream,
+    layer: Layer,
+    weights: LayerWeights,
+    cache: Array,
+    *,
+    mixer_input: Array | None = None,
+    narrows: bool = False,
+) -> None:
+    """Run a layer on the stream; its keys and values go to `cache`.
+
+    The mixer reads the normed stream, or `mixer_input` [T, X] where the caller has made it. With
+    `narrows`, the stream has only the rows that get logits from the end of the mixer on: keys and
+    values are needed of every row, the rest is not.
+    """
+    match layer.mixer:
+        case Attention() as attention:
+            _attend(stream, attention, layer, weights, cache, mixer_input, narrows)
+    match layer.ffn:
+        case DenseFfn() as ffn:
+            _feed_forward(stream, ffn, layer, weights)
+
+
+def _attend(
+    stream: Stream,
+    spec: Attention,
+    layer: Layer,
+    weights: LayerWeights,
+    cache: Array,
+    x: Array | None,
+    narrows: bool,
+) -> None:
+    """Project, normalise, rotate, write the cache, attend, and add the output's projection."""
+    ops, mixer, adapters = stream.ops, weights.mixer, weights.adapters
+    q_width, kv_width = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    qkv = stream.scratch("qkv", q_width + 2 * kv_width)
+    if x is None:
+        x = stream.normed(layer.mixer_norm, weights.mixer_norm)
+    ops.linear(x, mixer.qkv, qkv, mixer.qkv_bias)
+
+    q = ops.columns(qkv, 0, q_width)  # [T, H * D]
+    k = ops.columns(qkv, q_width, q_width + kv_width)  # [T, G * D]
+    v = ops.columns(qkv, q_width + kv_width, q_width + 2 * kv_width)
+    for out, name in ((q, "attn_q"), (k, "attn_k"), (v, "attn_v")):
+        if name in adapters:
+            ops.adapt(x, adapters[name], out)
+    if spec.qk_norm is not None:
+        ops.rms_norm(q, mixer.q_norm, spec.qk_norm.eps, q)
+        ops.rms_norm(k, mixer.k_norm, spec.qk_norm.eps, k)
+    if spec.rope is not None:
+        ops.rope(q, spec.head_dim, spec.rope, q)
+        ops.rope(k, spec.head_dim, spec.rope, k)
+    ops.kv_write(k, v, cache)
+    y = stream.scratch("attended", q_width)
+    ops.attention(q, cache, spec, y)
+    if narrows:
+        y = stream.narrow(y, q_width)  # [L, H * D]
+    norm, norm_weight = layer.post_mixer_norm, weights.post_mixer_norm
+    stream.add_product(y, mixer.out, mixer.out_bias, norm, norm_weight, adapters.get("attn_output"))
+
+
+def _feed_forward(stream: Stream, spec: DenseFfn, layer: Layer, weights: LayerWeights) -> None:
+    """Add down(act(gate(x)) * up(x))."""
+    ops, ffn, adapters = stream.ops, weights.ffn, weights.adapters
+    gate_up = stream.scratch("gate_up", 2 * spec.ffn_hidden)
+    x = stream.normed(layer.ffn_norm, weights.ffn_norm)
+    ops.linear(x, ffn.gate_up, gate_up)
+    for start, name in ((0, "ffn_gate"), (spec.ffn_hidden, "ffn_up")):
+        if name in adapters:
+            ops.adapt(x, adapters[name], ops.columns(gate_up, start, start + spec.ffn_hidden))
+    y = stream.scratch("gated", spec.ffn_hidden)
+    ops.act_mul(gate_up, spec.activation, y)
+    norm, norm_weight = layer.post_ffn_norm, weights.post_ffn_norm
+    stream.add_product(y, ffn.down, None, norm, norm_weight, adapters.get("ffn_down"))
