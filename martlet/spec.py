@@ -1,7 +1,7 @@
-"""What a model is made of: frozen parts that a family's function fills in from a file's metadata (read `models/` next).
+"""A model as data: frozen dataclasses that a family's function fills in (read `models/decoder.py` next).
 
-An optional feature is an optional part, matched by type; there are no flags to test. Shape letters: T tokens in the
-step, H heads, G KV heads, D head dim, C hidden, F ffn, V vocab.
+An optional feature is an optional component, matched by type; there are no flags to test. Shape
+letters: T tokens in the step, H heads, G KV heads, D head dim, C hidden, F ffn, V vocab.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Activation", "Attention", "DenseFfn", "Layer", "ModelSpec", "Norm", 
 
 
 class Activation(StrEnum):
-    """The non-linearity of a gated feed-forward part: act(gate) * up."""
+    """The non-linearity of a gated feed-forward network: act(gate) * up."""
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"  # the tanh approximation
@@ -31,9 +31,9 @@ class Norm:
 class Rope:
     """Rotary position embedding (arXiv:2104.09864), always in the half-split pairing (i, i + dims/2).
 
-    `inverse_frequencies` has dims/2 entries, every scaling rule (linear, llama3, longrope, yarn) already applied;
-    `magnitude` multiplies cos and sin (longrope, yarn). A file with two sets (longrope) is resolved to one when the
-    engine's context is known.
+    `inverse_frequencies` has dims/2 entries with every scaling rule (linear, llama3, longrope, yarn)
+    already applied; `magnitude` multiplies cos and sin (longrope, yarn). Of two sets in a file
+    (longrope), the engine's context selects one.
     """
 
     dims: int  # leading dimensions of a head that rotate
@@ -43,7 +43,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention (arXiv:2305.13245) with its optional parts."""
+    """Grouped-query attention (arXiv:2305.13245) with its optional components."""
 
     n_heads: int
     n_kv_heads: int
@@ -60,7 +60,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DenseFfn:
-    """Gated feed-forward: down(act(gate(x)) * up(x))."""
+    """Gated feed-forward network (arXiv:2002.05202): down(act(gate(x)) * up(x))."""
 
     ffn_hidden: int
     activation: Activation
@@ -68,7 +68,7 @@ class DenseFfn:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One transformer layer: x += post(mixer(norm(x))); x += post(ffn(norm(x))), with the norms that are there."""
+    """One transformer layer: x += post(mixer(norm(x))); x += post(ffn(norm(x))). A norm may be None."""
 
     mixer: Attention
     ffn: DenseFfn
@@ -91,7 +91,7 @@ class ModelSpec:
     final_norm: Norm
     tied_embeddings: bool
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # multiplies what each part adds to the residual (granite)
+    residual_scale: float = 1.0  # multiplies each sublayer's output before it is added (granite)
     logit_scale: float = 1.0
     logit_softcap: float | None = None
 

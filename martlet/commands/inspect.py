@@ -49,7 +49,7 @@ def execute(args: Namespace) -> int:
         if args.json:
             print(json.dumps(_as_json(checkpoint, memory, warnings), ensure_ascii=False))
             return 0
-        print(f"{checkpoint.path}: {checkpoint.kind}, {checkpoint.nbytes:,} bytes, {len(checkpoint.tensors)} tensors")
+        print(f"{checkpoint.path}: {checkpoint.format}, {checkpoint.nbytes:,} bytes, {len(checkpoint.tensors)} tensors")
         print("\nmetadata")
         for key, value in checkpoint.metadata.items():
             print(f"  {key} = {_short(value)}")
@@ -95,7 +95,7 @@ def _by_type(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
 def _as_json(checkpoint: Checkpoint, memory: str, warnings: list[str]) -> dict[str, Any]:
     return {
         "path": str(checkpoint.path),
-        "kind": checkpoint.kind,
+        "kind": checkpoint.format,
         "bytes": checkpoint.nbytes,
         "metadata": {key: _plain(value) for key, value in checkpoint.metadata.items()},
         "tensors": [

@@ -1,4 +1,7 @@
-"""Any model on disk as one `Checkpoint`: a GGUF file, its parts, or a Hugging Face folder (read `models/weights.py` next)."""
+"""Any model on disk as a `Checkpoint`: a GGUF file, its parts, or a Hugging Face folder.
+
+Read `gguf.py` and `safetensors.py` next.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,20 +28,20 @@ __all__ = ["Checkpoint", "open_checkpoint"]
 
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
 MAX_TEMPLATE_BYTES = 16 << 20
-# Not MADV_POPULATE_READ, which maps all pages on one thread: those that read them map them as fast, on every thread.
+# Not MADV_POPULATE_READ, which maps all pages on one thread: reading maps them as fast, on all threads.
 ADVICE = {"willneed": getattr(mmap, "MADV_WILLNEED", 3), "dontneed": getattr(mmap, "MADV_DONTNEED", 4)}
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A model's files. `metadata` has GGUF's keys, or config.json's where `kind` is "safetensors".
+    """A model's files. `metadata` has GGUF's keys, or config.json's if `format` is "safetensors".
 
-    Tensors are views on mappings of the files. `close` lets the mappings go; memory is unmapped once the last view
-    is gone too, so a view that outlives its checkpoint stays valid.
+    Tensors are views on mappings of the files. `close` releases the mappings; memory is unmapped once
+    the last view is gone too, so a view that outlives its checkpoint stays valid.
     """
 
     path: Path
-    kind: str  # "gguf" or "safetensors"
+    format: Literal["gguf", "safetensors"]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, RawTensor]
     nbytes: int  # of all files
@@ -47,18 +50,18 @@ class Checkpoint:
     tokenizer_config: Mapping[str, Any] | None = None
     chat_template: str | None = None
     mappings: list[mmap.mmap] = field(default_factory=list)
-    header_sizes: list[int] = field(default_factory=list)  # of each mapping: what stands before the tensors' data
+    header_sizes: list[int] = field(default_factory=list)  # of each mapping: bytes before the tensors' data
 
     def __enter__(self) -> Checkpoint:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Let go of the files. Idempotent."""
+        """Release the files. Idempotent."""
         self.tensors = {}
         for mapping in self.mappings:
             with suppress(BufferError):  # views are alive: it closes with the last of them
@@ -66,7 +69,7 @@ class Checkpoint:
         self.mappings, self.header_sizes = [], []
 
     def advise(self, tensor: RawTensor, advice: str) -> None:
-        """Tell the system that a tensor's file pages will be read now ("willneed") or not any more ("dontneed")."""
+        """Tell the system that a tensor's pages are needed soon ("willneed") or no more ("dontneed")."""
         start = tensor.data.ctypes.data
         for mapping in self.mappings:
             base = np.frombuffer(mapping, np.uint8).ctypes.data
@@ -78,12 +81,12 @@ class Checkpoint:
                 mapping.madvise(ADVICE[advice], first, size)
 
     def fingerprint(self) -> str:
-        """A hash that tells models apart without reading them: the headers, the sizes, the start of every tensor.
+        """A SHA-256 of the files' size, headers and the start of every tensor, without reading the rest.
 
-        Headers alone would not do: fine-tunes of a model have the same one.
+        Headers alone would not do: fine-tunes of a model have the same header.
         """
         digest = hashlib.sha256(str(self.nbytes).encode())
-        if self.kind == "safetensors":
+        if self.format == "safetensors":
             digest.update(json.dumps(self.metadata, sort_keys=True).encode())
         for mapping, size in zip(self.mappings, self.header_sizes, strict=True):
             digest.update(mapping[:size])
@@ -95,19 +98,20 @@ class Checkpoint:
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a .gguf file (any part of a split one), a folder with GGUF parts, or a Hugging Face folder.
 
-    Raises FormatError where the files are missing or not what they should be, UnsupportedError where a tensor has a type
-    that is not read here.
+    Raises FormatError if files are missing or malformed, UnsupportedError for a tensor type that is
+    not supported.
     """
     path = Path(path)
     if path.is_dir():
         if (path / "config.json").exists():
             return _open_folder(path)
-        parts = sorted(path.glob("*.gguf"))
-        if not parts:
+        files = sorted(path.glob("*.gguf"))
+        if not files:
             raise FormatError(path, "holds neither a config.json nor a .gguf file: this is not a model's folder")
-        if len(parts) > 1 and not all(SPLIT.match(p.name) for p in parts):
-            raise FormatError(path, f"holds {len(parts)} models; name one of {', '.join(p.name for p in parts[:5])}")
-        path = parts[0]
+        if len(files) > 1 and not all(SPLIT.match(file.name) for file in files):
+            names = ", ".join(file.name for file in files[:5])
+            raise FormatError(path, f"holds {len(files)} models; name one of {names}")
+        path = files[0]
     if path.name.endswith(".safetensors"):
         raise FormatError(
             path, "is one file of a model: name its folder, which also holds config.json and the tokenizer"
@@ -150,19 +154,19 @@ def _read_parts(path: Path, match: re.Match[str]) -> list[GgufFile]:
         raise FormatError(path, f"is part {int(match['part'])} of {count}")
     files = []
     for i in range(1, count + 1):
-        part = path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf")
-        if not part.exists():
-            raise FormatError(path, f"part {i} of {count} is missing: {part.name} is not in the folder")
-        files.append(read_gguf(part))
+        file = path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf")
+        if not file.exists():
+            raise FormatError(path, f"part {i} of {count} is missing: {file.name} is not in the folder")
+        files.append(read_gguf(file))
         said, number = files[-1].metadata.get("split.count", count), files[-1].metadata.get("split.no", i - 1)
         if (said, number) != (count, i - 1):
             raise FormatError(
-                part, f"says that it is part {number} of {said}, its name says {i - 1} of {count} (from 0)"
+                file, f"says that it is part {number} of {said}, its name says {i - 1} of {count} (from 0)"
             )
     total = files[0].metadata.get("split.tensors.count")
-    found = sum(len(file.tensors) for file in files)
-    if total is not None and total != found:
-        raise FormatError(path, f"the parts hold {found} tensors, the first part promises {total}")
+    n_tensors = sum(len(part.tensors) for part in files)
+    if total is not None and total != n_tensors:
+        raise FormatError(path, f"the parts hold {n_tensors} tensors, the first part promises {total}")
     return files
 
 
@@ -188,11 +192,11 @@ def _open_folder(path: Path) -> Checkpoint:
     for name, promised in wanted.items():
         if not (path / name).exists():
             raise FormatError(path, f"the index names {name}, which is not in the folder: fetch the model again")
-        found, mapping = read_safetensors(path / name)
-        missing = promised - found.keys()
+        stored, mapping = read_safetensors(path / name)
+        missing = promised - stored.keys()
         if missing:
             raise FormatError(path / name, f"does not hold {min(missing)!r}, which the index promises")
-        for tensor, raw in found.items():  # those that the index omits too: who loads them judges what is unknown
+        for tensor, raw in stored.items():  # also what the index omits: loading refuses unknown tensors
             if tensor in tensors:
                 raise FormatError(path / name, f"tensor {tensor!r} is in another file as well")
             tensors[tensor] = raw
@@ -215,7 +219,7 @@ def _open_folder(path: Path) -> Checkpoint:
 
 
 def _folder_template(path: Path, config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, or tokenizer_config.json's chat_template (a text, or named ones of which "default" counts)."""
+    """chat_template.jinja, or tokenizer_config.json's chat_template: a text, or the "default" of several."""
     file = path / "chat_template.jinja"
     if file.exists():
         if size_of_file(file) > MAX_TEMPLATE_BYTES:

@@ -1,7 +1,7 @@
-"""Opening what a model consists of: mapped files and JSON (read `gguf.py` and `safetensors.py` next).
+"""Opening a model's files: mappings and JSON (read `quant/table.py` next).
 
-A path is untrusted like a file's content: it may name nothing, a folder, a pipe that never answers, or JSON in which a
-key stands twice, so that two readers see two models.
+A path is untrusted like a file's content: it may name nothing, a folder, a pipe that never answers, or
+JSON with a key that appears twice, in which two readers would see two models.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,44 +22,48 @@ MAX_JSON_BYTES = 256 << 20
 
 
 def size_of_file(path: Path) -> int:
-    """The size in bytes; FormatError where there is no regular file that can be read.
+    """The size in bytes; FormatError if the path is no regular, readable file.
 
-    Opening a pipe would wait for a writer, so what a path names is asked before it is opened.
+    The path is not opened: opening a pipe would wait for a writer.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise FormatError(path, f"cannot be opened: {reason}") from None
-    if not stat.S_ISREG(found.st_mode):
-        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
-        raise FormatError(path, f"is {what}, expected a file")
+    if not stat.S_ISREG(status.st_mode):
+        actual = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+        raise FormatError(path, f"is {actual}, expected a file")
     if not os.access(path, os.R_OK):
         raise FormatError(path, "cannot be opened: you may not read it")
-    return found.st_size
+    return status.st_size
 
 
-def map_file(path: Path, least_bytes: int, kind: str) -> mmap.mmap:
-    """The file's bytes, mapped read-only. FormatError where it has fewer than `least_bytes`, a header's size."""
+def map_file(path: Path, header_bytes: int, format_name: str) -> mmap.mmap:
+    """The file, mapped read-only; FormatError if it is shorter than `header_bytes`."""
     size = size_of_file(path)
-    if size < least_bytes:
+    if size < header_bytes:
         raise FormatError(
-            path, f"has {size} bytes, a {kind} header at least {least_bytes}: the file is cut, or not a {kind} file"
+            path,
+            f"has {size} bytes, a {format_name} header at least {header_bytes}:"
+            f" the file is cut, or not a {format_name} file",
         )
     with open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def parse_json(path: Path, text: bytes, what: str, offset: int | None = None) -> dict[str, Any]:
-    """A JSON object; FormatError where `text` is something else or any object in it has a key twice."""
+    """A JSON object; FormatError if `text` is something else, or if an object in it repeats a key.
+
+    `what` and `offset`, in bytes, tell in messages which text of the file it is.
+    """
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) != len(items):
-            seen: set[str] = set()
-            twice = next(name for name, _ in items if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        value = dict(items)
+        if len(value) != len(items):
+            twice = next(name for name, count in Counter(name for name, _ in items).items() if count > 1)
             raise FormatError(path, f"{what} has {twice!r} twice", offset=offset)
-        return found
+        return value
 
     try:
         value = json.loads(text, object_pairs_hook=pairs)
@@ -70,7 +75,7 @@ def parse_json(path: Path, text: bytes, what: str, offset: int | None = None) ->
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} where there is no file."""
+    """The JSON object in a file; {} if there is no file. Raises FormatError."""
     if not path.exists():
         return {}
     if size_of_file(path) > MAX_JSON_BYTES:

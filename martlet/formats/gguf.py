@@ -1,9 +1,9 @@
-"""GGUF files: bounds-checked views on a mapping of the file (read `checkpoint.py` next).
+"""GGUF files: bounds-checked views on a mapping of the file (read `safetensors.py` next).
 
-The format is that of ggml/docs/gguf.md: magic, version, counts, key-value pairs, a tensor table, then aligned data.
-A file is untrusted. Every count, length, offset and alignment is compared with what the file's size allows before it
-is used, with Python's unbounded integers, so a hostile header costs neither memory nor time. Strings of large arrays
-are decoded only when somebody asks for them.
+Source: ggml/docs/gguf.md. A file has magic, version, counts, key-value pairs, a tensor table, then
+aligned data. It is untrusted. Every count, length, offset and alignment is checked against the file's
+size before use, with Python's unbounded integers, so a hostile header costs neither memory nor time.
+Strings of large arrays are decoded only when they are read.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SCALARS = {
 }
 BOOL = 7
 HEADER_BYTES = 24
-MIN_PAIR_BYTES, MIN_TENSOR_BYTES = 14, 33  # of a key-value pair and of a tensor's entry, names of a letter
-MAX_PAIRS, MAX_TENSORS = 65_536, 131_072  # a hundred times what models have
+MIN_PAIR_BYTES, MIN_TENSOR_BYTES = 14, 33  # of a key-value pair and a tensor's entry with 1-letter names
+MAX_PAIRS, MAX_TENSORS = 65_536, 131_072  # a hundred times as many as models have
 MAX_NAME_BYTES = 65_535
 MAX_ITEMS = 1 << 24  # of all arrays together; the largest vocabularies need 2 million
 # ggml's other types: withdrawn (4, 5, 31 to 33, 36 to 38), or without a decoder here.
@@ -62,9 +62,9 @@ Bytes = NDArray[np.uint8]
 
 
 class Strings(Sequence[str]):
-    """The strings of an array, decoded as UTF-8 (bad bytes as surrogates) when they are read.
+    """The strings of an array, decoded as UTF-8 (bad bytes as surrogates) at the first read.
 
-    The lengths have been checked when the file was opened.
+    Opening the file has checked their lengths.
     """
 
     def __init__(self, data: memoryview, start: int, count: int) -> None:
@@ -103,7 +103,7 @@ class Strings(Sequence[str]):
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """One open file: what its header says, and its tensors as views that live as long as the mapping."""
+    """An open file: its header, and its tensors as views that live as long as the mapping."""
 
     path: Path
     version: int
@@ -124,7 +124,7 @@ class _Reader:
         raise FormatError(self.path, message, offset=self.at if at is None else at)
 
     def need(self, n_bytes: int, what: str) -> int:
-        """Move past `n_bytes`; returns where they start."""
+        """Move past `n_bytes`; returns their start. `what` names them in an error."""
         if n_bytes > self.size - self.at:
             self.fail(
                 f"{what} takes {n_bytes:,} bytes, but the file has {self.size - self.at:,} left: it is cut or damaged"
@@ -144,7 +144,7 @@ class _Reader:
         return str(self.data[start : start + length], "utf-8", "surrogateescape")
 
     def name(self, what: str) -> str:
-        """A key or a tensor's name, which other code compares and prints: it must be UTF-8."""
+        """A key or a tensor's name; it must be UTF-8, for other code compares and prints it."""
         at = self.at
         length = self.number("Q", f"the length of {what}")
         if not 1 <= length <= MAX_NAME_BYTES:
@@ -156,7 +156,7 @@ class _Reader:
             self.fail(f"{what} is not UTF-8: {bytes(self.data[start : start + length])[:40]!r}", start + error.start)
 
     def count_items(self, count: int, what: str) -> None:
-        """Add to the items of all arrays: they become Python objects, larger than the file's bytes."""
+        """Add to the items of all arrays: as Python objects they are larger than in the file."""
         self.n_items += count
         if self.n_items > MAX_ITEMS:
             self.fail(f"{what} brings the items of all arrays to {self.n_items:,}; at most {MAX_ITEMS:,} are read")
@@ -176,16 +176,16 @@ class _Reader:
         self.at = at
         return Strings(data, start, count)
 
-    def value(self, kind: int, what: str, depth: int = 0) -> Any:
-        if kind in SCALARS:
-            dtype = np.dtype(SCALARS[kind])
+    def value(self, value_type: int, what: str, depth: int = 0) -> Any:
+        if value_type in SCALARS:
+            dtype = np.dtype(SCALARS[value_type])
             start = self.need(dtype.itemsize, what)
             value = np.frombuffer(self.data, dtype, 1, start)[0].item()
-            return self._boolean(value, what) if kind == BOOL else value
-        if kind == STRING:
+            return self._boolean(value, what) if value_type == BOOL else value
+        if value_type == STRING:
             return self.string(what)
-        if kind != ARRAY:
-            self.fail(f"{what} has the unknown value type {kind}; GGUF has 0 to 12")
+        if value_type != ARRAY:
+            self.fail(f"{what} has the unknown value type {value_type}; GGUF has 0 to 12")
         if depth == MAX_DEPTH:
             self.fail(f"{what} nests arrays deeper than {MAX_DEPTH}")
         item, count = self.number("I", f"the type of {what}"), self.number("Q", f"the count of {what}")
@@ -211,7 +211,7 @@ class _Reader:
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Open one GGUF file (one part, where a model is split).
+    """Open a GGUF file, or one part of a split model.
 
     Raises FormatError; UnsupportedError where a tensor has a type that is not read here.
     """
@@ -220,7 +220,7 @@ def read_gguf(path: str | Path) -> GgufFile:
     try:
         return _parse(path, mapping)
     except BaseException as error:
-        # Views that the parser made may still be alive in the traceback; the mapping then closes with them.
+        # The traceback may keep views of the parser alive; the mapping then closes with them.
         error.__traceback__ = None if isinstance(error, FormatError) else error.__traceback__
         raise
 
@@ -283,25 +283,26 @@ def _entry(reader: _Reader, i: int) -> _Entry:
     if not 1 <= n_dims <= MAX_DIMS:
         reader.fail(f"tensor {name!r} has {n_dims:,} dimensions; expected 1 to {MAX_DIMS}", at)
     dims = [reader.number("Q", f"a dimension of {name!r}") for _ in range(n_dims)]
-    kind, offset = reader.number("I", f"the type of {name!r}"), reader.number("Q", f"the offset of {name!r}")
+    type_number, offset = reader.number("I", f"the type of {name!r}"), reader.number("Q", f"the offset of {name!r}")
     if min(dims) == 0:
         reader.fail(f"tensor {name!r} has a dimension of 0: {dims}", at)
-    if kind in UNREAD_TYPES:
-        message = f"{reader.path}: tensor {name!r} has the type {UNREAD_TYPES[kind]}"
+    if type_number in UNREAD_TYPES:
+        message = f"{reader.path}: tensor {name!r} has the type {UNREAD_TYPES[type_number]}"
         raise UnsupportedError(message, [t.name for t in BlockType])
-    if kind not in BlockType._value2member_map_:
+    if type_number not in BlockType._value2member_map_:
         reader.fail(
-            f"tensor {name!r} has the unknown type {kind}; known are {', '.join(t.name for t in BlockType)}", at
+            f"tensor {name!r} has the unknown type {type_number}; known are {', '.join(t.name for t in BlockType)}", at
         )
-    block = BLOCKS[BlockType(kind)]
+    block = BLOCKS[BlockType(type_number)]
     if dims[0] % block.size:
         reader.fail(
-            f"tensor {name!r} has rows of {dims[0]}, not whole blocks of {block.size} ({BlockType(kind).name})", at
+            f"tensor {name!r} has rows of {dims[0]}, not whole blocks of {block.size} ({BlockType(type_number).name})",
+            at,
         )
     nbytes = math.prod(dims) // block.size * block.nbytes
     if nbytes > reader.size:
         reader.fail(f"tensor {name!r} of shape {dims} takes {nbytes:,} bytes, more than the whole file", at)
-    return _Entry(name, tuple(reversed(dims)), BlockType(kind), offset, nbytes, at)
+    return _Entry(name, tuple(reversed(dims)), BlockType(type_number), offset, nbytes, at)
 
 
 def _tensors(reader: _Reader, entries: list[_Entry], alignment: int, data_start: int) -> dict[str, RawTensor]:

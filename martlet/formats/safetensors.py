@@ -1,7 +1,8 @@
-"""Safetensors files: a length, a JSON header, then data (read `checkpoint.py` next).
+"""Safetensors files: a length, a JSON header, then data (read `files.py` next).
 
-Format: github.com/huggingface/safetensors, README. Untrusted like every file: the header is bounded before it is read,
-and shapes, types and ranges must agree with each other and with the file's size before a view is made.
+Source: github.com/huggingface/safetensors, README. A file is untrusted: its header is bounded before
+it is read, and shapes, types and ranges must agree with each other and with the file's size before a
+view is made.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ TYPES = {
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, RawTensor], mmap.mmap]:
-    """The tensors of one file, as views on the mapping that is returned with them. Raises FormatError."""
+    """A file's tensors by name, and the mapping on which they are views.
+
+    Raises FormatError for a malformed file, UnsupportedError for a type that is not supported.
+    """
     path = Path(path)
     mapping = map_file(path, 10, "safetensors")
     size = len(mapping)
@@ -49,7 +53,7 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, RawTensor], mmap.mmap]
     tensors: dict[str, RawTensor] = {}
     expected = 0
     entries = [_entry(path, name, entry) for name, entry in header.items() if name != "__metadata__"]
-    for name, kind, shape, begin, end in sorted(entries, key=lambda e: (e[3], e[4])):
+    for name, dtype, shape, begin, end in sorted(entries, key=lambda e: (e[3], e[4])):
         if begin != expected:
             word = "overlaps the one before it" if begin < expected else "leaves a gap before it"
             raise FormatError(path, f"tensor {name!r} at {begin:,} {word}, which ends at {expected:,}", offset=start)
@@ -60,14 +64,14 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, RawTensor], mmap.mmap]
             )
         expected = end
         if end > begin:
-            tensors[name] = RawTensor(name, shape, kind, whole[start + begin : start + end])
+            tensors[name] = RawTensor(name, shape, dtype, whole[start + begin : start + end])
     if start + expected != size:
         raise FormatError(path, f"has {size - start - expected:,} bytes after the last tensor", offset=start + expected)
     return tensors, mapping
 
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[str, BlockType, tuple[int, ...], int, int]:
-    """(name, type, shape, begin, end) of a header's entry, checked against each other."""
+    """(name, type, shape, begin, end) of a header's entry, checked for consistency."""
 
     def count(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
@@ -76,21 +80,21 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, BlockType, tuple[int
         raise FormatError(
             path, f"tensor {name!r}: expected dtype, shape and data_offsets, found {str(entry)[:80]}", offset=8
         )
-    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(map(count, shape)):
         raise FormatError(path, f"tensor {name!r}: the shape is {str(shape)[:80]}", offset=8)
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(count, offsets)) or offsets[0] > offsets[1]:
         raise FormatError(
             path, f"tensor {name!r}: data_offsets are {str(offsets)[:80]}, expected begin ≤ end", offset=8
         )
-    if not isinstance(kind, str):
-        raise FormatError(path, f"tensor {name!r}: the dtype is {str(kind)[:80]}", offset=8)
-    if kind not in TYPES:
-        raise UnsupportedError(f"{path}: tensor {name!r} has the type {kind!r}", TYPES)
-    wanted = math.prod(shape) * BLOCKS[TYPES[kind]].nbytes
+    if not isinstance(dtype, str):
+        raise FormatError(path, f"tensor {name!r}: the dtype is {str(dtype)[:80]}", offset=8)
+    if dtype not in TYPES:
+        raise UnsupportedError(f"{path}: tensor {name!r} has the type {dtype!r}", TYPES)
+    wanted = math.prod(shape) * BLOCKS[TYPES[dtype]].nbytes
     if wanted != offsets[1] - offsets[0]:
         message = (
-            f"tensor {name!r}: {kind} {shape} takes {wanted:,} bytes, data_offsets span {offsets[1] - offsets[0]:,}"
+            f"tensor {name!r}: {dtype} {shape} takes {wanted:,} bytes, data_offsets span {offsets[1] - offsets[0]:,}"
         )
         raise FormatError(path, message, offset=8)
-    return name, TYPES[kind], tuple(shape), offsets[0], offsets[1]
+    return name, TYPES[dtype], tuple(shape), offsets[0], offsets[1]

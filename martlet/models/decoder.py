@@ -18,9 +18,10 @@ __all__ = ["Features", "forward", "hidden_states"]
 
 
 class Features:
-    """The residual stream as it enters some layers, side by side, float32 [T, n * C]: a draft head's input.
+    """A draft head's input: the inputs of n layers of the model side by side, float32 [T, n * C].
 
-    The layer after the last stands for the output of the final norm. Heads: `eagle_head.py`, `medusa_heads.py`.
+    The layer after the last stands for the output of the final norm. `eagle_head.py` and
+    `medusa_heads.py` read them.
     """
 
     def __init__(self, ops: Backend, layers: Sequence[int], width: int) -> None:
@@ -40,7 +41,10 @@ class Features:
 
 
 def forward(ops: Backend, model: Model, caches: Sequence[Array], features: Features | None = None) -> Array:
-    """Return the logits [L, V] of the step's logit rows; `caches` has one KV cache a layer. Call inside a capture."""
+    """Return the logits [L, V] of the step's logit rows. Call inside a capture.
+
+    `caches` has one KV cache per layer.
+    """
     spec = model.spec
     if features is not None and features.has(len(spec.layers)):
         whole = _final(ops, model, caches, Rows.TOKENS, features)  # [T, C]
@@ -57,14 +61,14 @@ def forward(ops: Backend, model: Model, caches: Sequence[Array], features: Featu
 
 
 def hidden_states(ops: Backend, model: Model, caches: Sequence[Array]) -> Array:
-    """Return the final norm's output for every row, [T, C], for embeddings. Call inside a capture."""
+    """Return the final norm's output of every row, [T, C] (embeddings). Call inside a capture."""
     return _final(ops, model, caches, Rows.TOKENS)
 
 
 def _final(ops: Backend, model: Model, caches: Sequence[Array], rows: Rows, features: Features | None = None) -> Array:
     """Run all layers and the final norm; the result is [T, C] or [L, C].
 
-    In the last layer every row needs keys and values, but only the rows of the result need the rest.
+    In the last layer all rows need keys and values, but only the rows of the result need more.
     """
     spec = model.spec
     stream = Stream(ops, spec.hidden, spec.residual_scale)
@@ -72,7 +76,7 @@ def _final(ops: Backend, model: Model, caches: Sequence[Array], rows: Rows, feat
     last = len(spec.layers) - 1
     for index, (layer, weights, cache) in enumerate(zip(spec.layers, model.layers, caches, strict=True)):
         if index > 0:
-            ops.section()  # a section a layer; the first includes the embedding, the last the logits
+            ops.section()  # one per layer; the first has the embedding too, the last the logits
         if features is not None:
             features.take(index, stream.x)
         run_layer(stream, layer, weights, cache, narrows=index == last and rows is Rows.LOGITS)

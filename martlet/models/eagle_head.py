@@ -1,4 +1,4 @@
-"""Draft heads: guesses from what a model has computed anyway, EAGLE-3 (read `speculate/eagle.py` next).
+"""Draft heads that guess from a model's hidden states: EAGLE-3 (read `speculate/eagle.py` next).
 
 EAGLE-3 (arXiv:2503.01840):
 
@@ -9,9 +9,9 @@ EAGLE-3 (arXiv:2503.01840):
     logits   = output(norm(x)): of token p + 2, over a smaller vocabulary
 
 x then stands for the features that p + 1 will have, without fusing, and so on. A head's files are
-laid out as published: config.json and model.safetensors with fc, midlayer.*, norm, lm_head, d2t (the
-model's id minus the head's, for each of the head's) and t2d (whether the head knows an id of the
-model's). A head without lm_head shares the model's output rows. The files are untrusted.
+laid out as published: config.json and model.safetensors with fc, midlayer.*, norm, lm_head, d2t (for
+each of the head's ids, the model's id minus the head's) and t2d (for each of the model's ids, whether
+the head knows it). A head without lm_head shares the model's output rows. The files are untrusted.
 
 A model's own layer for multi-token prediction is run here too (`mtp_layers.py`).
 """
@@ -56,7 +56,7 @@ __all__ = [
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 CODES = BlockType.Q8_0  # of the head's matrices, where their rows are whole blocks
-OUTPUT_CODES = BlockType.Q4_1  # of the largest, which makes its logits: a guess waits for reading it
+OUTPUT_CODES = BlockType.Q4_1  # of the output rows: every guess waits until all of them are read
 LEAST_LAYERS = 4
 SHOWN = 1.2784645427610738  # x / (1 + e⁻ˣ) is 1 there
 
@@ -65,13 +65,13 @@ SHOWN = 1.2784645427610738  # x / (1 + e⁻ˣ) is 1 there
 class HeadFile:
     """A head's files, checked except for their values.
 
-    `tensors` has the layer's under canonical names (`blk.0.attn_q.weight`), also `output_norm.weight` and
-    `output.weight`; what only heads have is named as EAGLE-3 publishes it (`fc.weight`).
+    `tensors` has the layer under canonical names (`blk.0.attn_q.weight`), `output_norm.weight` and
+    `output.weight`; tensors that only heads have keep EAGLE-3's published names (`fc.weight`).
     """
 
     checkpoint: Checkpoint
     spec: ModelSpec  # of the head: one layer, and the head's own vocabulary
-    features: tuple[int, ...]  # layers of the model whose inputs the head reads; n_layers: the final norm's output
+    features: tuple[int, ...]  # layers of the model whose inputs the head reads; see `decoder.Features`
     ids: I64  # [D], the model's id of each of the head's
     tensors: Mapping[str, RawTensor]
 
@@ -128,14 +128,15 @@ def open_head_folder(path: Path) -> Checkpoint:
 
 
 def open_head(path: str | Path, spec: ModelSpec) -> HeadFile:
-    """Open an EAGLE head for a model; FormatError or UnsupportedError says what does not fit."""
+    """Open an EAGLE-3 head for a model; FormatError or UnsupportedError says why it does not fit."""
     path = Path(path)
     checkpoint = open_head_folder(path)
     config = dict(checkpoint.metadata)
-    for key, ours, what in (("hidden_size", spec.hidden, "hidden size"), ("vocab_size", spec.vocab, "vocabulary")):
+    for key, ours, size in (("hidden_size", spec.hidden, "hidden size"), ("vocab_size", spec.vocab, "vocabulary")):
         if config.get(key) != ours:
+            theirs = f"{config.get(key)!r:.40}"
             raise UnsupportedError(
-                f"{path} is a draft head for another model: its {what} is {config.get(key)!r:.40}, this model's {ours:,}"
+                f"{path} is a draft head for another model: its {size} is {theirs}, this model's {ours:,}"
             )
     if config.get("num_hidden_layers", 1) != 1:
         raise UnsupportedError(f"{path} is a draft head of {config['num_hidden_layers']!r:.40} layers", ["1"])
@@ -162,25 +163,24 @@ def _named(path: Path, tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]
 
 
 def _features(path: Path, config: Mapping[str, Any], spec: ModelSpec) -> tuple[int, ...]:
-    """Which layers' inputs it reads: 2, n // 2 and n - 3, unless its config says others.
+    """The layers whose inputs the head reads: 2, n // 2 and n - 3 by default.
 
-    At its top level the numbers are those of the layers that are entered; under eagle_config, those of the layers before.
+    At the top level of config.json a number is that of the layer that reads the input; under
+    eagle_config, that of the layer before.
     """
     n = len(spec.layers)
     nested = config.get("eagle_config")
-    found = config.get("eagle_aux_hidden_state_layer_ids")
-    if found is None and isinstance(nested, Mapping) and nested.get("eagle_aux_hidden_state_layer_ids") is not None:
-        found = nested["eagle_aux_hidden_state_layer_ids"]
-        if isinstance(found, list):
-            found = [layer + 1 if isinstance(layer, int) else layer for layer in found]
-    if found is None and n < LEAST_LAYERS + 1:
-        found = [min(1, n - 1), n // 2, n - 1]
-    if found is None:
-        found = [2, n // 2, n - 3]
-    fits = isinstance(found, list) and len(found) == 3
-    if not fits or not all(type(layer) is int and 0 <= layer < n for layer in found):
-        raise UnsupportedError(f"{path} reads the layers {str(found)[:60]}; 3 numbers from 0 to {n - 1} are supported")
-    return tuple(found)
+    layers = config.get("eagle_aux_hidden_state_layer_ids")
+    if layers is None and isinstance(nested, Mapping):
+        layers = nested.get("eagle_aux_hidden_state_layer_ids")
+        if isinstance(layers, list):
+            layers = [layer + 1 if isinstance(layer, int) else layer for layer in layers]
+    if layers is None:
+        layers = [2, n // 2, n - 3] if n > LEAST_LAYERS else [min(1, n - 1), n // 2, n - 1]
+    fits = isinstance(layers, list) and len(layers) == 3
+    if not fits or not all(type(layer) is int and 0 <= layer < n for layer in layers):
+        raise UnsupportedError(f"{path} reads the layers {str(layers)[:60]}; 3 numbers from 0 to {n - 1} are supported")
+    return tuple(layers)
 
 
 def _check(path: Path, tensors: dict[str, RawTensor], spec: ModelSpec, vocab: int) -> None:
@@ -207,11 +207,11 @@ def _check(path: Path, tensors: dict[str, RawTensor], spec: ModelSpec, vocab: in
 
 
 def _ids(path: Path, tensors: Mapping[str, RawTensor], n_ids: int, vocab: int) -> I64:
-    """The model's id of each of the head's."""
+    """The model's id for each of the head's ids, int64 [n_ids]."""
     ids: I64 = np.arange(n_ids, dtype=np.int64)
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if d2t is None and n_ids != vocab:
-        raise FormatError(path, f"the tensor d2t is missing: nothing says which {n_ids:,} of {vocab:,} ids it guesses")
+        raise FormatError(path, f"the tensor d2t is missing: it says which {n_ids:,} of {vocab:,} ids are guessed")
     if d2t is not None:
         if d2t.type not in (BlockType.I64, BlockType.I32):
             raise FormatError(path, f"d2t has the type {d2t.type.name}, expected I64")
@@ -258,7 +258,10 @@ class _HeadSource:
 
 
 def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[[I64], RawTensor]) -> Head:
-    """Pack a head's weights; `output_rows` gives rows of the model's own output matrix. FormatError for NaN."""
+    """Pack a head's weights; `output_rows` gives rows of the model's output matrix.
+
+    Raises FormatError for values that are not finite.
+    """
     source, layer, c = _HeadSource(file, ops), file.spec.layers[0], file.spec.hidden
     return Head(
         layer,
@@ -274,21 +277,24 @@ def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[
 
 
 def finite(path: Path, tensor: RawTensor) -> F32:
-    """A tensor's values; FormatError where one is no finite number."""
-    found = decode(tensor)
-    if not np.isfinite(found).all():
+    """A tensor's values, float32 of its shape; FormatError if they are not all finite."""
+    values = decode(tensor)
+    if not np.isfinite(values).all():
         raise FormatError(path, f"{tensor.name} has values that are not finite numbers")
-    return found
+    return values
 
 
-def coded(name: str, values: F32, kind: BlockType) -> RawTensor:
-    """A matrix in codes, if its rows are whole blocks."""
-    kind = kind if values.shape[1] % BLOCKS[kind].size == 0 else BlockType.F32
-    return RawTensor(name, values.shape, kind, encode(values, kind).reshape(-1))
+def coded(name: str, values: F32, type_: BlockType) -> RawTensor:
+    """A matrix [n, k] in a block type, or in float32 where k is no whole number of blocks."""
+    type_ = type_ if values.shape[1] % BLOCKS[type_].size == 0 else BlockType.F32
+    return RawTensor(name, values.shape, type_, encode(values, type_).reshape(-1))
 
 
 def guess_on(ops: Backend, model: Model, head: Head, cache: Array, page_size: int, depth: int) -> tuple[Array, ...]:
-    """As `guess` from features, then the likeliest guesses [L, 3] of `depth` places, each gone on from (`Backend.likeliest`)."""
+    """`guess` from features, then a chain of `depth` guesses, each the next one's input.
+
+    Returns logits, x and the guesses, each [L, 3] as `Backend.likeliest` makes them.
+    """
     logits, x = first = guess(ops, model, head, cache, fuses=True)
     ids, guesses = ops.upload(head.ids), [ops.empty(Rows.LOGITS, 3)]
     ops.likeliest(logits, ids, None, guesses[0])

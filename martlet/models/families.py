@@ -1,7 +1,7 @@
-"""Families as data: what distinguishes one decoder from another, a function each (read `weights.py` next).
+"""Families as data: one record each says how it differs from other decoders (read `metadata.py` next).
 
-A family turns the file's `Facts` into a `ModelSpec`. A new family is an entry of `FAMILIES` and, where it has a
-peculiarity, a few lines.
+A record's function turns the file's `ModelMeta` into a `ModelSpec`. A new family is an entry of
+`FAMILIES` and, if its layers are of a new kind, a function of a few lines.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ def _model(meta: ModelMeta, layers: Iterable[Layer]) -> ModelSpec:
 
 
 def _sliding(meta: ModelMeta, default: Callable[[int], bool]) -> list[bool]:
-    """Which layers see a window only: the file's list, or the family's rule."""
+    """Which layers attend in a window: the file's list, or the family's rule."""
     if meta.layer_types is None:
         return [meta.window is not None and default(i) for i in range(meta.n_layers)]
     if len(meta.layer_types) != meta.n_layers:
         raise UnsupportedError(f"layer_types has {len(meta.layer_types)} entries for {meta.n_layers} layers")
-    for kind in meta.layer_types:
-        if kind not in ("sliding_attention", "full_attention"):
-            raise UnsupportedError(f"a layer of type {kind!r}", ("sliding_attention", "full_attention"))
-    return [kind == "sliding_attention" and meta.window is not None for kind in meta.layer_types]
+    for type_ in meta.layer_types:
+        if type_ not in ("sliding_attention", "full_attention"):
+            raise UnsupportedError(f"a layer of type {type_!r}", ("sliding_attention", "full_attention"))
+    return [type_ == "sliding_attention" and meta.window is not None for type_ in meta.layer_types]
 
 
 def _llama(meta: ModelMeta, context: int | None) -> ModelSpec:
-    """Llama 1 to 3, Mistral, Qwen2, MiMo, Phi-3, Granite: one kind of layer, a window in all of them or in none."""
+    """Llama 1 to 3, Mistral, Qwen2, MiMo, Phi-3, Granite: all layers alike but for the window."""
     rope = rope_of(meta, context)
     windows = _sliding(meta, lambda i: True)
     return _model(meta, (_layer(meta, _attention(meta, rope, meta.window if w else None)) for w in windows))
@@ -92,7 +92,7 @@ def _smollm3(meta: ModelMeta, context: int | None) -> ModelSpec:
 
 
 def _olmo2(meta: ModelMeta, context: int | None) -> ModelSpec:
-    """Norms stand after the parts, and queries and keys are normed over all heads at once (arXiv:2501.00656)."""
+    """Norms follow the sublayers; queries and keys are normed over all heads (arXiv:2501.00656)."""
     norm = Norm(meta.eps)
     mixer = replace(_attention(meta, rope_of(meta, context)), qk_norm=norm, qk_norm_per_head=False)
     ffn = DenseFfn(meta.ffn_hidden, meta.activation or Activation.SILU)
@@ -100,7 +100,10 @@ def _olmo2(meta: ModelMeta, context: int | None) -> ModelSpec:
 
 
 def _gemma2(meta: ModelMeta, context: int | None) -> ModelSpec:
-    """Norms before and after each part, scores and logits capped, every other layer with a window (arXiv:2408.00118)."""
+    """Norms before and after each sublayer, capped scores and logits (arXiv:2408.00118).
+
+    Every other layer has a window.
+    """
     if meta.query_scale is None and meta.n_layers == 46:  # the 27B, whose scale GGUF does not store
         meta = replace(meta, query_scale=(meta.hidden // meta.n_heads) ** -0.5)
     meta = replace(meta, embedding_scale=meta.hidden**0.5)
@@ -114,7 +117,7 @@ def _gemma2(meta: ModelMeta, context: int | None) -> ModelSpec:
 
 
 def _gemma3(meta: ModelMeta, context: int | None) -> ModelSpec:
-    """Five layers with a window and a RoPE base of their own to one without (arXiv:2503.19786)."""
+    """Five layers with a window and their own RoPE base for each without (arXiv:2503.19786)."""
     if meta.query_scale is None and meta.n_layers == 62:  # the 27B, whose scale GGUF does not store
         meta = replace(meta, query_scale=(meta.hidden // meta.n_heads) ** -0.5)
     meta = replace(meta, embedding_scale=meta.hidden**0.5, activation=meta.activation or Activation.GELU_TANH)
@@ -144,7 +147,7 @@ GEMMA_CONFIG = {
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
 }
-# What most families call ffn_norm is the norm after attention in these.
+# The name that other families' ffn_norm has is that of the norm after attention in these.
 POST_NORMS = {"post_attention_layernorm": "post_attention_norm"}
 FAMILIES: dict[str, Family] = {
     "llama": Family(_llama, gguf_permuted=True),
@@ -169,7 +172,7 @@ FAMILIES: dict[str, Family] = {
         _gemma2,
         GEMMA_CONFIG,
         {"attention.sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        activation_key="hidden_activation",  # hidden_act is a leftover that its library does not read
+        activation_key="hidden_activation",  # transformers ignores its hidden_act
         offset_norms=True,
         renamed=POST_NORMS,
     ),
@@ -199,9 +202,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def spec_of(checkpoint: Checkpoint, context: int | None = None) -> ModelSpec:
-    """The spec of a checkpoint's model; `context`, the longest in use, chooses between RoPE factors (longrope).
+    """The spec of a checkpoint's model.
 
-    Raises UnsupportedError for a family that is not in the table, or a part of it that is not known here.
+    `context`, the longest one in use, selects between RoPE factors (longrope). Raises FormatError
+    for bad metadata, UnsupportedError for a family or a feature that is not known here.
     """
     meta = model_meta(checkpoint, FAMILIES)
     return FAMILIES[meta.family].spec(meta, context)

@@ -1,6 +1,6 @@
-"""One layer: attention, then a feed-forward network, each added to the residual stream (read `weights.py` next).
+"""One layer: attention, then a feed-forward network (read `weights.py` next).
 
-    x += post_norm(mixer(norm(x)));    x += post_norm(ffn(norm(x)))        with the norms that the layer has
+    x += post_norm(mixer(norm(x)));    x += post_norm(ffn(norm(x)))        a norm may be missing
 
 A sublayer computes its product and adds itself (`Stream.add_product`). `ops/reference.py` defines
 the operations.
@@ -54,10 +54,11 @@ class Stream:
         norm_weight: Array | None = None,
         adapter: Array | None = None,
     ) -> None:
-        """x += scale * norm(y @ weightᵀ + bias), in as few operations as the model allows; y [rows, k], weight [width, k].
+        """x += scale * norm(y @ weightᵀ + bias), in as few operations as the model allows.
 
-        `adapter` is the table of low-rank updates of the product. Every sublayer ends here, and only
-        here: where ranks each hold some columns of `weight`, this is the place of their all-reduce.
+        y is [rows, k], `weight` [width, k]; `adapter` is the table of the product's low-rank updates.
+        Every sublayer ends here: an all-reduce of ranks that split the columns of `weight` belongs
+        between the product and the norm.
         """
         if norm is None and self._scale == 1.0:
             self.ops.linear(y, weight, self.x, bias, self.x)
@@ -73,7 +74,7 @@ class Stream:
         self.ops.add(self.x, out, self._scale, self.x)
 
     def narrow(self, y: Array, width: int) -> Array:
-        """Go on with the rows that get logits only: x becomes [L, C], and y [T, width] is returned as [L, width]."""
+        """Keep only the rows that get logits: x becomes [L, C]; y [T, width] returns as [L, width]."""
         x, picked = self.ops.empty(Rows.LOGITS, self._width), self.ops.empty(Rows.LOGITS, width)
         self.ops.take_logit_rows(self.x, x)
         self.ops.take_logit_rows(y, picked)
@@ -92,9 +93,8 @@ def run_layer(
 ) -> None:
     """Run a layer on the stream; its keys and values go to `cache`.
 
-    The mixer reads the normed stream, or `mixer_input` [T, X] where the caller has made it. With
-    `narrows`, the stream has only the rows that get logits from the end of the mixer on: keys and
-    values are needed of every row, the rest is not.
+    The mixer reads the normed stream, or `mixer_input` [T, X] if given. `narrows` drops the rows
+    that get no logits once the mixer has written keys and values for all rows.
     """
     match layer.mixer:
         case Attention() as attention:

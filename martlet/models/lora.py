@@ -1,11 +1,12 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685): read from PEFT's folders and from GGUF files, and attached to a model.
+"""Low-rank adapters (LoRA, arXiv:2106.09685): read from files and attached to a model.
 
-    y = W x + s · B (A x)          A [r, k], B [n, r]; s = alpha / r (or alpha / √r), taken into B when it is read
+    y = W x + s · B (A x)          A [r, k], B [n, r]; s = alpha / r (or alpha / √r), multiplied into B
 
-An adapter names the products that it updates, by GGUF's names; each has a table with a slot for every adapter that is
-loaded (`ops/interface.py`, `adapt`). Formats: PEFT's adapter_config.json and adapter_model.safetensors; llama.cpp's
-convert_lora_to_gguf.py, whose tensors have `.lora_a` and `.lora_b` behind the name. Untrusted like every file. Whatever an
-adapter asks for that is not here (DoRA, embeddings, whole modules) is refused by name: half an adapter is another model.
+An adapter updates some of a layer's products (`tensors.py`); each product has a table with a slot for
+every loaded adapter (`ops/interface.py`, `adapt`). Formats: PEFT's adapter_config.json and
+adapter_model.safetensors; llama.cpp's convert_lora_to_gguf.py, which appends `.lora_a` and `.lora_b` to
+names. The files are untrusted. A feature that is not supported (DoRA, embeddings, whole modules) is
+refused by name: half an adapter is another model. Read `engine/lora.py` next.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_RANK = 512
 MOST_ALPHA = 1e30
 _PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _GGUF_NAME = re.compile(r"(.+)\.weight\.lora_([ab])")
-_REFUSED = {  # settings of PEFT's that change what an adapter computes, and the values that do not
+_REFUSED = {  # PEFT's settings that change the computation, and their harmless values
     "use_dora": (None, False),
     "modules_to_save": (None, []),
     "bias": (None, "none"),
@@ -55,21 +56,24 @@ _REFUSED = {  # settings of PEFT's that change what an adapter computes, and the
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What an adapter adds to a model's products: tensor name, without its ending → a [r, k] and b [n, r]."""
+    """An adapter's updates by product (`blk.3.attn_q`): A, float32 [r, k], and B, float32 [n, r]."""
 
     path: str
-    digest: str  # of its numbers: two files with the same ones are one adapter, also after a restart
-    rank: int  # the largest
-    nbytes: int  # of memory that it takes while it is loaded
+    digest: str  # of its numbers: files with the same numbers are the same adapter, after a restart too
+    rank: int  # the largest of its updates
+    nbytes: int  # of memory while it is loaded
     updates: Mapping[str, tuple[F32, F32]] = field(repr=False)
 
     def without_numbers(self) -> Adapter:
-        """What remains to be known of it once a backend has its numbers."""
+        """The adapter without its updates, for when a backend has them."""
         return replace(self, updates={})
 
 
 def read_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
-    """Read a PEFT folder or a GGUF file for this model; FormatError or UnsupportedError names what does not fit."""
+    """Read a PEFT folder or a GGUF file for this model.
+
+    FormatError or UnsupportedError says why it does not fit.
+    """
     path = Path(path)
     pairs, permuted = _read_gguf(path) if path.suffix == ".gguf" else (_read_peft(path, spec), False)
     updates: dict[str, tuple[F32, F32]] = {}
@@ -81,8 +85,8 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
     for name, (a, b) in updates.items():
         n, k = _shape(spec, name)
         if a.ndim != 2 or b.ndim != 2 or a.shape[1] != k or b.shape != (n, len(a)):
-            found = f"A {list(a.shape)} and B {list(b.shape)}"
-            raise FormatError(path, f"{name} has {found}; this model's product takes A [r, {k}] and B [{n}, r]")
+            shapes = f"A {list(a.shape)} and B {list(b.shape)}"
+            raise FormatError(path, f"{name} has {shapes}; this model's product takes A [r, {k}] and B [{n}, r]")
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise FormatError(path, f"{name} has values that are not finite numbers")
     digest = hashlib.sha256()
@@ -97,7 +101,7 @@ def _padded_rank(a: F32) -> int:
 
 
 def with_adapters(ops: Backend, model: Model, n_slots: int) -> tuple[Model, dict[str, Array]]:
-    """The model with a table for every product, and the tables by tensor name; its weights are the same ones."""
+    """The same weights with a table of updates for every product, and the tables by product."""
     tables: dict[str, Array] = {}
     layers = []
     for i, weights in enumerate(model.layers):
@@ -115,21 +119,21 @@ def _shape(spec: ModelSpec, name: str) -> tuple[int, int]:
 
 
 def _unfused(path: Path, name: str, b: F32, spec: ModelSpec, permuted: bool) -> list[tuple[str, F32]]:
-    """A product's name with its B; where the file has several products in one, each product's rows of B.
+    """(product, B) of an update, or of each product that the file has fused in it.
 
-    `permuted` says that rows are in RoPE's order of neighbouring pairs, which `weights.py` undoes for the weights too.
+    `permuted` says that rows of q and k are in RoPE's order of neighbouring pairs.
     """
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)", name)
     if match is None or int(match[1]) >= len(spec.layers):
         raise UnsupportedError(f"{path} updates {name}, which is no product of a layer of this model")
     layer, prefix = spec.layers[int(match[1])], f"blk.{match[1]}."
-    fields = [field for part in layer_fields(spec, layer, prefix, {f"{name}.weight"}) for field in part.values()]
+    fields = [field for fields in layer_fields(spec, layer, prefix, {f"{name}.weight"}) for field in fields.values()]
     stored = next((tensor for field in fields for tensor in field if tensor.name == name), None)
     shapes = lora_shapes(spec, layer)
     if stored is None or not all(row.lora for row, _ in stored.rows):
         raise UnsupportedError(f"{path} updates {name}, which is no product of a layer", sorted(shapes))
     if len(b) != stored.shape[0]:
-        if match[2] in shapes:  # of this name, but not fused; `read_adapter` checks its shape
+        if match[2] in shapes:  # the single product of this name; `read_adapter` checks its shape
             return [(name, b)]
         raise FormatError(path, f"{name} has B with {len(b)} rows; expected {stored.shape[0]}")
     products = []
@@ -156,7 +160,7 @@ def _read_peft(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
         if config.get(setting) not in harmless:
             raise UnsupportedError(f"{path} has {setting} = {config[setting]!r:.80}, which is not supported here")
     tensors, mapping = read_safetensors(file)
-    found: dict[str, dict[str, F32]] = {}
+    matrices: dict[str, dict[str, F32]] = {}
     scales: dict[str, float] = {}
     for name, tensor in tensors.items():
         match = _PEFT_NAME.fullmatch(name)
@@ -164,10 +168,10 @@ def _read_peft(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
         if match is None or target is None or not target.startswith("blk."):
             raise UnsupportedError(f"{file} holds {name!r:.120}, which is not a low-rank update of a layer's product")
         target = target.removesuffix(".weight")
-        found.setdefault(target, {})[match[2].lower()] = _values(file, tensor, match[2].lower())
+        matrices.setdefault(target, {})[match[2].lower()] = _values(file, tensor, match[2].lower())
         scales[target] = _alpha(path, config, match[1])
         _check_rank(file, tensor, match[2], _of_module(path, config, match[1], "r", "rank_pattern"))
-    pairs = _pairs(file, found)
+    pairs = _pairs(file, matrices)
     root = bool(config.get("use_rslora"))
     del tensors, mapping
     return {
@@ -177,7 +181,7 @@ def _read_peft(path: Path, spec: ModelSpec) -> dict[str, tuple[F32, F32]]:
 
 
 def _of_module(path: Path, config: Mapping[str, Any], module: str, name: str, pattern: str) -> Any:
-    """A setting's value for a module: the pattern's own if it names it."""
+    """A setting's value for a module: the value in `pattern` where that names the module."""
     value, patterns = config.get(name), config.get(pattern) or {}
     if not isinstance(patterns, dict):
         raise FormatError(path, f"{pattern} is {patterns!r:.40}, expected an object")
@@ -190,38 +194,39 @@ def _of_module(path: Path, config: Mapping[str, Any], module: str, name: str, pa
 
 
 def _alpha(path: Path, config: Mapping[str, Any], module: str) -> float:
-    """What scales a module's update, times its rank: its own value if there is one."""
-    value = _of_module(path, {"lora_alpha": 8, **config}, module, "lora_alpha", "alpha_pattern")  # 8: PEFT's default
+    """A module's alpha, by which its update is scaled; PEFT's default is 8."""
+    value = _of_module(path, {"lora_alpha": 8, **config}, module, "lora_alpha", "alpha_pattern")
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_ALPHA:
         raise FormatError(path, f"lora_alpha is {str(value)[:40]!r}, expected a number below {MOST_ALPHA:.0e}")
     return float(value)
 
 
 def _check_rank(file: Path, tensor: RawTensor, which: str, rank: Any) -> None:
-    """The scale comes from the rank, so a configuration that names another one is not this file's."""
-    found = tensor.shape[0 if which == "A" else 1]
-    if rank is not None and rank != found:
+    """Raise FormatError unless the tensor has the configured rank, from which the scale comes."""
+    stored = tensor.shape[0 if which == "A" else 1]
+    if rank is not None and rank != stored:
         raise FormatError(
-            file, f"{tensor.name} has the rank {found:,}, and adapter_config.json says r = {str(rank)[:40]}"
+            file, f"{tensor.name} has the rank {stored:,}, and adapter_config.json says r = {str(rank)[:40]}"
         )
 
 
 def _read_gguf(path: Path) -> tuple[dict[str, tuple[F32, F32]], bool]:
     """The pairs, and whether rows of q and k are in RoPE's order of neighbouring pairs."""
     file = read_gguf(path)
-    kind, low_rank = file.metadata.get("general.type"), file.metadata.get("adapter.type")
-    if kind != "adapter" or low_rank != "lora":
-        raise FormatError(path, f"has general.type {kind!r} and adapter.type {low_rank!r}, expected an adapter's, lora")
+    file_type, adapter_type = file.metadata.get("general.type"), file.metadata.get("adapter.type")
+    if file_type != "adapter" or adapter_type != "lora":
+        types = f"general.type {file_type!r} and adapter.type {adapter_type!r}"
+        raise FormatError(path, f"has {types}, expected 'adapter' and 'lora'")
     alpha = file.metadata.get("adapter.lora.alpha", 0.0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise FormatError(path, f"adapter.lora.alpha is {alpha!r:.40}, expected a number")
-    found: dict[str, dict[str, F32]] = {}
+    matrices: dict[str, dict[str, F32]] = {}
     for name, tensor in file.tensors.items():
         match = _GGUF_NAME.fullmatch(name)
         if match is None or not match[1].startswith("blk."):
             raise UnsupportedError(f"{path} holds {name!r:.120}, which is not a low-rank update of a layer's product")
-        found.setdefault(match[1], {})[match[2]] = _values(path, tensor, match[2])
-    pairs = _pairs(path, found)
+        matrices.setdefault(match[1], {})[match[2]] = _values(path, tensor, match[2])
+    pairs = _pairs(path, matrices)
     scaled = {name: (a, b * np.float32(alpha / max(1, len(a)) if alpha else 1.0)) for name, (a, b) in pairs.items()}
     family = FAMILIES.get(str(file.metadata.get("general.architecture")))
     return scaled, family is not None and family.gguf_permuted
@@ -231,13 +236,13 @@ def _values(path: Path, tensor: RawTensor, which: str) -> F32:
     if len(tensor.shape) != 2:
         raise FormatError(path, f"{tensor.name} has {len(tensor.shape)} dimensions; expected a matrix")
     rank = tensor.shape[0 if which == "a" else 1]
-    if not 1 <= rank <= MAX_RANK:  # before it is decoded: a rank has no end otherwise
+    if not 1 <= rank <= MAX_RANK:  # before decoding, whose cost it bounds
         raise UnsupportedError(f"{path}: {tensor.name} has the rank {rank:,}; 1 to {MAX_RANK} is supported")
     return np.array(decode(tensor), np.float32)
 
 
-def _pairs(path: Path, found: Mapping[str, Mapping[str, F32]]) -> dict[str, tuple[F32, F32]]:
-    for name, both in found.items():
+def _pairs(path: Path, matrices: Mapping[str, Mapping[str, F32]]) -> dict[str, tuple[F32, F32]]:
+    for name, both in matrices.items():
         if set(both) != {"a", "b"}:
             raise FormatError(path, f"{name} has only one of its two matrices")
-    return {name: (both["a"], both["b"]) for name, both in found.items()}
+    return {name: (both["a"], both["b"]) for name, both in matrices.items()}

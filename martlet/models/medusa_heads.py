@@ -1,10 +1,13 @@
-"""Medusa heads (arXiv:2401.10774): each guesses one token further on, all from the same hidden state (read `eagle_head.py` first).
+"""Medusa heads (arXiv:2401.10774): several guesses from one hidden state (read `eagle_head.py` first).
 
-    head i:  x = what the final norm gives at position p;   x += silu(block(x)) a few times;   logits of token p + 2 + i = output(x)
+    head i     x       = the output of the model's final norm at position p                 [C]
+               x      += silu(block(x)), a few times
+               logits  = output(x): of token p + 2 + i
 
-Layouts: config.json with medusa_num_heads and medusa_num_layers, tensors `0.0.linear.weight` (head, block) and `0.1.weight` (head,
-output); or, as vLLM has it, num_heads and num_hidden_layers, `blocks.0.layers.0.weight` and `lm_heads.0.weight`, and token_map
-where the outputs have fewer rows than the vocabulary. A head without output rows of its own uses the model's. Untrusted.
+Layouts: config.json with medusa_num_heads and medusa_num_layers, and tensors `0.0.linear.weight` (head,
+block) and `0.1.weight` (head, output); or vLLM's, with num_heads and num_hidden_layers,
+`blocks.0.layers.0.weight` and `lm_heads.0.weight`, and token_map where the outputs have fewer rows than
+the vocabulary. A head without output rows of its own uses the model's. The files are untrusted.
 """
 
 from __future__ import annotations
@@ -35,13 +38,16 @@ _OUTPUT = re.compile(r"(?:lm_heads\.(\d+)|(\d+)\.(\d+))\.weight")
 
 @dataclass(frozen=True, slots=True)
 class MedusaFile:
-    """The heads' files, checked but for their values. Tensors by (head, block) and, of outputs, (head, None); or a bias's."""
+    """The heads' files, checked except for their values.
+
+    `tensors` is keyed by (head, block, "weight" or "bias"); a head's output rows have None as block.
+    """
 
     checkpoint: Checkpoint
     n_heads: int
     n_blocks: int
-    features: tuple[int, ...]  # as `eagle_head.py` counts layers: the one after the last
-    ids: I64 | None  # the model's id of each row of the outputs; None: all of them
+    features: tuple[int, ...]  # the final norm's output; see `decoder.Features`
+    ids: I64 | None  # the model's id for each row of the outputs; None: all of them
     tensors: Mapping[tuple[int, int | None, str], RawTensor]
 
     @property
@@ -53,7 +59,7 @@ class MedusaFile:
 
 @dataclass(frozen=True, slots=True)
 class Medusa:
-    """Packed heads: each one's blocks with their biases, and its output."""
+    """Packed heads: for each, its blocks with their biases, and its output rows."""
 
     heads: tuple[tuple[tuple[tuple[Weight, Array | None], ...], Weight], ...]
     ids: I64 | None
@@ -61,7 +67,7 @@ class Medusa:
 
 
 def open_medusa(path: str | Path, spec: ModelSpec) -> MedusaFile:
-    """Open a folder of heads for a model; FormatError or UnsupportedError says what does not fit."""
+    """Open a folder of heads for a model; FormatError or UnsupportedError says why it does not fit."""
     path = Path(path)
     checkpoint = open_head_folder(path)
     config = checkpoint.metadata
@@ -69,9 +75,9 @@ def open_medusa(path: str | Path, spec: ModelSpec) -> MedusaFile:
         config.get(f"medusa_num_{old}", config.get(new))
         for old, new in (("heads", "num_heads"), ("layers", "num_hidden_layers"))
     )
-    for what, count, most in (("heads", n_heads, MOST_HEADS), ("blocks a head", n_blocks, MOST_BLOCKS)):
+    for noun, count, most in (("heads", n_heads, MOST_HEADS), ("blocks a head", n_blocks, MOST_BLOCKS)):
         if type(count) is not int or not 1 <= count <= most:
-            raise FormatError(path, f"config.json has {count!r:.40} Medusa {what}; expected 1 to {most}")
+            raise FormatError(path, f"config.json has {count!r:.40} Medusa {noun}; expected 1 to {most}")
     assert isinstance(n_heads, int)
     assert isinstance(n_blocks, int)
     ids = _ids(path, checkpoint.tensors.get("token_map"), spec.vocab)
@@ -94,8 +100,8 @@ def _ids(path: Path, raw: RawTensor | None, vocab: int) -> I64 | None:
 
 
 def _named(path: Path, tensors: Mapping[str, RawTensor], n_blocks: int) -> dict[tuple[int, int | None, str], RawTensor]:
-    """The tensors by what they are, in either layout."""
-    found: dict[tuple[int, int | None, str], RawTensor] = {}
+    """The tensors of either layout under the keys of `MedusaFile`."""
+    named: dict[tuple[int, int | None, str], RawTensor] = {}
     for name, raw in tensors.items():
         short = re.sub(r"^medusa_heads?\.", "", name)
         if short == "token_map":
@@ -107,10 +113,10 @@ def _named(path: Path, tensors: Mapping[str, RawTensor], n_blocks: int) -> dict[
             key = int(output[1] or output[2]), None, "weight"
         else:
             raise UnsupportedError(f"{path} holds {name!r:.120}, which Medusa heads here have no use for")
-        if key in found:
+        if key in named:
             raise FormatError(path, f"holds {name!r:.120} under two names")
-        found[key] = raw
-    return found
+        named[key] = raw
+    return named
 
 
 def _check(
@@ -119,18 +125,21 @@ def _check(
     counts: tuple[int, int],
     sizes: tuple[int, int],
 ) -> None:
-    """All matrices of all heads, of the right shapes, and no others; biases as they are, outputs of all heads or of none."""
+    """Raise FormatError unless all heads have all matrices, of the right shapes, and no others.
+
+    Biases may be missing, and so may the output rows of all heads together.
+    """
     (n_heads, n_blocks), (c, width) = counts, sizes
-    for (head, block, kind), raw in tensors.items():
+    for (head, block, ending), raw in tensors.items():
         if head >= n_heads or (block is not None and block >= n_blocks):
             raise FormatError(
                 path, f"holds block {block} of head {head}; config.json has {n_blocks} of {n_heads} heads"
             )
-        expected = (width, c) if block is None else (c, c) if kind == "weight" else (c,)
+        expected = (width, c) if block is None else (c, c) if ending == "weight" else (c,)
         if raw.shape != expected:
-            what = f"the output of head {head}" if block is None else f"the {kind} of head {head}, block {block}"
-            found = "x".join(map(str, raw.shape))
-            raise FormatError(path, f"{what} has the shape {found}, expected {'x'.join(map(str, expected))}")
+            shown = f"the output of head {head}" if block is None else f"the {ending} of head {head}, block {block}"
+            stored, wanted = ("x".join(map(str, shape)) for shape in (raw.shape, expected))
+            raise FormatError(path, f"{shown} has the shape {stored}, expected {wanted}")
     for head in range(n_heads):
         for block in range(n_blocks):
             if (head, block, "weight") not in tensors:
@@ -141,7 +150,7 @@ def _check(
 
 
 def load_medusa(file: MedusaFile, ops: Backend, model: Model) -> Medusa:
-    """Pack the heads; FormatError for NaN."""
+    """Pack the heads; FormatError for values that are not finite."""
     path, tensors = file.checkpoint.path, file.tensors
 
     def block(head: int, number: int) -> tuple[Weight, Array | None]:
@@ -160,10 +169,13 @@ def load_medusa(file: MedusaFile, ops: Backend, model: Model) -> Medusa:
 
 
 def guess_all(ops: Backend, medusa: Medusa, hidden: int) -> tuple[Array, ...]:
-    """The logits [T, D] of each head, from given rows [x, 0, 1], each C wide. Call inside a capture."""
+    """The logits [T, D] of each head, from given rows [x, 0, 1], each C wide. Call inside a capture.
+
+    The columns of ones are the `up` of `act_mul`, whose gate a block writes: silu(block(x)) * 1.
+    """
     given, made = ops.empty(Rows.TOKENS, 3 * hidden), []
     ops.given(given)
-    gate, gate_up = ops.columns(given, hidden, 2 * hidden), ops.columns(given, hidden, 3 * hidden)  # up is 1
+    gate, gate_up = ops.columns(given, hidden, 2 * hidden), ops.columns(given, hidden, 3 * hidden)
     x, gated = ops.empty(Rows.TOKENS, hidden), ops.empty(Rows.TOKENS, hidden)
     for blocks, output in medusa.heads:
         source = ops.columns(given, 0, hidden)

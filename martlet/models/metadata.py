@@ -27,7 +27,8 @@ ACTIVATIONS = {
     "gelu_tanh": Activation.GELU_TANH,
     "gelu": Activation.GELU,
 }
-# Keys of config.json that change the computation and that no family here has, with the value that does not.
+# Keys of config.json that change the computation in a way that no family here has, and their
+# harmless values.
 REFUSED = {
     "quantization_config": None,
     "compression_config": None,
@@ -43,7 +44,7 @@ REFUSED = {
     "attention_sinks": False,
     "attn_temperature_tuning": False,
 }
-# Keys of a GGUF architecture that change nothing here: they repeat what the tensors say, or serve training.
+# Keys of a GGUF architecture that change nothing here: they repeat the tensors, or serve training.
 HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
 MAX_LAYERS = 1024  # a file that says more is hostile
 
@@ -66,11 +67,11 @@ class ModelMeta:
     rope_base: float
     rope_dims: int
     tied: bool
-    rope_scaling: Mapping[str, Any] = field(default_factory=dict)  # "type" and its parameters, config.json's names
-    rope_divisors: Sequence[float] | None = None  # llama 3 as GGUF stores it: what divides each frequency
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)  # as in config.json, with "type"
+    rope_divisors: Sequence[float] | None = None  # of each frequency: llama 3 as GGUF stores it
     local_rope_base: float | None = None
     window: int | None = None
-    layer_types: Sequence[str] | None = None  # "sliding_attention" or "full_attention" for each layer
+    layer_types: Sequence[str] | None = None  # "sliding_attention" or "full_attention"
     no_rope: Sequence[bool] | None = None  # layers without position embedding
     activation: Activation | None = None
     bias: bool = False  # q, k, v
@@ -87,20 +88,20 @@ class ModelMeta:
 class Family:
     """What distinguishes a family's models and files; a default is what most families have."""
 
-    spec: Callable[[ModelMeta, int | None], ModelSpec]  # the second argument is the longest context in use
-    config_defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' own for keys config.json lacks
-    gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's, without the architecture's prefix
+    spec: Callable[[ModelMeta, int | None], ModelSpec]  # from metadata and the longest context in use
+    # Values of keys that a file lacks: transformers' for config.json, llama.cpp's for GGUF (no prefix).
+    config_defaults: Mapping[str, Any] = field(default_factory=dict)
+    gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     activation_key: str = "hidden_act"  # of config.json
     qkv_bias: bool = False  # q, k and v always have a bias, the output never
     window_switch: bool = False  # config.json's window counts only with use_sliding_window
-    window_key: str | None = None  # config.json's number, from before layer_types, for the layers with a window
-    slides: Callable[[int, int], bool] = lambda layer, number: True  # whether a layer has one, by that number
-    gguf_permuted: bool = False  # GGUF files have rows of q and k in RoPE's order of neighbouring pairs
+    # Before layer_types, config.json had a number instead: its key, and whether a layer slides by it.
+    window_key: str | None = None
+    slides: Callable[[int, int], bool] = lambda layer, number: True
+    gguf_permuted: bool = False  # GGUF files store rows of q and k for RoPE on neighbouring pairs
     offset_norms: bool = False  # safetensors store a norm's weight minus 1
-    renamed: Mapping[str, str] = field(
-        default_factory=dict
-    )  # Hugging Face modules that mean another row of `tensors.ROWS`
-    mtp_prefix: str | None = None  # Hugging Face's, of the model's own layers for multi-token prediction
+    renamed: Mapping[str, str] = field(default_factory=dict)  # Hugging Face module → name in `tensors.ROWS`
+    mtp_prefix: str | None = None  # of safetensors for multi-token prediction (`mtp_layers.py`)
 
 
 class _Keys:
@@ -110,13 +111,13 @@ class _Keys:
         self._path, self._values, self._prefix = checkpoint.path, values, prefix
         self._read: set[str] = set()
 
-    def get(self, key: str, kinds: tuple[type, ...], default: Any = None) -> Any:
+    def get(self, key: str, types: tuple[type, ...], default: Any = None) -> Any:
         self._read.add(key)
         value = self._values.get(self._prefix + key)
         if value is None:
             return default
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join(kind.__name__ for kind in kinds)
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            wanted = " or ".join(type_.__name__ for type_ in types)
             raise FormatError(self._path, f"{self._prefix}{key} is {str(value)[:60]!r}, expected {wanted}")
         return value
 
@@ -146,7 +147,7 @@ class _Keys:
         return value
 
     def refuse_unread(self) -> None:
-        """Raise UnsupportedError for a key with the prefix that no code has read: it could change the result."""
+        """Raise UnsupportedError for an unread key with the prefix: it could change the result."""
         for name, value in self._values.items():
             key = name.removeprefix(self._prefix)
             if name.startswith(self._prefix) and key not in self._read and key not in HARMLESS:
@@ -154,8 +155,11 @@ class _Keys:
 
 
 def model_meta(checkpoint: Checkpoint, families: Mapping[str, Family]) -> ModelMeta:
-    """Read a checkpoint's metadata. Raises FormatError, and UnsupportedError for a family not among `families`."""
-    gguf, config = checkpoint.kind == "gguf", checkpoint.metadata
+    """Read a checkpoint's metadata.
+
+    Raises FormatError for a bad value, UnsupportedError for a family not among `families`.
+    """
+    gguf, config = checkpoint.format == "gguf", checkpoint.metadata
     if isinstance(config.get("text_config"), Mapping):
         config = config["text_config"]
     key = "general.architecture" if gguf else "model_type"
@@ -235,7 +239,7 @@ def _gguf_layer_types(keys: _Keys, n_layers: int) -> list[str] | None:
 
 
 def _divisors(checkpoint: Checkpoint, name: str, n: int) -> list[float] | None:
-    """A tensor of what divides each rotary frequency; None where there is none."""
+    """A tensor [n] of divisors, one per rotary frequency; None where the file has none."""
     tensor = checkpoint.tensors.get(name)
     if tensor is None:
         return None

@@ -1,12 +1,13 @@
-"""Layers for multi-token prediction that a model brings itself, as a head (read `eagle_head.py` first, which runs it).
+"""A model's own layer for multi-token prediction, as a draft head (`eagle_head.py` runs it).
 
-    feature    what the model's final norm gives at position p                              [C]
+    feature    the output of the model's final norm at position p                           [C]
     both     = [norm(feature), norm(embedding of token p + 1)]                              [2C]
     x        = project(both);   x += attention(norm(x)) + ffn(…), a layer as the model's own
     logits   = the model's output rows of norm(x): of token p + 2
 
-norm(x) then stands for the feature that p + 1 will have. At position 0 the embedding is zero. Source: MiMo (arXiv:2505.07608),
-as vLLM runs it; the tensors are model.mtp_layers.0.* of the model's safetensors. GGUF files do not have them.
+norm(x) then stands for the feature that p + 1 will have. At position 0 the embedding is zero. Source:
+MiMo (arXiv:2505.07608), as vLLM runs it; the tensors are model.mtp_layers.0.* of the model's
+safetensors. GGUF files do not have them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ NAMES = {  # those of `HeadFile`
 
 
 def open_own_head(checkpoint: Checkpoint, spec: ModelSpec) -> HeadFile:
-    """The model's own layer; RequestError if it has none, FormatError or UnsupportedError for one that does not fit."""
+    """The model's own layer.
+
+    Raises RequestError if it has none, FormatError or UnsupportedError if the layer does not fit.
+    """
     path, prefix, c = checkpoint.path, FAMILIES[spec.family].mtp_prefix, spec.hidden
     own = {name: raw for name, raw in checkpoint.tensors.items() if prefix is not None and name.startswith(prefix)}
     if not own:

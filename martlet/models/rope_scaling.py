@@ -1,10 +1,12 @@
-"""Rotary frequencies with every published scaling rule applied, so that a kernel sees only numbers (see `spec.Rope`).
+"""Rotary frequencies with every published scaling rule applied (read `formats/checkpoint.py` next).
+
+A kernel sees only numbers (`spec.Rope`). Rules:
 
 plain     1 / base^(2i/d)                                           arXiv:2104.09864
 linear    divided by the factor                                     arXiv:2306.15595
 llama3    long wavelengths divided, short ones kept, a blend between      (Llama 3.1's reference code)
 yarn      the same idea with a ramp over dimensions, and a magnitude      arXiv:2309.00071
-longrope  each divided by its own factor, short or long by the context    arXiv:2402.13753
+longrope  each divided by its own factor of the short or the long set     arXiv:2402.13753
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ Scaled = tuple[list[float], float]  # frequencies, magnitude
 
 
 def rope_of(meta: ModelMeta, context: int | None = None, *, base: float | None = None, scaled: bool = True) -> Rope:
-    """The model's rotary embedding. `context` is the longest that will be used; `base` replaces the file's.
+    """The model's rotary embedding, scaled unless `scaled` is False.
 
-    Raises UnsupportedError for a scaling rule that is not known.
+    `context` is the longest one in use, in tokens; `base` replaces the file's. Raises
+    UnsupportedError for an unknown scaling rule.
     """
     base = meta.rope_base if base is None else base
     dims = meta.rope_dims
@@ -34,10 +37,10 @@ def rope_of(meta: ModelMeta, context: int | None = None, *, base: float | None =
         return Rope(dims, tuple(plain))
     if meta.rope_divisors is not None:
         plain = [f / d for f, d in zip(plain, meta.rope_divisors, strict=True)]
-    kind = meta.rope_scaling.get("type", "default")
-    if kind not in RULES:
-        raise UnsupportedError(f"the RoPE scaling {kind!r}", RULES)
-    frequencies, magnitude = RULES[kind](plain, meta, base, context)
+    rule = meta.rope_scaling.get("type", "default")
+    if rule not in RULES:
+        raise UnsupportedError(f"the RoPE scaling {rule!r}", RULES)
+    frequencies, magnitude = RULES[rule](plain, meta, base, context)
     return Rope(dims, tuple(frequencies), magnitude)
 
 

@@ -1,9 +1,11 @@
-"""Every tensor of a model, a row each: names, shape, split between ranks, RoPE, LoRA (read `families.py` next).
+"""Every tensor of a model as a row of one table (read `families.py` next).
+
+A row says the tensor's names, its shape, how ranks split it, and whether RoPE and LoRA concern it.
 
 Names are GGUF's (`blk.3.attn_q.weight`); Hugging Face's are translated into them. A row belongs to
-the part of the spec (`spec.py`) that brings the tensor, and names the field of the packed weights
+the component of the spec (`spec.py`) that needs the tensor, and names the field of the packed weights
 (`weights.py`) that takes it. Rows of one field are stacked there, and a file may store them stacked
-too (`FUSED`). A tensor that no row describes is no part of a model that this engine runs.
+too (`FUSED`). A tensor that no row describes belongs to no model that this engine runs.
 
 Sizes in shapes, besides the letters of `spec.py`:
 
@@ -67,8 +69,8 @@ class TensorRow:
     shape: tuple[Dim, ...]
     field: str  # of the packed weights
     split: Split = Split.WHOLE
-    when: str | None = None  # attribute of the spec's part that must be set; None: the part always has the tensor
-    bias: str | None = None  # attribute of the spec's part that says whether there is a bias
+    when: str | None = None  # the tensor exists if this attribute of the component is set; None: always
+    bias: str | None = None  # and has a bias if this one is set; None: never
     rotates: bool = False  # RoPE pairs its rows, in an order that depends on the file
     lora: bool = False  # adapters may update it
 
@@ -107,7 +109,8 @@ ROWS: Mapping[type, tuple[TensorRow, ...]] = {
         TensorRow("post_ffw_norm", ("post_feedforward_layernorm",), ("C",), "post_ffn_norm", when="post_ffn_norm"),
     ),
 }
-# Names of a tensor that holds all rows of a field, stacked in the table's order: GGUF's, and Hugging Face's.
+# Names of a tensor that holds all rows of a field, stacked in the table's order: GGUF's, then
+# Hugging Face's.
 FUSED = {"qkv": ("attn_qkv", "self_attn.qkv_proj"), "gate_up": ("ffn_up", "mlp.gate_up_proj")}
 
 
@@ -117,11 +120,11 @@ class StoredTensor:
 
     name: str  # with "blk.N.", without ".weight"
     shape: Shape
-    rows: tuple[tuple[TensorRow, int], ...]  # what is stacked in it, and how many rows of the matrix each has
+    rows: tuple[tuple[TensorRow, int], ...]  # what is stacked in it, with the height of each
     has_bias: bool
 
     def rows_of(self, name: str) -> slice:
-        """The matrix rows of the table's row `name`; an empty slice if the tensor does not hold it."""
+        """Where the matrix has the table's row `name`; an empty slice if nowhere."""
         start = 0
         for row, n_rows in self.rows:
             if row.name == name:
@@ -132,7 +135,7 @@ class StoredTensor:
 
 # -- sizes and shapes -------------------------------------------------------------------------------------------------
 def sizes_of(spec: ModelSpec, layer: Layer | None = None, mixer_width: int | None = None) -> dict[Dim, int]:
-    """The sizes that the rows of a model, or of one layer, need; `mixer_width` is X, C if None."""
+    """Sizes for the rows of a model, or of one layer; `mixer_width` is X, and C if None."""
     sizes: dict[Dim, int] = {"V": spec.vocab, "C": spec.hidden, "X": mixer_width or spec.hidden}
     if layer is None:
         return sizes
@@ -148,18 +151,18 @@ def sizes_of(spec: ModelSpec, layer: Layer | None = None, mixer_width: int | Non
 
 
 def fields_of(
-    part: ModelSpec | Attention | DenseFfn | Layer, sizes: Mapping[Dim, int], prefix: str, names: Container[str]
+    component: ModelSpec | Attention | DenseFfn | Layer, sizes: Mapping[Dim, int], prefix: str, names: Container[str]
 ) -> dict[str, tuple[StoredTensor, ...]]:
-    """For each field of a part's weights, the tensors that fill it, fused where the file's `names` have them fused."""
-    present = [row for row in ROWS[type(part)] if row.when is None or getattr(part, row.when)]
+    """The tensors that fill each field of a component's weights, fused if they are in `names`."""
+    present = [row for row in ROWS[type(component)] if row.when is None or getattr(component, row.when)]
     return {
-        field: tuple(_stored(part, field, tuple(rows), sizes, prefix, names))
+        field: tuple(_stored(component, field, tuple(rows), sizes, prefix, names))
         for field, rows in groupby(present, lambda row: row.field)
     }
 
 
 def _stored(
-    part: object,
+    component: object,
     field: str,
     rows: tuple[TensorRow, ...],
     sizes: Mapping[Dim, int],
@@ -167,7 +170,7 @@ def _stored(
     names: Container[str],
 ) -> Iterator[StoredTensor]:
     shapes = [tuple(sizes[dim] for dim in row.shape) for row in rows]
-    has_bias = rows[0].bias is not None and bool(getattr(part, rows[0].bias))
+    has_bias = rows[0].bias is not None and bool(getattr(component, rows[0].bias))
     fused = f"{prefix}{FUSED[field][0]}" if field in FUSED else ""
     if f"{fused}.weight" in names and f"{prefix}{rows[0].name}.weight" not in names:
         heights = [shape[-2] for shape in shapes]
@@ -183,27 +186,27 @@ def layer_fields(
 ) -> tuple[dict[str, tuple[StoredTensor, ...]], ...]:
     """`fields_of` a layer's mixer, of its ffn, and of the layer itself (its norms)."""
     sizes = sizes_of(spec, layer, mixer_width)
-    return tuple(fields_of(part, sizes, prefix, names) for part in (layer.mixer, layer.ffn, layer))
+    return tuple(fields_of(component, sizes, prefix, names) for component in (layer.mixer, layer.ffn, layer))
 
 
 def layer_shapes(
     spec: ModelSpec, layer: Layer, prefix: str, names: Container[str], mixer_width: int | None = None
 ) -> dict[str, Shape]:
-    """Name and shape of every tensor of a layer, as a file with the tensors `names` stores them."""
+    """Names and shapes of a layer's tensors, as a file with the tensors `names` stores them."""
     return _shapes(layer_fields(spec, layer, prefix, names, mixer_width))
 
 
 def tensor_shapes(spec: ModelSpec, names: Container[str]) -> dict[str, Shape]:
-    """Name and shape of every tensor of a model, as a file with the tensors `names` stores them."""
+    """Names and shapes of a model's tensors, as a file with the tensors `names` stores them."""
     shapes = _shapes([fields_of(spec, sizes_of(spec), "", names)])
     for i, layer in enumerate(spec.layers):
         shapes |= layer_shapes(spec, layer, f"blk.{i}.", names)
     return shapes
 
 
-def _shapes(parts: Collection[Mapping[str, tuple[StoredTensor, ...]]]) -> dict[str, Shape]:
+def _shapes(components: Collection[Mapping[str, tuple[StoredTensor, ...]]]) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
-    for stored in (stored for part in parts for field in part.values() for stored in field):
+    for stored in (stored for fields in components for field in fields.values() for stored in field):
         shapes[f"{stored.name}.weight"] = stored.shape
         if stored.has_bias:
             shapes[f"{stored.name}.bias"] = stored.shape[:-1]
@@ -211,9 +214,9 @@ def _shapes(parts: Collection[Mapping[str, tuple[StoredTensor, ...]]]) -> dict[s
 
 
 def lora_shapes(spec: ModelSpec, layer: Layer) -> dict[str, tuple[int, int]]:
-    """Rows and columns of each product of a layer that an adapter may update, by the table's names."""
+    """(rows, columns) of each product of a layer that an adapter may update, by row name."""
     sizes = sizes_of(spec, layer)
-    rows = (row for part in (layer.mixer, layer.ffn) for row in ROWS[type(part)] if row.lora)
+    rows = (row for component in (layer.mixer, layer.ffn) for row in ROWS[type(component)] if row.lora)
     return {row.name: (sizes[row.shape[-2]], sizes[row.shape[-1]]) for row in rows}
 
 
@@ -226,7 +229,8 @@ def check_tensors(
 ) -> None:
     """Raise FormatError for an expected tensor that is missing or has another shape.
 
-    `owner` needs the tensors; `published` has the names that messages use, where those of `expected` are ours only.
+    Messages name the tensors by `published`, where the names of `expected` are not the file's, and
+    say that `owner` needs them.
     """
     for name, shape in expected.items():
         shown = name if published is None else published.get(name, name)
@@ -240,13 +244,16 @@ def check_tensors(
 # -- names ------------------------------------------------------------------------------------------------------------
 _MODEL_NAMES = {theirs: row.name for row in ROWS[ModelSpec] for theirs in row.hugging_face}
 _LAYER_NAMES = {
-    theirs: row.name for part in (Attention, DenseFfn, Layer) for row in ROWS[part] for theirs in row.hugging_face
+    theirs: row.name
+    for component in (Attention, DenseFfn, Layer)
+    for row in ROWS[component]
+    for theirs in row.hugging_face
 } | {theirs: ours for ours, theirs in FUSED.values()}
 _PREFIX = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?")
 
 
 def canonical_name(name: str, renamed: Mapping[str, str]) -> str | None:
-    """GGUF's name for a Hugging Face tensor, None if no row has it; `renamed` is the family's (`Family.renamed`)."""
+    """GGUF's name for a Hugging Face tensor, None if no row has it; `renamed`: see `Family`."""
     module, _, ending = _PREFIX.sub("", name).rpartition(".")
     if ending not in ("weight", "bias"):
         return None
@@ -260,7 +267,7 @@ def canonical_name(name: str, renamed: Mapping[str, str]) -> str | None:
 
 
 def published_names(prefix: str) -> dict[str, str]:
-    """Hugging Face's names, after `prefix`, of a draft head's tensors blk.0.*, output and output_norm."""
+    """The names in a draft head's file of blk.0.* (after `prefix`), output and output_norm."""
     names = {f"blk.0.{ours}": f"{prefix}{theirs}" for theirs, ours in reversed(_LAYER_NAMES.items())}
     names |= {ours: theirs for theirs, ours in _MODEL_NAMES.items()}
     return {f"{ours}.{end}": f"{theirs}.{end}" for ours, theirs in names.items() for end in ("weight", "bias")}

@@ -1,4 +1,4 @@
-"""From a checkpoint to a `Model`: the spec, and every weight packed by a backend (read `tensors.py` next).
+"""From a checkpoint to a `Model`: its spec and its packed weights (read `tensors.py` next).
 
 File formats differ in names, in the order of rows for RoPE, in norms stored minus 1, in fused or
 split projections and in tied embeddings. All of that is normalised here, once, so that the decoder
@@ -51,9 +51,9 @@ IGNORED_ENDINGS = ("rotary_emb.inv_freq", ".attn_rot_embd")
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """Weights of an attention sublayer; q, k and v are one matrix [(H + 2G) * D, C], stacked in that order."""
+    """Weights of an attention sublayer."""
 
-    qkv: Weight
+    qkv: Weight  # [(H + 2G) * D, C]: q, k and v stacked
     out: Weight  # [C, H * D]
     qkv_bias: Array | None = None  # [(H + 2G) * D]
     out_bias: Array | None = None  # [C]
@@ -63,9 +63,9 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class FfnWeights:
-    """Weights of a gated feed-forward sublayer; gate and up are one matrix [2F, C], gate first."""
+    """Weights of a gated feed-forward sublayer."""
 
-    gate_up: Weight
+    gate_up: Weight  # [2F, C]: gate and up stacked
     down: Weight  # [C, F]
 
 
@@ -79,18 +79,18 @@ class LayerWeights:
     ffn_norm: Array | None = None
     post_mixer_norm: Array | None = None
     post_ffn_norm: Array | None = None
-    adapters: Mapping[str, Array] = field(default_factory=dict)  # tables of low-rank updates, by tensor (`lora.py`)
+    adapters: Mapping[str, Array] = field(default_factory=dict)  # low-rank updates by tensor: `lora.py`
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A spec with its packed weights, ready for `decoder.forward`. `head` is `embedding` where the two are tied."""
+    """A spec with its packed weights, ready for `decoder.forward`."""
 
     spec: ModelSpec
     embedding: Weight  # [V, C]
     layers: tuple[LayerWeights, ...]
     final_norm: Array  # [C]
-    head: Weight  # [V, C]
+    head: Weight  # [V, C]; `embedding` itself where the two are tied
     weight_bytes: int  # as packed
     features: tuple[int, ...] = ()  # layers whose inputs a draft head reads (`eagle_head.py`)
 
@@ -155,7 +155,7 @@ def _packed(source: TensorSource, fields: Mapping[str, tuple[StoredTensor, ...]]
 
 
 def output_rows(checkpoint: Checkpoint, spec: ModelSpec, ids: NDArray[np.intp]) -> RawTensor:
-    """The rows of the tokens `ids`, int [n], of the matrix that makes logits, as they are stored: [n, C]."""
+    """The rows of the tokens `ids` [n] of the matrix that makes logits, as stored: [n, C]."""
     name = "output.weight" if spec.untied_embeddings else "token_embd.weight"
     return _checked(checkpoint, spec)[name].take_rows(ids)
 
@@ -179,7 +179,7 @@ def steep_layers(checkpoint: Checkpoint, spec: ModelSpec, most: float) -> tuple[
 
 def _canonical(checkpoint: Checkpoint, spec: ModelSpec) -> tuple[dict[str, RawTensor], list[str]]:
     """The tensors under canonical names, and the names that have none."""
-    if checkpoint.kind == "gguf":
+    if checkpoint.format == "gguf":
         return dict(checkpoint.tensors), []
     renamed = FAMILIES[spec.family].renamed
     tensors: dict[str, RawTensor] = {}
@@ -194,7 +194,7 @@ def _canonical(checkpoint: Checkpoint, spec: ModelSpec) -> tuple[dict[str, RawTe
 
 
 def _checked(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, RawTensor]:
-    """The tensors under canonical names: all that the spec needs, of the right shapes, and no others."""
+    """The tensors under canonical names; FormatError unless they are exactly those of the spec."""
     tensors, unknown = _canonical(checkpoint, spec)
     if not spec.untied_embeddings:
         tensors.pop("output.weight", None)  # some files store the tied head again
@@ -231,7 +231,7 @@ class _ModelSource:
     head_dim: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.permuted = self.checkpoint.kind == "gguf" and FAMILIES[self.spec.family].gguf_permuted
+        self.permuted = self.checkpoint.format == "gguf" and FAMILIES[self.spec.family].gguf_permuted
         mixers = [layer.mixer for layer in self.spec.layers]
         self.head_dim = mixers[0].head_dim
         if self.permuted and any(a.rope is not None and a.rope.dims != a.head_dim for a in mixers):
@@ -263,12 +263,12 @@ class _ModelSource:
 
     def norm(self, stored: StoredTensor) -> Array:
         values = decode(self.tensors[f"{stored.name}.weight"])
-        if self.checkpoint.kind == "safetensors" and FAMILIES[self.spec.family].offset_norms:
+        if self.checkpoint.format == "safetensors" and FAMILIES[self.spec.family].offset_norms:
             values = values + np.float32(1)
         return self.ops.upload(values)
 
     def _row_order(self, stored: StoredTensor) -> NDArray[np.intp] | None:
-        """The order that makes a tensor's rows those of half-split RoPE; None for the order that they have."""
+        """The order of a tensor's rows for half-split RoPE; None if they have it."""
         if not self.permuted or not any(row.rotates for row, _ in stored.rows):
             return None
         start, order = 0, []
@@ -280,5 +280,5 @@ class _ModelSource:
 
 
 def half_split_rows(heads: int, head_dim: int) -> NDArray[np.intp]:
-    """Row order [heads * head_dim] that turns RoPE's pairs (2i, 2i + 1) of each head into (i, i + head_dim / 2)."""
+    """Row order [heads * head_dim] that makes the pairs (2i, 2i + 1) of each head (i, i + head_dim / 2)."""
     return np.arange(heads * head_dim).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)

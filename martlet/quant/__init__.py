@@ -1,1 +1,1 @@
-"""Block-quantised weights: the table of types, their decoding to float32, encoding, and the kernels' layouts."""
+"""Block-quantised weights: the table of types, their layouts, decoding and encoding."""

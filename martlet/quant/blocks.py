@@ -1,7 +1,7 @@
-"""How the bytes of a block are laid out, as NumPy record types (read `ggml.py` next: what they mean).
+"""The layout of every block type's bytes, as NumPy record types (read `ggml.py` next for the meaning).
 
-Source: ggml-common.h of llama.cpp. Everything is little-endian and packed without gaps; a record of a type is exactly
-one block, so `data.view(LAYOUTS[kind])` splits a tensor's bytes into blocks without copying.
+Source: ggml-common.h of llama.cpp. Everything is little-endian and packed without gaps. A record is
+exactly one block, so `data.view(LAYOUTS[block_type])` splits a tensor into blocks without copying.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PLAIN: dict[BlockType, np.dtype[Any]] = {
     BlockType.I64: np.dtype("<i8"),
 }
 
-# d is the scale, m or dmin the minimum's; qs holds the low bits of the values, qh and hmask their high bits;
-# scales holds the scales (and minima) of sub-blocks.
+# d is the scale, m the minimum, dmin the minima's scale; qs holds the low bits of the values, qh and
+# hmask their high bits; scales holds the scales (and minima) of sub-blocks.
 _FIELDS: dict[BlockType, list[tuple[Any, ...]]] = {
     BlockType.Q4_0: [("d", "<f2"), ("qs", "u1", 16)],
     BlockType.Q4_1: [("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)],
@@ -52,10 +52,10 @@ _FIELDS: dict[BlockType, list[tuple[Any, ...]]] = {
     BlockType.IQ1_M: [("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)],
 }
 
-LAYOUTS: dict[BlockType, np.dtype[Any]] = {kind: np.dtype(fields) for kind, fields in _FIELDS.items()}
-assert all(layout.itemsize == BLOCKS[kind].nbytes for kind, layout in LAYOUTS.items())
+LAYOUTS: dict[BlockType, np.dtype[Any]] = {name: np.dtype(fields) for name, fields in _FIELDS.items()}
+assert all(layout.itemsize == BLOCKS[name].nbytes for name, layout in LAYOUTS.items())
 
-# The sixteen values that a 4-bit code stands for, before scaling. MXFP4's are twice those of the OCP Microscaling
-# specification 1.0 (E2M1), so that they are integers; its scale is halved to match.
+# The values of the sixteen 4-bit codes, before scaling. MXFP4's are twice the values of the OCP
+# Microscaling specification 1.0 (E2M1), so that they are integers; its scale is halved to match.
 CODEBOOK_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 CODEBOOK_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)

@@ -1,8 +1,9 @@
-"""From float32 to blocks (read `ggml.py` for the way back, `blocks.py` for the layouts).
+"""From float32 to blocks (read `formats/gguf_write.py` next; `ggml.py` is the inverse).
 
-F32 … Q8_0 are encoded as ggml's reference encoders do it, so the bytes are the same. The other types are rounded to the
-nearest code under scales taken from the extremes of each run of values: valid blocks with a known error bound, without
-the search for the least error that ggml does. Shapes: N blocks; an encoder turns values [N, size] into records [N].
+F32 … Q8_0 are encoded as by ggml's reference encoders (ggml-quants.c), to the same bytes. The other
+types are rounded to the nearest code under scales from the extremes of each run of values: valid
+blocks with a known error bound, without ggml's search for the least error. Shapes: N blocks; an
+encoder turns values, float32 [N, size], into records [N].
 """
 
 from __future__ import annotations
@@ -26,37 +27,39 @@ Blocks = NDArray[Any]  # records of one of LAYOUTS
 _CHUNK = 1 << 17  # values encoded at a time
 
 
-def encode(values: F32, kind: BlockType) -> U8:
+def encode(values: F32, block_type: BlockType) -> U8:
     """Return the rows of a matrix, float32 [n, k], as bytes [n, row_nbytes] of a block type.
 
-    UnsupportedError where the type has no encoder, k is not a whole number of its blocks, or a value is not finite or
-    too large for the float16 scales.
+    Raises UnsupportedError if the type has no encoder, if k is no whole number of its blocks, or if
+    a value is not finite or too large for float16 scales.
     """
     n, k = values.shape
-    size = BLOCKS[kind].size
+    size = BLOCKS[block_type].size
     if k % size:
-        raise UnsupportedError(f"rows of {k} values are not whole blocks of {size}, as {kind.name} needs")
+        raise UnsupportedError(f"rows of {k} values are not whole blocks of {size}, as {block_type.name} needs")
     values = np.ascontiguousarray(values, np.float32)
-    if kind in _NUMBERS:
+    if block_type in _NUMBERS:
         with np.errstate(over="ignore"):  # beyond float16's range is infinite
-            return _NUMBERS[kind](values).view(np.uint8)
-    if kind not in _ENCODERS:
-        raise UnsupportedError(f"block type {kind.name} cannot be encoded", [k.name for k in (*_NUMBERS, *_ENCODERS)])
-    out = np.zeros(n * k // size, LAYOUTS[kind])
+            return _NUMBERS[block_type](values).view(np.uint8)
+    if block_type not in _ENCODERS:
+        raise UnsupportedError(
+            f"block type {block_type.name} cannot be encoded", [k.name for k in (*_NUMBERS, *_ENCODERS)]
+        )
+    out = np.zeros(n * k // size, LAYOUTS[block_type])
     flat, step = values.reshape(-1, size), _CHUNK // size
     if not np.isfinite(flat).all():
-        raise UnsupportedError(f"{kind.name} cannot hold values that are not finite")
+        raise UnsupportedError(f"{block_type.name} cannot hold values that are not finite")
     try:
         with np.errstate(over="raise"):
             for first in range(0, len(flat), step):
-                _ENCODERS[kind](flat[first : first + step], out[first : first + step])
+                _ENCODERS[block_type](flat[first : first + step], out[first : first + step])
     except FloatingPointError:
-        raise UnsupportedError(f"values up to {np.abs(flat).max():g} are too large for {kind.name}") from None
+        raise UnsupportedError(f"values up to {np.abs(flat).max():g} are too large for {block_type.name}") from None
     return out.view(np.uint8).reshape(n, -1)
 
 
 def _bf16(values: F32) -> NDArray[np.uint16]:
-    """The upper halves, rounded to nearest, ties to even; a NaN stays one."""
+    """The upper halves, rounded to nearest, ties to even; NaN stays NaN."""
     bits = values.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))) >> np.uint32(16)
     return np.where(np.isnan(values), bits >> np.uint32(16) | np.uint32(64), rounded).astype(np.uint16)
@@ -71,7 +74,7 @@ _NUMBERS: dict[BlockType, Callable[[F32], NDArray[Any]]] = {
 
 # -- bit fields and rounding ------------------------------------------------------------------------------------------
 def _pack(codes: NDArray[Any], bits: int, width: int) -> U8:
-    """Join fields of 1, 2 or 4 bits, [N, m], into bytes [N, m * bits / 8]: the inverse of `ggml._unpack`."""
+    """Join fields of 1, 2 or 4 bits, [N, m], into bytes [N, m * bits / 8]: inverts `ggml._unpack`."""
     per_byte = 8 // bits
     groups = codes.reshape(len(codes), -1, per_byte, width) << np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     packed: U8 = np.bitwise_or.reduce(groups, axis=2).reshape(len(codes), -1)
@@ -90,7 +93,7 @@ def _codes(scaled: F32, least: int, most: int) -> NDArray[np.int8]:
 
 
 def _extreme(values: F32) -> F32:
-    """Of each run [..., m], the value that is farthest from 0, with its sign: [..., 1]."""
+    """The value farthest from 0 in each run [..., m], with its sign: [..., 1]."""
     return np.take_along_axis(values, np.abs(values).argmax(axis=-1)[..., None], axis=-1)
 
 
@@ -143,13 +146,13 @@ def _q8_0(x: F32, b: Blocks) -> None:
 
 
 def _nearest(codebook: tuple[int, ...], scaled: F32) -> U8:
-    """Which of a codebook's values is nearest to each value, [N, m]; the first of several."""
+    """The index [N, m] of the codebook's value nearest to each value; the lowest of equals."""
     codes: U8 = np.abs(np.array(codebook, np.float32) - scaled[:, :, None]).argmin(axis=2).astype(np.uint8)
     return codes
 
 
 def _mxfp4(x: F32, b: Blocks) -> None:
-    """The greatest value's power of two, less the codebook's own (its greatest value is 6 = 1.5 * 2²)."""
+    """The exponent is the largest value's minus the codebook's (whose largest is 6 = 1.5 * 2²)."""
     most = np.abs(x).max(axis=1)
     exponents = np.where(most > 0, np.clip(np.frexp(most)[1] - 1 - 2 + 127, 0, 254), 0)
     b["e"] = exponents
@@ -165,14 +168,17 @@ def _iq4_nl(x: F32, b: Blocks) -> None:
 
 # -- 256 values a block, in sub-blocks of 16 or 32 with scales of their own -------------------------------------------
 def _sub_scales(scales: F32, least: int, most: int) -> tuple[F32, NDArray[np.int8], F32]:
-    """Scales [N, s] as a float16 [N] times integers in least … most: both, and the scales that they give."""
-    d = _f16(_extreme(scales) / np.float32(least or most))  # the extreme scale gets the integer of largest magnitude
+    """Scales [N, s] as a float16 [N] times integers in least … most: (float16, integers, products)."""
+    d = _f16(_extreme(scales) / np.float32(least or most))  # the extreme scale gets the largest integer
     codes = _codes(scales * _inverse(d), least, most)
     return d[:, 0], codes, d * codes.astype(np.float32)
 
 
 def _signed(x: F32, run: int, half: int, levels: int) -> tuple[F32, NDArray[np.int8], U8]:
-    """Block scales [N], sub-block scales [N, s] of -levels … levels - 1, codes 0 … 2 * half - 1 whose middle is 0."""
+    """(block scales [N], sub-block scales [N, s], codes [N, size]) of a type without minima.
+
+    Sub-block scales are in -levels … levels - 1, codes in 0 … 2 * half - 1 with `half` for 0.
+    """
     groups = x.reshape(len(x), -1, run)
     d, scales, used = _sub_scales(_extreme(groups)[:, :, 0] / np.float32(-half), -levels, levels - 1)
     codes = _codes(groups * _inverse(used)[:, :, None], -half, half - 1) + np.int8(half)
@@ -205,8 +211,8 @@ def _q3_k(x: F32, b: Blocks) -> None:
 def _pack_pairs(scales: U8, minima: U8) -> U8:
     """Six-bit scales and minima [N, 8] as twelve bytes: see `ggml._six_bit_pairs`."""
     low, high, least, least_high = scales[:, :4], scales[:, 4:], minima[:, :4], minima[:, 4:]
-    parts = [low | (high >> 4) << 6, least | (least_high >> 4) << 6, high & 15 | (least_high & 15) << 4]
-    return np.concatenate(parts, axis=1)
+    thirds = [low | (high >> 4) << 6, least | (least_high >> 4) << 6, high & 15 | (least_high & 15) << 4]
+    return np.concatenate(thirds, axis=1)
 
 
 def _q4_k(x: F32, b: Blocks) -> None:

@@ -1,7 +1,8 @@
-"""From blocks to float32: what the bits of every block type mean (read `encode.py` next: the way back).
+"""From blocks to float32, for every block type (read `iquants.py` next; `encode.py` is the inverse).
 
-The layouts stand in `blocks.py`, the source is ggml-quants.c of llama.cpp. Every product and sum is done in float32 in
-that file's order, so the values are the same bit for bit. Shapes: N blocks; a decoder turns N records into [N, size].
+Source: ggml-quants.c of llama.cpp. Every product and sum is done in float32 in that file's order, so
+the values are the same bit for bit. Shapes: N blocks; a decoder turns N records of `blocks.LAYOUTS`
+into float32 [N, size].
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 Blocks = NDArray[Any]  # records of one of LAYOUTS
 
-_CHUNK = 1 << 17  # values decoded at a time: the temporaries then stay in the second-level cache
+_CHUNK = 1 << 17  # values decoded at a time: the temporaries then stay in the L2 cache
 
 
 def decode(tensor: RawTensor) -> F32:
@@ -42,21 +43,21 @@ def decode_rows(tensor: RawTensor, start: int, stop: int) -> F32:
     return out.reshape(-1, k)
 
 
-def _decode_into(kind: BlockType, data: U8, out: F32) -> None:
+def _decode_into(block_type: BlockType, data: U8, out: F32) -> None:
     """Decode the bytes of whole blocks into out [values]."""
-    if kind in PLAIN:
+    if block_type in PLAIN:
         with np.errstate(over="ignore"):  # a float64 beyond float32's range becomes infinite
-            out[:] = data.view(PLAIN[kind])
-    elif kind is BlockType.BF16:
+            out[:] = data.view(PLAIN[block_type])
+    elif block_type is BlockType.BF16:
         np.left_shift(data.view("<u2"), 16, out=out.view(np.uint32), dtype=np.uint32)
     else:
-        blocks, size = data.view(LAYOUTS[kind]), BLOCKS[kind].size
+        blocks, size = data.view(LAYOUTS[block_type]), BLOCKS[block_type].size
         step = _CHUNK // size
-        with np.errstate(invalid="ignore", over="ignore"):  # a scale may be infinite: ggml's answer, whatever it is
+        with np.errstate(invalid="ignore", over="ignore"):  # a scale may be infinite, as in ggml
             for first in range(0, len(blocks), step):
-                part = blocks[first : first + step]
-                values = out[first * size : (first + len(part)) * size].reshape(len(part), size)
-                _DECODERS[kind](part, values)
+                chunk = blocks[first : first + step]
+                values = out[first * size : (first + len(chunk)) * size].reshape(len(chunk), size)
+                _DECODERS[block_type](chunk, values)
 
 
 # -- bit fields -------------------------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ def _column(values: NDArray[Any]) -> F32:
 
 
 def _scale(scales: F32, codes: NDArray[Any], out: F32) -> None:
-    """out = scales * codes, where each of the scales [N, s] is that of size / s neighbouring codes [N, size]."""
+    """out = scales * codes; each of the scales [N, s] is for size / s neighbouring codes [N, size]."""
     shape = (*scales.shape, out.shape[1] // scales.shape[1])
     np.multiply(scales[:, :, None], codes.reshape(shape), out=out.reshape(shape), dtype=np.float32)
 
@@ -114,7 +115,7 @@ def _q5_1(b: Blocks, out: F32) -> None:
 
 
 def _q8(b: Blocks, out: F32) -> None:
-    """Q8_0, Q8_1 and Q8_K: the sums that the last two carry are for products, not values."""
+    """Q8_0, Q8_1 and Q8_K; the sums in the last two are for products only."""
     _scale(_column(b["d"]), b["qs"], out)
 
 

@@ -1,8 +1,9 @@
-"""Decoding of the i-quants below 4 bits (read `ggml.py` for the other types).
+"""Decoding of the i-quants below 4 bits (read `encode.py` next; `ggml.py` has the other types).
 
-Each block of these types has, for every 8 (IQ3: 4) values, an index into a codebook of magnitudes, or of signed values
-(IQ1), that ggml-common.h of llama.cpp fixes. IQ2 and IQ3 add a sign a value; IQ1 adds ±1/8 to all values of a group.
-Shapes: N blocks of 256 values; a decoder turns N records of `blocks.LAYOUTS` into [N, 256].
+For every 8 (IQ3: 4) values, a block of these types has an index into a codebook of magnitudes, or of
+signed values (IQ1). IQ2 and IQ3 add a sign per value; IQ1 adds ±1/8 to all values of a group. The
+codebooks are those of ggml-common.h of llama.cpp. Shapes: N blocks of 256 values; a decoder turns N
+records of `blocks.LAYOUTS` into float32 [N, 256].
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ U8 = NDArray[np.uint8]
 I8 = NDArray[np.int8]
 Blocks = NDArray[Any]  # records of one of LAYOUTS
 
-# A codebook is the set of some of the combinations of `width` values: combination i takes, for each place, the value
-# that a digit of i in base len(values) selects, lowest digit first. A bit for each i says whether it belongs to the book;
-# entries are numbered in the order of i. Here are the bits of six books, one after the other, compressed.
+# A codebook is a set of combinations of `width` values. Combination i has the values that the digits
+# of i in base len(values) select, lowest digit first. A bit for each i says whether the book has it;
+# entries are numbered in the order of i. These are the bits of six books in a row, compressed.
 _BITS = zlib.decompress(
     base64.b85decode(
         "c-nPWL9ZM~5w2<Vh|b`kUT4;rgGIm9vo!1}5eY}s<ILF4kxgdonLH3#nMjFpLh`}R#WJ)<&tklQw1ya8K<c-$rD0C+2M|a`LgM0QIkAwi5E79B7fun"
@@ -105,9 +106,9 @@ def _put(scales: F32, values: NDArray[Any], out: F32) -> None:
     np.multiply(scales[:, :, None], values.reshape(shape), out=out.reshape(shape), dtype=np.float32)
 
 
-def _halves(d: NDArray[Any], scales: NDArray[Any], part: float) -> F32:
-    """d * (1/2 + scale) * part, [N, s]."""
-    return d.astype(np.float32)[:, None] * (np.float32(0.5) + scales.astype(np.float32)) * np.float32(part)
+def _halves(d: NDArray[Any], scales: NDArray[Any], factor: float) -> F32:
+    """d * (1/2 + scale) * factor, [N, s]."""
+    return d.astype(np.float32)[:, None] * (np.float32(0.5) + scales.astype(np.float32)) * np.float32(factor)
 
 
 def _iq2_xxs(b: Blocks, out: F32) -> None:
@@ -143,21 +144,24 @@ def _iq3_s(b: Blocks, out: F32) -> None:
 
 
 def _iq1(d: F32, scales: NDArray[Any], index: NDArray[Any], minus: NDArray[Any], out: F32) -> None:
-    """d * (2 * scale + 1) * (codebook ± 1/8), minus where `minus` is set; d is [N, 1], a flag is for 256 / s values."""
+    """d * (2 * scale + 1) * (codebook ± 1/8), minus where `minus` is set; d is [N, 1].
+
+    A flag of `minus` [N, s] is for 256 / s values.
+    """
     shift = np.where(minus, np.float32(-0.125), np.float32(0.125))  # [N, s]
     values = _BOOKS["IQ1"][index].reshape(*shift.shape, -1) + shift[:, :, None]
     _put(d * (np.float32(2) * scales.astype(np.float32) + np.float32(1)), values, out)
 
 
 def _iq1_s(b: Blocks, out: F32) -> None:
-    """A word for 32 values: four times the high three bits of an index, three bits of scale, the shift's sign."""
+    """A word per 32 values: 4 × the high 3 bits of an index, 3 bits of scale, the sign of the shift."""
     high = b["qh"]
     index = b["qs"] | _split(high, 3, 4) << 8
     _iq1(b["d"].astype(np.float32)[:, None], high >> 12 & 7, index, high >> 15, out)
 
 
 def _iq1_m(b: Blocks, out: F32) -> None:
-    """Words of four scales of three bits; their highest four bits together are the float16 d, lowest first."""
+    """Words of four 3-bit scales; their highest 4 bits together are the float16 d, lowest first."""
     d = np.bitwise_or.reduce((b["scales"] >> 12) << np.arange(0, 16, 4, dtype=np.uint16), axis=1)
     high = _split(b["qh"], 4, 2)  # [N, 32]
     index = b["qs"] | (high & 7).astype(np.uint16) << 8

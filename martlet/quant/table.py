@@ -1,6 +1,6 @@
-"""The block types that weights come in: sizes and names (read `ggml.py` next for what the bits mean).
+"""The block types of weights: names and sizes (read `blocks.py` next for their layouts).
 
-Source: the GGUF specification, ggml/docs/gguf.md, and ggml-common.h of llama.cpp, for the numbers and layouts.
+Source: the GGUF specification (ggml/docs/gguf.md) and ggml-common.h of llama.cpp.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["BLOCKS", "Block", "BlockType", "RawTensor"]
 
 
 class BlockType(IntEnum):
-    """Numbers as in a GGUF file's tensor table."""
+    """Block types by their numbers in a GGUF file."""
 
     F32 = 0
     F16 = 1
@@ -95,8 +95,8 @@ BLOCKS: dict[BlockType, Block] = {
 class RawTensor:
     """A tensor as its file stores it: a view, not a copy.
 
-    `shape` is in NumPy order, rows first: a matrix is (n, k), its rows being whole runs of blocks. `data` is uint8
-    [nbytes] on the file's mapping (read-only).
+    `shape` is in NumPy order, rows first: a matrix is [n, k], and each row is a whole number of
+    blocks. `data` is uint8 [nbytes] on the file's mapping (read-only).
     """
 
     name: str
@@ -106,15 +106,15 @@ class RawTensor:
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of one row (the last dimension)."""
+        """Bytes of a row (the last dimension)."""
         block = BLOCKS[self.type]
         return (self.shape[-1] if self.shape else 1) // block.size * block.nbytes
 
     def rows(self) -> NDArray[np.uint8]:
-        """The bytes as [rows, row_nbytes], all dimensions but the last flattened."""
+        """The bytes, uint8 [rows, row_nbytes], all dimensions but the last flattened."""
         return self.data.reshape(-1, self.row_nbytes)
 
     def take_rows(self, index: NDArray[np.intp] | slice) -> RawTensor:
-        """The tensor of the rows `index` of a matrix: a view for a slice, a copy for an index array."""
+        """The rows `index` of a matrix: a view for a slice, a copy for an index array."""
         picked = self.rows()[index]
         return RawTensor(self.name, (picked.shape[0], self.shape[-1]), self.type, picked.reshape(-1))
