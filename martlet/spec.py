@@ -1,4 +1,4 @@
-"""A model as data: frozen dataclasses that a family's function fills in (read `models/decoder.py` next).
+"""A model as data: dataclasses that a family's function makes (read `models/decoder.py` next).
 
 An optional feature is an optional component, matched by type; there are no flags to test. Shape
 letters: T tokens in the step, H heads, G KV heads, D head dim, C hidden, F ffn, V vocab.
@@ -29,11 +29,11 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding (arXiv:2104.09864), always in the half-split pairing (i, i + dims/2).
+    """Rotary position embedding (arXiv:2104.09864), always with the pairs (i, i + dims/2).
 
-    `inverse_frequencies` has dims/2 entries with every scaling rule (linear, llama3, longrope, yarn)
-    already applied; `magnitude` multiplies cos and sin (longrope, yarn). Of two sets in a file
-    (longrope), the engine's context selects one.
+    `inverse_frequencies` has dims/2 entries with every scaling rule (linear, llama3, longrope,
+    yarn) already applied; `magnitude` multiplies cos and sin (longrope, yarn). Of two sets in a
+    file (longrope), the engine's context selects one.
     """
 
     dims: int  # leading dimensions of a head that rotate
@@ -68,7 +68,7 @@ class DenseFfn:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One transformer layer: x += post(mixer(norm(x))); x += post(ffn(norm(x))). A norm may be None."""
+    """A transformer layer: x += post(mixer(norm(x))); x += post(ffn(norm(x))). No norm: None."""
 
     mixer: Attention
     ffn: DenseFfn

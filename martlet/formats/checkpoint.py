@@ -28,7 +28,8 @@ __all__ = ["Checkpoint", "open_checkpoint"]
 
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
 MAX_TEMPLATE_BYTES = 16 << 20
-# Not MADV_POPULATE_READ, which maps all pages on one thread: reading maps them as fast, on all threads.
+# Not MADV_POPULATE_READ, which maps all pages on one thread: reading maps them as fast, on all
+# threads.
 ADVICE = {"willneed": getattr(mmap, "MADV_WILLNEED", 3), "dontneed": getattr(mmap, "MADV_DONTNEED", 4)}
 
 
@@ -36,8 +37,8 @@ ADVICE = {"willneed": getattr(mmap, "MADV_WILLNEED", 3), "dontneed": getattr(mma
 class Checkpoint:
     """A model's files. `metadata` has GGUF's keys, or config.json's if `format` is "safetensors".
 
-    Tensors are views on mappings of the files. `close` releases the mappings; memory is unmapped once
-    the last view is gone too, so a view that outlives its checkpoint stays valid.
+    Tensors are views on mappings of the files. `close` releases the mappings; memory is unmapped
+    once the last view is gone too, so a view that outlives its checkpoint stays valid.
     """
 
     path: Path
@@ -50,7 +51,7 @@ class Checkpoint:
     tokenizer_config: Mapping[str, Any] | None = None
     chat_template: str | None = None
     mappings: list[mmap.mmap] = field(default_factory=list)
-    header_sizes: list[int] = field(default_factory=list)  # of each mapping: bytes before the tensors' data
+    header_sizes: list[int] = field(default_factory=list)  # bytes before each mapping's data
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -69,7 +70,7 @@ class Checkpoint:
         self.mappings, self.header_sizes = [], []
 
     def advise(self, tensor: RawTensor, advice: str) -> None:
-        """Tell the system that a tensor's pages are needed soon ("willneed") or no more ("dontneed")."""
+        """Tell the system that a tensor is needed soon ("willneed") or no more ("dontneed")."""
         start = tensor.data.ctypes.data
         for mapping in self.mappings:
             base = np.frombuffer(mapping, np.uint8).ctypes.data
@@ -81,7 +82,7 @@ class Checkpoint:
                 mapping.madvise(ADVICE[advice], first, size)
 
     def fingerprint(self) -> str:
-        """A SHA-256 of the files' size, headers and the start of every tensor, without reading the rest.
+        """A SHA-256 of the files' size, the headers and the start of every tensor.
 
         Headers alone would not do: fine-tunes of a model have the same header.
         """
@@ -96,7 +97,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a .gguf file (any part of a split one), a folder with GGUF parts, or a Hugging Face folder.
+    """Open a .gguf file, any part of a split one, a folder of parts, or a Hugging Face folder.
 
     Raises FormatError if files are missing or malformed, UnsupportedError for a tensor type that is
     not supported.
@@ -196,7 +197,7 @@ def _open_folder(path: Path) -> Checkpoint:
         missing = promised - stored.keys()
         if missing:
             raise FormatError(path / name, f"does not hold {min(missing)!r}, which the index promises")
-        for tensor, raw in stored.items():  # also what the index omits: loading refuses unknown tensors
+        for tensor, raw in stored.items():  # also unindexed ones: loading refuses unknown tensors
             if tensor in tensors:
                 raise FormatError(path / name, f"tensor {tensor!r} is in another file as well")
             tensors[tensor] = raw
@@ -219,7 +220,7 @@ def _open_folder(path: Path) -> Checkpoint:
 
 
 def _folder_template(path: Path, config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, or tokenizer_config.json's chat_template: a text, or the "default" of several."""
+    """chat_template.jinja, or tokenizer_config.json's: a text, or the "default" of several."""
     file = path / "chat_template.jinja"
     if file.exists():
         if size_of_file(file) > MAX_TEMPLATE_BYTES:

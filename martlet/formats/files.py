@@ -1,7 +1,7 @@
 """Opening a model's files: mappings and JSON (read `quant/table.py` next).
 
-A path is untrusted like a file's content: it may name nothing, a folder, a pipe that never answers, or
-JSON with a key that appears twice, in which two readers would see two models.
+A path is untrusted like a file's content: it may name nothing, a folder, a pipe that never answers,
+or JSON with a key that appears twice, in which two readers would see two models.
 """
 
 from __future__ import annotations

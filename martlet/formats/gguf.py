@@ -1,9 +1,9 @@
 """GGUF files: bounds-checked views on a mapping of the file (read `safetensors.py` next).
 
 Source: ggml/docs/gguf.md. A file has magic, version, counts, key-value pairs, a tensor table, then
-aligned data. It is untrusted. Every count, length, offset and alignment is checked against the file's
-size before use, with Python's unbounded integers, so a hostile header costs neither memory nor time.
-Strings of large arrays are decoded only when they are read.
+aligned data. It is untrusted. Every count, length, offset and alignment is checked against the
+file's size before use, with Python's unbounded integers, so a hostile header costs neither memory
+nor time. Strings of large arrays are decoded only when they are read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SCALARS = {
 }
 BOOL = 7
 HEADER_BYTES = 24
-MIN_PAIR_BYTES, MIN_TENSOR_BYTES = 14, 33  # of a key-value pair and a tensor's entry with 1-letter names
+MIN_PAIR_BYTES, MIN_TENSOR_BYTES = 14, 33  # of a pair, and of a tensor's entry, with short names
 MAX_PAIRS, MAX_TENSORS = 65_536, 131_072  # a hundred times as many as models have
 MAX_NAME_BYTES = 65_535
 MAX_ITEMS = 1 << 24  # of all arrays together; the largest vocabularies need 2 million

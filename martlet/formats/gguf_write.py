@@ -1,8 +1,9 @@
 """Writing GGUF files, whole or in parts (`gguf.py` reads them).
 
-Version 3, little-endian. NumPy scalars and arrays keep their type. Python's values get types: str, bool,
-float (32 bits), int (the first of u32, i32, u64, i64 that holds it, since llama.cpp reads most keys as
-u32), and lists of these (i32 before u32). Parts are named and numbered as by llama.cpp's gguf-split.
+Version 3, little-endian. NumPy scalars and arrays keep their type. Python's values get types: str,
+bool, float (32 bits), int (the first of u32, i32, u64, i64 that holds it, since llama.cpp reads
+most keys as u32), and lists of these (i32 before u32). Parts are named and numbered as by
+llama.cpp's gguf-split.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _RANGES = {
 def write_gguf(
     path: str | Path, metadata: Mapping[str, Any], tensors: Sequence[RawTensor], *, parts: int = 1
 ) -> list[Path]:
-    """Write a model; returns the files: `path`, or with `parts` > 1 x-00001-of-00003.gguf … for x.gguf.
+    """Write a model and return the files: `path`, or for x.gguf in 3 parts x-00001-of-00003.gguf ….
 
     `metadata` goes into the first part, without its split.* keys. Parts are cut between tensors and
     about equally large. Raises FormatError for a value that GGUF cannot hold.

@@ -1,8 +1,8 @@
 """Safetensors files: a length, a JSON header, then data (read `files.py` next).
 
-Source: github.com/huggingface/safetensors, README. A file is untrusted: its header is bounded before
-it is read, and shapes, types and ranges must agree with each other and with the file's size before a
-view is made.
+Source: github.com/huggingface/safetensors, README. A file is untrusted: its header is bounded
+before it is read, and shapes, types and ranges must agree with each other and with the file's size
+before a view is made.
 """
 
 from __future__ import annotations

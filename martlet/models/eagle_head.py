@@ -9,9 +9,10 @@ EAGLE-3 (arXiv:2503.01840):
     logits   = output(norm(x)): of token p + 2, over a smaller vocabulary
 
 x then stands for the features that p + 1 will have, without fusing, and so on. A head's files are
-laid out as published: config.json and model.safetensors with fc, midlayer.*, norm, lm_head, d2t (for
-each of the head's ids, the model's id minus the head's) and t2d (for each of the model's ids, whether
-the head knows it). A head without lm_head shares the model's output rows. The files are untrusted.
+laid out as published: config.json and model.safetensors with fc, midlayer.*, norm, lm_head, d2t
+(for each of the head's ids, the model's id minus the head's) and t2d (for each of the model's ids,
+whether the head knows it). A head without lm_head shares the model's output rows. The files are
+untrusted.
 
 A model's own layer for multi-token prediction is run here too (`mtp_layers.py`).
 """
@@ -71,7 +72,7 @@ class HeadFile:
 
     checkpoint: Checkpoint
     spec: ModelSpec  # of the head: one layer, and the head's own vocabulary
-    features: tuple[int, ...]  # layers of the model whose inputs the head reads; see `decoder.Features`
+    features: tuple[int, ...]  # layers whose inputs the head reads: `decoder.Features`
     ids: I64  # [D], the model's id of each of the head's
     tensors: Mapping[str, RawTensor]
 
@@ -113,7 +114,8 @@ class Head:
 
     @property
     def hides_first(self) -> bool:
-        """Whether position 0 has no embedding: then given features are [x, gate, anything], each C wide, `SHOWN` or 0 the gate."""
+        """Whether position 0 has no embedding: then given features are [x, gate, anything], each
+        C wide, `SHOWN` or 0 the gate."""
         return self.token_norm is not None
 
 
@@ -128,7 +130,7 @@ def open_head_folder(path: Path) -> Checkpoint:
 
 
 def open_head(path: str | Path, spec: ModelSpec) -> HeadFile:
-    """Open an EAGLE-3 head for a model; FormatError or UnsupportedError says why it does not fit."""
+    """Open an EAGLE-3 head; FormatError or UnsupportedError if it does not fit the model."""
     path = Path(path)
     checkpoint = open_head_folder(path)
     config = dict(checkpoint.metadata)

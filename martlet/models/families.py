@@ -1,4 +1,4 @@
-"""Families as data: one record each says how it differs from other decoders (read `metadata.py` next).
+"""Families as data: a record for each, with all its peculiarities (read `metadata.py` next).
 
 A record's function turns the file's `ModelMeta` into a `ModelSpec`. A new family is an entry of
 `FAMILIES` and, if its layers are of a new kind, a function of a few lines.

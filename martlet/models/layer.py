@@ -56,9 +56,9 @@ class Stream:
     ) -> None:
         """x += scale * norm(y @ weightᵀ + bias), in as few operations as the model allows.
 
-        y is [rows, k], `weight` [width, k]; `adapter` is the table of the product's low-rank updates.
-        Every sublayer ends here: an all-reduce of ranks that split the columns of `weight` belongs
-        between the product and the norm.
+        y is [rows, k], `weight` [width, k]; `adapter` is the table of the product's low-rank
+        updates. Every sublayer ends here: an all-reduce of ranks that split the columns of `weight`
+        belongs between the product and the norm.
         """
         if norm is None and self._scale == 1.0:
             self.ops.linear(y, weight, self.x, bias, self.x)
@@ -74,7 +74,7 @@ class Stream:
         self.ops.add(self.x, out, self._scale, self.x)
 
     def narrow(self, y: Array, width: int) -> Array:
-        """Keep only the rows that get logits: x becomes [L, C]; y [T, width] returns as [L, width]."""
+        """Keep the rows that get logits: x becomes [L, C]; y [T, width] returns as [L, width]."""
         x, picked = self.ops.empty(Rows.LOGITS, self._width), self.ops.empty(Rows.LOGITS, width)
         self.ops.take_logit_rows(self.x, x)
         self.ops.take_logit_rows(y, picked)

@@ -1,12 +1,12 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685): read from files and attached to a model.
 
-    y = W x + s · B (A x)          A [r, k], B [n, r]; s = alpha / r (or alpha / √r), multiplied into B
+    y = W x + s · B (A x)          A [r, k], B [n, r]; s = alpha / r or alpha / √r, taken into B
 
-An adapter updates some of a layer's products (`tensors.py`); each product has a table with a slot for
-every loaded adapter (`ops/interface.py`, `adapt`). Formats: PEFT's adapter_config.json and
-adapter_model.safetensors; llama.cpp's convert_lora_to_gguf.py, which appends `.lora_a` and `.lora_b` to
-names. The files are untrusted. A feature that is not supported (DoRA, embeddings, whole modules) is
-refused by name: half an adapter is another model. Read `engine/lora.py` next.
+An adapter updates some of a layer's products (`tensors.py`); each product has a table with a slot
+for every loaded adapter (`ops/interface.py`, `adapt`). Formats: PEFT's adapter_config.json and
+adapter_model.safetensors; llama.cpp's convert_lora_to_gguf.py, which appends `.lora_a` and
+`.lora_b` to names. The files are untrusted. A feature that is not supported (DoRA, embeddings,
+whole modules) is refused by name: half an adapter is another model. Read `engine/lora.py` next.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _REFUSED = {  # PEFT's settings that change the computation, and their harmless 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter's updates by product (`blk.3.attn_q`): A, float32 [r, k], and B, float32 [n, r]."""
+    """An adapter: for some products (`blk.3.attn_q`), A float32 [r, k] and B float32 [n, r]."""
 
     path: str
-    digest: str  # of its numbers: files with the same numbers are the same adapter, after a restart too
+    digest: str  # of its numbers, which make it the same adapter in every process
     rank: int  # the largest of its updates
     nbytes: int  # of memory while it is loaded
     updates: Mapping[str, tuple[F32, F32]] = field(repr=False)

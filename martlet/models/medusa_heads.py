@@ -1,13 +1,14 @@
-"""Medusa heads (arXiv:2401.10774): several guesses from one hidden state (read `eagle_head.py` first).
+"""Medusa heads (arXiv:2401.10774): a hidden state, several guesses (read `eagle_head.py` first).
 
     head i     x       = the output of the model's final norm at position p                 [C]
                x      += silu(block(x)), a few times
                logits  = output(x): of token p + 2 + i
 
-Layouts: config.json with medusa_num_heads and medusa_num_layers, and tensors `0.0.linear.weight` (head,
-block) and `0.1.weight` (head, output); or vLLM's, with num_heads and num_hidden_layers,
-`blocks.0.layers.0.weight` and `lm_heads.0.weight`, and token_map where the outputs have fewer rows than
-the vocabulary. A head without output rows of its own uses the model's. The files are untrusted.
+Layouts: config.json with medusa_num_heads and medusa_num_layers, and tensors `0.0.linear.weight`
+(head, block) and `0.1.weight` (head, output); or vLLM's, with num_heads and num_hidden_layers,
+`blocks.0.layers.0.weight` and `lm_heads.0.weight`, and token_map where the outputs have fewer rows
+than the vocabulary. A head without output rows of its own uses the model's. The files are
+untrusted.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _OUTPUT = re.compile(r"(?:lm_heads\.(\d+)|(\d+)\.(\d+))\.weight")
 class MedusaFile:
     """The heads' files, checked except for their values.
 
-    `tensors` is keyed by (head, block, "weight" or "bias"); a head's output rows have None as block.
+    `tensors` is keyed by (head, block, "weight" or "bias"); a head's output rows have None as
+    block.
     """
 
     checkpoint: Checkpoint
@@ -67,7 +69,7 @@ class Medusa:
 
 
 def open_medusa(path: str | Path, spec: ModelSpec) -> MedusaFile:
-    """Open a folder of heads for a model; FormatError or UnsupportedError says why it does not fit."""
+    """Open a folder of heads; FormatError or UnsupportedError if it does not fit the model."""
     path = Path(path)
     checkpoint = open_head_folder(path)
     config = checkpoint.metadata
@@ -169,7 +171,7 @@ def load_medusa(file: MedusaFile, ops: Backend, model: Model) -> Medusa:
 
 
 def guess_all(ops: Backend, medusa: Medusa, hidden: int) -> tuple[Array, ...]:
-    """The logits [T, D] of each head, from given rows [x, 0, 1], each C wide. Call inside a capture.
+    """The logits [T, D] of each head, from given rows [x, 0, 1], each [C]. Call inside a capture.
 
     The columns of ones are the `up` of `act_mul`, whose gate a block writes: silu(block(x)) * 1.
     """

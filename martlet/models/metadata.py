@@ -88,19 +88,22 @@ class ModelMeta:
 class Family:
     """What distinguishes a family's models and files; a default is what most families have."""
 
-    spec: Callable[[ModelMeta, int | None], ModelSpec]  # from metadata and the longest context in use
-    # Values of keys that a file lacks: transformers' for config.json, llama.cpp's for GGUF (no prefix).
+    spec: Callable[[ModelMeta, int | None], ModelSpec]  # the int: the longest context in use
+    # Values of keys that a file lacks: transformers' for config.json, llama.cpp's for GGUF (no
+    # prefix).
     config_defaults: Mapping[str, Any] = field(default_factory=dict)
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     activation_key: str = "hidden_act"  # of config.json
     qkv_bias: bool = False  # q, k and v always have a bias, the output never
     window_switch: bool = False  # config.json's window counts only with use_sliding_window
-    # Before layer_types, config.json had a number instead: its key, and whether a layer slides by it.
+    # Before layer_types, config.json had a number instead: its key, and whether a layer slides by
+    # it.
     window_key: str | None = None
     slides: Callable[[int, int], bool] = lambda layer, number: True
     gguf_permuted: bool = False  # GGUF files store rows of q and k for RoPE on neighbouring pairs
     offset_norms: bool = False  # safetensors store a norm's weight minus 1
-    renamed: Mapping[str, str] = field(default_factory=dict)  # Hugging Face module → name in `tensors.ROWS`
+    # Modules of Hugging Face that mean another row of `tensors.ROWS` than in most families.
+    renamed: Mapping[str, str] = field(default_factory=dict)
     mtp_prefix: str | None = None  # of safetensors for multi-token prediction (`mtp_layers.py`)
 
 

@@ -5,9 +5,9 @@
     x        = project(both);   x += attention(norm(x)) + ffn(…), a layer as the model's own
     logits   = the model's output rows of norm(x): of token p + 2
 
-norm(x) then stands for the feature that p + 1 will have. At position 0 the embedding is zero. Source:
-MiMo (arXiv:2505.07608), as vLLM runs it; the tensors are model.mtp_layers.0.* of the model's
-safetensors. GGUF files do not have them.
+norm(x) then stands for the feature that p + 1 will have. At position 0 the embedding is zero.
+Source: MiMo (arXiv:2505.07608), as vLLM runs it; the tensors are model.mtp_layers.0.* of the
+model's safetensors. GGUF files do not have them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A kernel sees only numbers (`spec.Rope`). Rules:
 
 plain     1 / base^(2i/d)                                           arXiv:2104.09864
 linear    divided by the factor                                     arXiv:2306.15595
-llama3    long wavelengths divided, short ones kept, a blend between      (Llama 3.1's reference code)
+llama3    long wavelengths divided, short ones kept, a blend between      (Llama 3.1's own code)
 yarn      the same idea with a ramp over dimensions, and a magnitude      arXiv:2309.00071
 longrope  each divided by its own factor of the short or the long set     arXiv:2402.13753
 """

@@ -3,9 +3,9 @@
 A row says the tensor's names, its shape, how ranks split it, and whether RoPE and LoRA concern it.
 
 Names are GGUF's (`blk.3.attn_q.weight`); Hugging Face's are translated into them. A row belongs to
-the component of the spec (`spec.py`) that needs the tensor, and names the field of the packed weights
-(`weights.py`) that takes it. Rows of one field are stacked there, and a file may store them stacked
-too (`FUSED`). A tensor that no row describes belongs to no model that this engine runs.
+the component of the spec (`spec.py`) that needs the tensor, and names the field of the packed
+weights (`weights.py`) that takes it. Rows of one field are stacked there, and a file may store them
+stacked too (`FUSED`). A tensor that no row describes belongs to no model that this engine runs.
 
 Sizes in shapes, besides the letters of `spec.py`:
 
@@ -69,7 +69,7 @@ class TensorRow:
     shape: tuple[Dim, ...]
     field: str  # of the packed weights
     split: Split = Split.WHOLE
-    when: str | None = None  # the tensor exists if this attribute of the component is set; None: always
+    when: str | None = None  # the component has the tensor if this attribute is set; None: always
     bias: str | None = None  # and has a bias if this one is set; None: never
     rotates: bool = False  # RoPE pairs its rows, in an order that depends on the file
     lora: bool = False  # adapters may update it
@@ -133,7 +133,7 @@ class StoredTensor:
         return slice(0, 0)
 
 
-# -- sizes and shapes -------------------------------------------------------------------------------------------------
+# -- sizes and shapes ------------------------------------------------------------------------------
 def sizes_of(spec: ModelSpec, layer: Layer | None = None, mixer_width: int | None = None) -> dict[Dim, int]:
     """Sizes for the rows of a model, or of one layer; `mixer_width` is X, and C if None."""
     sizes: dict[Dim, int] = {"V": spec.vocab, "C": spec.hidden, "X": mixer_width or spec.hidden}
@@ -241,7 +241,7 @@ def check_tensors(
             raise FormatError(path, f"{shown} has the shape {stored}, expected {wanted}")
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 _MODEL_NAMES = {theirs: row.name for row in ROWS[ModelSpec] for theirs in row.hugging_face}
 _LAYER_NAMES = {
     theirs: row.name

@@ -79,7 +79,7 @@ class LayerWeights:
     ffn_norm: Array | None = None
     post_mixer_norm: Array | None = None
     post_ffn_norm: Array | None = None
-    adapters: Mapping[str, Array] = field(default_factory=dict)  # low-rank updates by tensor: `lora.py`
+    adapters: Mapping[str, Array] = field(default_factory=dict)  # by product: `lora.py`
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,5 +280,5 @@ class _ModelSource:
 
 
 def half_split_rows(heads: int, head_dim: int) -> NDArray[np.intp]:
-    """Row order [heads * head_dim] that makes the pairs (2i, 2i + 1) of each head (i, i + head_dim / 2)."""
+    """Order of rows [heads * head_dim] that turns pairs (2i, 2i + 1) into (i, i + head_dim / 2)."""
     return np.arange(heads * head_dim).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)

@@ -1,4 +1,4 @@
-"""The layout of every block type's bytes, as NumPy record types (read `ggml.py` next for the meaning).
+"""Layouts of block types as NumPy record types (read `ggml.py` next for the bits' meaning).
 
 Source: ggml-common.h of llama.cpp. Everything is little-endian and packed without gaps. A record is
 exactly one block, so `data.view(LAYOUTS[block_type])` splits a tensor into blocks without copying.
@@ -25,8 +25,8 @@ PLAIN: dict[BlockType, np.dtype[Any]] = {
     BlockType.I64: np.dtype("<i8"),
 }
 
-# d is the scale, m the minimum, dmin the minima's scale; qs holds the low bits of the values, qh and
-# hmask their high bits; scales holds the scales (and minima) of sub-blocks.
+# d is the scale, m the minimum, dmin the minima's scale; qs holds the low bits of the values, qh
+# and hmask their high bits; scales holds the scales (and minima) of sub-blocks.
 _FIELDS: dict[BlockType, list[tuple[Any, ...]]] = {
     BlockType.Q4_0: [("d", "<f2"), ("qs", "u1", 16)],
     BlockType.Q4_1: [("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)],

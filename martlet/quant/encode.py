@@ -72,9 +72,9 @@ _NUMBERS: dict[BlockType, Callable[[F32], NDArray[Any]]] = {
 }
 
 
-# -- bit fields and rounding ------------------------------------------------------------------------------------------
+# -- bit fields and rounding -----------------------------------------------------------------------
 def _pack(codes: NDArray[Any], bits: int, width: int) -> U8:
-    """Join fields of 1, 2 or 4 bits, [N, m], into bytes [N, m * bits / 8]: inverts `ggml._unpack`."""
+    """Join fields of 1, 2 or 4 bits, [N, m], to bytes [N, m * bits / 8]; inverts `ggml._unpack`."""
     per_byte = 8 // bits
     groups = codes.reshape(len(codes), -1, per_byte, width) << np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     packed: U8 = np.bitwise_or.reduce(groups, axis=2).reshape(len(codes), -1)
@@ -102,7 +102,7 @@ def _f16(values: F32) -> F32:
     return values.astype(np.float16).astype(np.float32)
 
 
-# -- 32 values a block ------------------------------------------------------------------------------------------------
+# -- 32 values a block -----------------------------------------------------------------------------
 def _symmetric(x: F32, most: int) -> tuple[F32, U8]:
     """Scales [N, 1] that make the extreme value code 0, and codes 0 … most, whose middle is 0."""
     half = (most + 1) // 2
@@ -166,10 +166,10 @@ def _iq4_nl(x: F32, b: Blocks) -> None:
     b["d"], b["qs"] = scales[:, 0], _pack(_nearest(CODEBOOK_IQ4, x * _inverse(scales)), 4, 16)
 
 
-# -- 256 values a block, in sub-blocks of 16 or 32 with scales of their own -------------------------------------------
+# -- 256 values a block, in sub-blocks of 16 or 32 with scales of their own ------------------------
 def _sub_scales(scales: F32, least: int, most: int) -> tuple[F32, NDArray[np.int8], F32]:
-    """Scales [N, s] as a float16 [N] times integers in least … most: (float16, integers, products)."""
-    d = _f16(_extreme(scales) / np.float32(least or most))  # the extreme scale gets the largest integer
+    """Scales [N, s] ≈ d * codes: d float16 [N], codes in least … most; (d, codes, d * codes)."""
+    d = _f16(_extreme(scales) / np.float32(least or most))  # the extreme scale's code is `least`
     codes = _codes(scales * _inverse(d), least, most)
     return d[:, 0], codes, d * codes.astype(np.float32)
 
@@ -186,7 +186,7 @@ def _signed(x: F32, run: int, half: int, levels: int) -> tuple[F32, NDArray[np.i
 
 
 def _offset(x: F32, run: int, most_code: int, most: int) -> tuple[F32, F32, U8, U8, U8]:
-    """(d, dmin, scales, minima, codes): x ≈ d * scale * code - dmin * minimum, all integers unsigned."""
+    """(d, dmin, scales, minima, codes), x ≈ d * scale * code - dmin * minimum; codes unsigned."""
     groups = x.reshape(len(x), -1, run)
     least = np.minimum(groups.min(axis=2), 0)
     dmin, minima, used_minima = _sub_scales(-least, 0, most)

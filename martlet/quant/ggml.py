@@ -1,8 +1,8 @@
-"""From blocks to float32, for every block type (read `iquants.py` next; `encode.py` is the inverse).
+"""From blocks to float32, for every type (read `iquants.py` next; `encode.py` is the inverse).
 
-Source: ggml-quants.c of llama.cpp. Every product and sum is done in float32 in that file's order, so
-the values are the same bit for bit. Shapes: N blocks; a decoder turns N records of `blocks.LAYOUTS`
-into float32 [N, size].
+Source: ggml-quants.c of llama.cpp. Every product and sum is done in float32 in that file's order,
+so the values are the same bit for bit. Shapes: N blocks; a decoder turns N records of
+`blocks.LAYOUTS` into float32 [N, size].
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def decode(tensor: RawTensor) -> F32:
 
 
 def decode_rows(tensor: RawTensor, start: int, stop: int) -> F32:
-    """Return rows start … stop - 1, all dimensions but the last flattened: float32 [stop - start, k].
+    """Rows start … stop - 1, all dimensions but the last flattened: float32 [stop - start, k].
 
     Needs a few hundred kilobytes beyond its result.
     """
@@ -60,7 +60,7 @@ def _decode_into(block_type: BlockType, data: U8, out: F32) -> None:
                 _DECODERS[block_type](chunk, values)
 
 
-# -- bit fields -------------------------------------------------------------------------------------------------------
+# -- bit fields ------------------------------------------------------------------------------------
 def _unpack(packed: U8, bits: int, width: int) -> U8:
     """Split bytes [N, m] into fields of 1, 2 or 4 bits [N, m * 8 / bits], `width` bytes at a time.
 
@@ -78,7 +78,7 @@ def _column(values: NDArray[Any]) -> F32:
 
 
 def _scale(scales: F32, codes: NDArray[Any], out: F32) -> None:
-    """out = scales * codes; each of the scales [N, s] is for size / s neighbouring codes [N, size]."""
+    """out = scales * codes; a scale of [N, s] is for size / s neighbouring codes of [N, size]."""
     shape = (*scales.shape, out.shape[1] // scales.shape[1])
     np.multiply(scales[:, :, None], codes.reshape(shape), out=out.reshape(shape), dtype=np.float32)
 
@@ -90,7 +90,7 @@ def _scale_less(scales: F32, codes: U8, minima: F32, out: F32) -> None:
     np.subtract(groups, minima[:, :, None], out=groups)
 
 
-# -- 32 values a block ------------------------------------------------------------------------------------------------
+# -- 32 values a block -----------------------------------------------------------------------------
 def _q4_0(b: Blocks, out: F32) -> None:
     _scale(_column(b["d"]), _unpack(b["qs"], 4, 16).view(np.int8) - np.int8(8), out)
 
@@ -124,11 +124,11 @@ def _iq4_nl(b: Blocks, out: F32) -> None:
 
 
 def _mxfp4(b: Blocks, out: F32) -> None:
-    scales = np.ldexp(np.float32(1), b["e"].astype(np.int32) - 128)  # the codebook is doubled: 127 + 1
+    scales = np.ldexp(np.float32(1), b["e"].astype(np.int32) - 128)  # 127 + 1: a doubled codebook
     _scale(_column(scales), np.array(CODEBOOK_MXFP4, np.int8)[_unpack(b["qs"], 4, 16)], out)
 
 
-# -- 256 values a block, in sub-blocks of 16 or 32 with scales of their own -------------------------------------------
+# -- 256 values a block, in sub-blocks of 16 or 32 with scales of their own ------------------------
 def _q2_k(b: Blocks, out: F32) -> None:
     scales = _column(b["d"]) * (b["scales"] & np.uint8(15)).astype(np.float32)  # [N, 16]
     minima = _column(b["dmin"]) * (b["scales"] >> np.uint8(4)).astype(np.float32)
@@ -136,7 +136,7 @@ def _q2_k(b: Blocks, out: F32) -> None:
 
 
 def _q3_k(b: Blocks, out: F32) -> None:
-    """Scales are 6 bits: twelve bytes hold sixteen times the low 4 bits, then sixteen times the high 2."""
+    """Sixteen 6-bit scales in twelve bytes: first all low 4 bits, then all high 2 bits."""
     low = _unpack(b["scales"][:, :8], 4, 8)  # [N, 16]
     high = _unpack(b["scales"][:, 8:], 2, 4)
     scales = (low | (high << np.uint8(4))).view(np.int8) - np.int8(32)
@@ -174,7 +174,8 @@ def _q6_k(b: Blocks, out: F32) -> None:
 
 def _iq4_xs(b: Blocks, out: F32) -> None:
     """Eight scales of 6 bits: low 4 bits in scales_l, bits 2i and 2i + 1 of scales_h above them."""
-    high = (b["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)  # [N, 8]
+    shifts = np.arange(0, 16, 2, dtype=np.uint16)
+    high = (b["scales_h"][:, None] >> shifts & 3).astype(np.uint8)  # [N, 8]
     scales = (_unpack(b["scales_l"], 4, 1) | (high << np.uint8(4))).view(np.int8) - np.int8(32)
     codes = np.array(CODEBOOK_IQ4, np.int8)[_unpack(b["qs"], 4, 16)]
     _scale(_column(b["d"]) * scales.astype(np.float32), codes, out)

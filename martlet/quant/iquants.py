@@ -1,9 +1,9 @@
 """Decoding of the i-quants below 4 bits (read `encode.py` next; `ggml.py` has the other types).
 
-For every 8 (IQ3: 4) values, a block of these types has an index into a codebook of magnitudes, or of
-signed values (IQ1). IQ2 and IQ3 add a sign per value; IQ1 adds ±1/8 to all values of a group. The
-codebooks are those of ggml-common.h of llama.cpp. Shapes: N blocks of 256 values; a decoder turns N
-records of `blocks.LAYOUTS` into float32 [N, 256].
+For every 8 (IQ3: 4) values, a block of these types has an index into a codebook of magnitudes, or
+of signed values (IQ1). IQ2 and IQ3 add a sign per value; IQ1 adds ±1/8 to all values of a group.
+The codebooks are those of ggml-common.h of llama.cpp. Shapes: N blocks of 256 values; a decoder
+turns N records of `blocks.LAYOUTS` into float32 [N, 256].
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ U8 = NDArray[np.uint8]
 I8 = NDArray[np.int8]
 Blocks = NDArray[Any]  # records of one of LAYOUTS
 
-# A codebook is a set of combinations of `width` values. Combination i has the values that the digits
-# of i in base len(values) select, lowest digit first. A bit for each i says whether the book has it;
-# entries are numbered in the order of i. These are the bits of six books in a row, compressed.
+# A codebook is a set of combinations of `width` values. Combination i has the values that the
+# digits of i in base len(values) select, lowest digit first. A bit for each i says whether the book
+# has it; entries are numbered in the order of i. These are the bits of six books in a row,
+# compressed.
 _BITS = zlib.decompress(
     base64.b85decode(
         "c-nPWL9ZM~5w2<Vh|b`kUT4;rgGIm9vo!1}5eY}s<ILF4kxgdonLH3#nMjFpLh`}R#WJ)<&tklQw1ya8K<c-$rD0C+2M|a`LgM0QIkAwi5E79B7fun"
@@ -154,7 +155,7 @@ def _iq1(d: F32, scales: NDArray[Any], index: NDArray[Any], minus: NDArray[Any],
 
 
 def _iq1_s(b: Blocks, out: F32) -> None:
-    """A word per 32 values: 4 × the high 3 bits of an index, 3 bits of scale, the sign of the shift."""
+    """A word per 32 values: 3 high bits of 4 indices, 3 bits of scale, the sign of the shift."""
     high = b["qh"]
     index = b["qs"] | _split(high, 3, 4) << 8
     _iq1(b["d"].astype(np.float32)[:, None], high >> 12 & 7, index, high >> 15, out)
