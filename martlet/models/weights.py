@@ -236,7 +236,7 @@ class _ModelSource:
         self.head_dim = mixers[0].head_dim
         if self.permuted and any(a.rope is not None and a.rope.dims != a.head_dim for a in mixers):
             raise UnsupportedError(f"{self.spec.family} as GGUF with heads that rotate only in part")
-        self.total_bytes = sum(tensor.data.nbytes for tensor in self.tensors.values() if len(tensor.shape) == 2)
+        self.total_bytes = sum(tensor.data.nbytes for tensor in self.tensors.values() if len(tensor.shape) > 1)
 
     def matrix(self, stored: Sequence[StoredTensor]) -> Weight:
         raws = [self.tensors[f"{tensor.name}.weight"] for tensor in stored]

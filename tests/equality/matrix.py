@@ -230,7 +230,7 @@ def _adapted(path: Path, load: Load, kv_dtype: str, folder: Path) -> tuple[dict[
         some = ("attn_q", "attn_v", "ffn_down")
         lora = {
             "one": str(write_peft(folder / "one", random_updates(spec, 4, 1))),
-            "two": str(write_peft(folder / "two", random_updates(spec, 7, 2, parts=some))),
+            "two": str(write_peft(folder / "two", random_updates(spec, 7, 2, products=some))),
         }
         with open_row(path, load.context, kv_dtype, PLENTY, lora=lora) as llm:
             digests = {name: adapter.digest for name, adapter in llm._parts.adapters.items()}

@@ -31,7 +31,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "": model,
         "one": write_peft(folder / "one", random_updates(spec, 4, 1)),
-        "two": write_peft(folder / "two", random_updates(spec, 7, 2, parts=("attn_q", "attn_v", "ffn_down"))),
+        "two": write_peft(folder / "two", random_updates(spec, 7, 2, products=("attn_q", "attn_v", "ffn_down"))),
     }
 
 

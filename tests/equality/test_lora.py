@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with open_checkpoint(write_tiny_model(folder / "tiny.gguf")) as checkpoint:
         spec = spec_of(checkpoint, 64)
     write_peft(folder / "one", random_updates(spec, 4, 1))
-    write_gguf_adapter(folder / "two.gguf", random_updates(spec, 7, 2, parts=("attn_v", "ffn_down")))
+    write_gguf_adapter(folder / "two.gguf", random_updates(spec, 7, 2, products=("attn_v", "ffn_down")))
     return folder
 
 

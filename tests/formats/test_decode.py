@@ -37,10 +37,10 @@ SHARED = [
 ]
 
 
-def tensor(kind: BlockType, data: bytes | np.ndarray, rows: int = 1) -> RawTensor:
+def tensor(block_type: BlockType, data: bytes | np.ndarray, rows: int = 1) -> RawTensor:
     raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1)
-    k = raw.size // rows // BLOCKS[kind].nbytes * BLOCKS[kind].size
-    return RawTensor("t", (rows, k), kind, raw)
+    k = raw.size // rows // BLOCKS[block_type].nbytes * BLOCKS[block_type].size
+    return RawTensor("t", (rows, k), block_type, raw)
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -48,10 +48,10 @@ def tensor(kind: BlockType, data: bytes | np.ndarray, rows: int = 1) -> RawTenso
 def test_equals_the_gguf_package_bit_for_bit(name: str) -> None:
     """Fault QNT-01: 1000 blocks of random bytes, infinite scales and NaN among them."""
     gguf = pytest.importorskip("gguf")
-    kind = BlockType[name]
-    raw = np.random.default_rng(1).integers(0, 256, (1000, BLOCKS[kind].nbytes), np.uint8)
+    block_type = BlockType[name]
+    raw = np.random.default_rng(1).integers(0, 256, (1000, BLOCKS[block_type].nbytes), np.uint8)
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
-    assert np.array_equal(decode(tensor(kind, raw, 1000)).view(np.uint32), expected.view(np.uint32))
+    assert np.array_equal(decode(tensor(block_type, raw, 1000)).view(np.uint32), expected.view(np.uint32))
 
 
 def test_q4_0_by_hand() -> None:
@@ -72,8 +72,8 @@ def test_q8_1_and_q8_k_by_hand() -> None:
 
 
 def test_numbers_become_float32() -> None:
-    for kind, code in ((BlockType.I8, "b"), (BlockType.I16, "h"), (BlockType.I32, "i"), (BlockType.I64, "q")):
-        assert decode(tensor(kind, struct.pack(f"<3{code}", -128, 0, 127)))[0].tolist() == [-128, 0, 127]
+    for block_type, code in ((BlockType.I8, "b"), (BlockType.I16, "h"), (BlockType.I32, "i"), (BlockType.I64, "q")):
+        assert decode(tensor(block_type, struct.pack(f"<3{code}", -128, 0, 127)))[0].tolist() == [-128, 0, 127]
     assert decode(tensor(BlockType.F64, struct.pack("<2d", 0.1, 1e300)))[0].tolist() == [np.float32(0.1), np.inf]
 
 

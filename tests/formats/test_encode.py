@@ -33,7 +33,7 @@ BOUNDS = {
 
 
 def matrix() -> np.ndarray:
-    """Rows of several kinds: normal, positive, negative, small integers with ties, zeros, rare large values."""
+    """Rows of several value_types: normal, positive, negative, small integers with ties, zeros, rare large values."""
     rng = np.random.default_rng(3)
     normal = rng.standard_normal((20, 512))
     spiked = normal * np.where(rng.random((20, 512)) < 0.01, 50, 1)
@@ -50,13 +50,13 @@ def test_equals_the_gguf_package(name: str) -> None:
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_error_bound(name: str) -> None:
-    values, kind = matrix(), BlockType[name]
-    found = decode(RawTensor("t", values.shape, kind, encode(values, kind).reshape(-1)))
-    blocks = values.reshape(-1, BLOCKS[kind].size)
+    values, block_type = matrix(), BlockType[name]
+    actual = decode(RawTensor("t", values.shape, block_type, encode(values, block_type).reshape(-1)))
+    blocks = values.reshape(-1, BLOCKS[block_type].size)
     most, low = np.maximum(blocks.max(axis=1), 0), np.minimum(blocks.min(axis=1), 0)
     measure, bound = BOUNDS[name]
     scale = np.maximum(most, -low) if measure == "most" else most - low
-    error = np.abs(found - values).reshape(blocks.shape).max(axis=1)
+    error = np.abs(actual - values).reshape(blocks.shape).max(axis=1)
     assert (error <= scale * (bound + F16)).all()
     assert error.max() >= scale.max() * bound / 16  # the bound says something
 
@@ -75,12 +75,12 @@ def test_q4_0_and_q6_k_by_hand() -> None:
 
 def test_nan_survives_bf16() -> None:
     bits = np.array([[0x7F800001, 0xFFFFFFFF, 0x7F800000]], np.uint32)
-    found = encode(bits.view(np.float32), BlockType.BF16).view(np.uint16)
-    assert found.tolist() == [[0x7FC0, 0xFFFF, 0x7F80]]
+    actual = encode(bits.view(np.float32), BlockType.BF16).view(np.uint16)
+    assert actual.tolist() == [[0x7FC0, 0xFFFF, 0x7F80]]
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "reason"),
+    ("values", "block_type", "reason"),
     [
         (np.zeros((1, 48)), BlockType.Q4_0, "48 values are not whole blocks of 32"),
         (np.zeros((1, 256)), BlockType.IQ1_S, r"IQ1_S.*Q4_K"),
@@ -89,6 +89,6 @@ def test_nan_survives_bf16() -> None:
         (np.full((1, 256), 1e30), BlockType.Q4_K, "too large"),
     ],
 )
-def test_what_cannot_be_encoded_is_refused(values: np.ndarray, kind: BlockType, reason: str) -> None:
+def test_what_cannot_be_encoded_is_refused(values: np.ndarray, block_type: BlockType, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
-        encode(values.astype(np.float32), kind)
+        encode(values.astype(np.float32), block_type)

@@ -34,12 +34,12 @@ def head(n_tensors: int, n_keys: int) -> bytes:
     return b"GGUF" + u32(3) + u64(n_tensors) + u64(n_keys)
 
 
-def pair(key: str, kind: int, raw: bytes) -> bytes:
-    return text(key) + u32(kind) + raw
+def pair(key: str, type_number: int, raw: bytes) -> bytes:
+    return text(key) + u32(type_number) + raw
 
 
-def info(name: str, dims: list[int], kind: int, offset: int) -> bytes:
-    return text(name) + u32(len(dims)) + b"".join(map(u64, dims)) + u32(kind) + u64(offset)
+def info(name: str, dims: list[int], type_number: int, offset: int) -> bytes:
+    return text(name) + u32(len(dims)) + b"".join(map(u64, dims)) + u32(type_number) + u64(offset)
 
 
 def pad(b: bytes, a: int = 32) -> bytes:
@@ -146,7 +146,7 @@ def test_declared_alignment_is_used(tmp_path: Path) -> None:
     assert [decode(file.tensors[name]).tolist() for name in names] == [[1.0] * 4, [2.0] * 4, [3.0] * 4]
 
 
-def part(number: int, count: int) -> bytes:
+def split_part(number: int, count: int) -> bytes:
     keys = pair("split.no", 2, pack("<H", number)) + pair("split.count", 2, pack("<H", count))
     keys += pair("split.tensors.count", 5, pack("<i", count))
     return pad(head(1, 3) + keys + info(f"t{number}", [1], 0, 0)) + pack("<f", number)
@@ -156,7 +156,7 @@ def test_any_part_of_a_split_opens_all(tmp_path: Path) -> None:
     """Fault GGF-23."""
     paths = [tmp_path / f"x-{i + 1:05}-of-00003.gguf" for i in range(3)]
     for i, path in enumerate(paths):
-        path.write_bytes(part(i, 3))
+        path.write_bytes(split_part(i, 3))
     for path in (*paths, tmp_path):
         with open_checkpoint(path) as checkpoint:
             assert {n: float(decode(t)[0]) for n, t in checkpoint.tensors.items()} == {"t0": 0.0, "t1": 1.0, "t2": 2.0}

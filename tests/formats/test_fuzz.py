@@ -28,7 +28,7 @@ EDGES = [0, 1, 4, 9, 31, 32, 255, 2**16, 2**31, 2**32 - 1, 2**32, 2**60, 2**63 -
 
 
 def model() -> tuple[dict[str, Any], list[RawTensor]]:
-    """Metadata of every kind of value, and one tensor of each type with an encoder (fault QNT-03)."""
+    """Metadata of every type of value, and one tensor of each type with an encoder (fault QNT-03)."""
     metadata = {
         "general.architecture": "llama",
         "general.alignment": 32,
@@ -39,10 +39,10 @@ def model() -> tuple[dict[str, Any], list[RawTensor]]:
         "nested": [[1, 2], [3]],
     }
     values = np.random.default_rng(5).standard_normal((3, 256)).astype(np.float32)
-    kinds = ["F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
+    type_names = ["F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
     tensors = [
         RawTensor(f"blk.0.{name}", (3, 256), BlockType[name], encode(values, BlockType[name]).reshape(-1))
-        for name in kinds
+        for name in type_names
     ]
     return metadata, tensors
 
@@ -77,16 +77,16 @@ def check(path: Path, data: bytes, read: Callable[[Path], Any]) -> None:
     copy.write_bytes(data)
     start, refused = time.perf_counter(), ""
     try:
-        found = read(copy)
-        tensors = found[0] if isinstance(found, tuple) else found.tensors
+        contents = read(copy)
+        tensors = contents[0] if isinstance(contents, tuple) else contents.tensors
         for tensor in tensors.values():
             assert (
                 tensor.data.nbytes
                 == int(np.prod(tensor.shape)) // BLOCKS[tensor.type].size * BLOCKS[tensor.type].nbytes
             )
             decode(tensor)
-        if not isinstance(found, tuple):
-            for value in found.metadata.values():
+        if not isinstance(contents, tuple):
+            for value in contents.metadata.values():
                 list(value) if hasattr(value, "__iter__") else value
     except (FormatError, UnsupportedError) as error:
         refused = str(error)

@@ -31,10 +31,10 @@ METADATA = {
 }
 
 
-def tensor(name: str, shape: tuple[int, ...], kind: BlockType, seed: int = 0) -> RawTensor:
-    block = BLOCKS[kind]
+def tensor(name: str, shape: tuple[int, ...], block_type: BlockType, seed: int = 0) -> RawTensor:
+    block = BLOCKS[block_type]
     nbytes = int(np.prod(shape)) // block.size * block.nbytes
-    return RawTensor(name, shape, kind, np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8))
+    return RawTensor(name, shape, block_type, np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8))
 
 
 TENSORS = [
@@ -45,9 +45,9 @@ TENSORS = [
 ]
 
 
-def same(one: RawTensor, other: RawTensor) -> bool:
-    return (one.name, one.shape, one.type) == (other.name, other.shape, other.type) and np.array_equal(
-        one.data, other.data
+def same(tensor: RawTensor, other: RawTensor) -> bool:
+    return (tensor.name, tensor.shape, tensor.type) == (other.name, other.shape, other.type) and np.array_equal(
+        tensor.data, other.data
     )
 
 
@@ -61,16 +61,16 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_the_gguf_package_reads_it(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
-    kinds = gguf.GGUFValueType
+    value_types = gguf.GGUFValueType
     metadata = {key: value for key, value in METADATA.items() if key != "nested"}  # it does not read these
     write_gguf(tmp_path / "m.gguf", metadata, TENSORS)
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
-    found = {key: reader.fields[key].types for key in metadata}
-    assert found["general.alignment"] == [kinds.UINT32]
-    assert (found["n.negative"], found["n.large"]) == ([kinds.INT32], [kinds.UINT64])
-    assert (found["n.float"], found["n.double"]) == ([kinds.FLOAT32], [kinds.FLOAT64])
-    assert (found["n.bool"], found["n.u8"]) == ([kinds.BOOL], [kinds.UINT8])
-    assert found["tokenizer.ggml.token_type"] == [kinds.ARRAY, kinds.INT32]
+    types = {key: reader.fields[key].types for key in metadata}
+    assert types["general.alignment"] == [value_types.UINT32]
+    assert (types["n.negative"], types["n.large"]) == ([value_types.INT32], [value_types.UINT64])
+    assert (types["n.float"], types["n.double"]) == ([value_types.FLOAT32], [value_types.FLOAT64])
+    assert (types["n.bool"], types["n.u8"]) == ([value_types.BOOL], [value_types.UINT8])
+    assert types["tokenizer.ggml.token_type"] == [value_types.ARRAY, value_types.INT32]
     assert reader.fields["general.architecture"].contents() == "llama"
     for read, written in zip(reader.tensors, TENSORS, strict=True):
         assert (read.name, tuple(reversed(read.shape.tolist())), int(read.tensor_type)) == (

@@ -29,17 +29,17 @@ HF_NAMES = {
 
 
 def random_updates(
-    spec: ModelSpec, rank: int, seed: int, parts: tuple[str, ...] = tuple(HF_NAMES), size: float = 0.3
+    spec: ModelSpec, rank: int, seed: int, products: tuple[str, ...] = tuple(HF_NAMES), size: float = 0.3
 ) -> dict[str, tuple[F32, F32]]:
     """A and B, without their scale, of these products of every layer."""
     rng = np.random.default_rng(seed)
-    found = {}
+    updates = {}
     for i, layer in enumerate(spec.layers):
-        for part in parts:
-            n, k = lora_shapes(spec, layer)[part]
+        for product in products:
+            n, k = lora_shapes(spec, layer)[product]
             a, b = rng.standard_normal((rank, k)) / k**0.5, rng.standard_normal((n, rank)) * size
-            found[f"blk.{i}.{part}"] = a.astype(np.float32), b.astype(np.float32)
-    return found
+            updates[f"blk.{i}.{product}"] = a.astype(np.float32), b.astype(np.float32)
+    return updates
 
 
 def write_peft(folder: Path, updates: dict[str, tuple[F32, F32]], alpha: float = 16, **settings: Any) -> Path:
@@ -47,8 +47,8 @@ def write_peft(folder: Path, updates: dict[str, tuple[F32, F32]], alpha: float =
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, (a, b) in updates.items():
-        _, layer, part = name.split(".")
-        module = f"base_model.model.model.layers.{layer}.{HF_NAMES[part]}"
+        _, layer, product = name.split(".")
+        module = f"base_model.model.model.layers.{layer}.{HF_NAMES[product]}"
         tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = a, b
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": len(a), "lora_alpha": alpha, "bias": "none", "use_dora": False, **settings}

@@ -38,10 +38,10 @@ def logits(model: Path, adapter: Path | None, ids: Sequence[int] = IDS) -> F32:
             ops.set_adapter(tables[name], 2, a, b)
     caches = [ops.kv_cache(1, 32, x.mixer.n_kv_heads, x.mixer.head_dim, "f32") for x in loaded.spec.layers]
     n = len(ids)
-    places = np.arange(n, dtype=np.int32)
+    positions = np.arange(n, dtype=np.int32)
     starts, table = np.array([0, n], np.int32), np.zeros((1, 1), np.int32)
     slots = np.full(n, 2 if adapter is not None else -1, np.int32)
-    step = StepInputs(np.array(ids, np.int32), places, places, starts, table, places, adapters=slots)
+    step = StepInputs(np.array(ids, np.int32), positions, positions, starts, table, positions, adapters=slots)
     return ops.download(ops.capture(lambda: forward(ops, adapted, caches), StepLimits(n, 1, n, 1)).run(step))
 
 
@@ -51,29 +51,29 @@ def spec_at(folder: Path) -> ModelSpec:
 
 def merged(tensors: dict[str, F32], updates: dict[str, tuple[F32, F32]], scale: float) -> dict[str, F32]:
     """The checkpoint with every update in its weights."""
-    found = dict(tensors)
+    weights = dict(tensors)
     for name, (a, b) in updates.items():
-        _, layer, part = name.split(".")
-        key = f"model.layers.{layer}.{HF_NAMES[part]}.weight"
-        found[key] = (tensors[key].astype(np.float64) + scale * b.astype(np.float64) @ a).astype(np.float32)
-    return found
+        _, layer, product = name.split(".")
+        key = f"model.layers.{layer}.{HF_NAMES[product]}.weight"
+        weights[key] = (tensors[key].astype(np.float64) + scale * b.astype(np.float64) @ a).astype(np.float32)
+    return weights
 
 
-def close(found: F32, expected: F32) -> bool:
-    return bool(np.abs(found - expected).max() <= 2e-4 * np.abs(expected).max())
+def close(actual: F32, expected: F32) -> bool:
+    return bool(np.abs(actual - expected).max() <= 2e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "granite", "olmo2"])
 def test_an_adapter_is_as_if_merged(case: str, tmp_path: Path) -> None:
-    """Norms after a part, scaled residuals and biases included."""
+    """Norms after a sublayer, scaled residuals and biases included."""
     config, tensors, plain = golden(case)
     base = write_hf(config, tensors, tmp_path / "base")
     updates = random_updates(spec_at(base), 4, seed=3)
     adapter = write_peft(tmp_path / "adapter", updates, alpha=8)
     expected = logits(write_hf(config, merged(tensors, updates, 2.0), tmp_path / "merged"), None)
-    found = logits(base, adapter)
-    assert close(found, expected)
-    assert not close(found, plain)
+    actual = logits(base, adapter)
+    assert close(actual, expected)
+    assert not close(actual, plain)
     assert np.array_equal(logits(base, None), logits(base, None))
     assert close(logits(base, None), plain)
 
@@ -86,7 +86,7 @@ def test_gguf_adapters_have_their_rows_in_the_files_order(tmp_path: Path) -> Non
     updates = random_updates(spec_at(base), 4, seed=5)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     turned = {
-        name: (a, interleave(b, heads[part]) if (part := name.split(".")[2]) in heads else b)
+        name: (a, interleave(b, heads[product]) if (product := name.split(".")[2]) in heads else b)
         for name, (a, b) in updates.items()
     }
     peft = write_peft(tmp_path / "adapter", updates, alpha=8)
@@ -102,7 +102,7 @@ def test_scales(tmp_path: Path) -> None:
     """alpha ÷ rank, alpha ÷ √rank, and a module's own alpha."""
     base = write_hf(*golden("llama")[:2], tmp_path / "base")
     spec = spec_at(base)
-    updates = random_updates(spec, 4, seed=1, parts=("attn_q", "ffn_down"))
+    updates = random_updates(spec, 4, seed=1, products=("attn_q", "ffn_down"))
 
     def b_of(name: str, **settings: Any) -> F32:
         return read_adapter(write_peft(tmp_path / "adapter", updates, **settings), spec).updates[name][1]
@@ -136,12 +136,12 @@ def test_fused_products(tmp_path: Path) -> None:
         tmp_path / "adapter_model.safetensors",
     )
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 2}))
-    found = read_adapter(tmp_path, spec).updates
-    assert np.array_equal(found["blk.1.attn_k"][1], high[sizes[0] : sizes[0] + sizes[1]])
-    assert np.array_equal(found["blk.1.ffn_gate"][1], both[:f])
-    assert np.array_equal(found["blk.1.ffn_up"][1], both[f:])
-    assert all(np.array_equal(low, pair[0]) for pair in found.values())
-    assert len(found) == 5
+    updates = read_adapter(tmp_path, spec).updates
+    assert np.array_equal(updates["blk.1.attn_k"][1], high[sizes[0] : sizes[0] + sizes[1]])
+    assert np.array_equal(updates["blk.1.ffn_gate"][1], both[:f])
+    assert np.array_equal(updates["blk.1.ffn_up"][1], both[f:])
+    assert all(np.array_equal(low, pair[0]) for pair in updates.values())
+    assert len(updates) == 5
     assert a.ffn.ffn_hidden == f
 
 
@@ -222,6 +222,6 @@ def test_peft_agrees(case: str, tmp_path: Path) -> None:
     adapted.save_pretrained(tmp_path / "adapter")
     with torch.no_grad():
         expected = adapted(torch.tensor([list(IDS)])).logits[0].numpy()
-    found = logits(tmp_path / "base", tmp_path / "adapter")
-    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
-    assert not close(found, golden(case)[2])
+    actual = logits(tmp_path / "base", tmp_path / "adapter")
+    assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert not close(actual, golden(case)[2])

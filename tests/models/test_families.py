@@ -12,9 +12,9 @@ from tiny import CASES, IDS, NO_GGUF, golden, write_gguf, write_hf
 CONTEXT = 32  # of the two longrope cases, one was trained for 32 positions and one for 16: short and long factors
 
 
-def close(found: np.ndarray, expected: np.ndarray) -> None:
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
     """Equal within what float32 sums in another order can differ by, over a few layers."""
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -25,5 +25,5 @@ def test_golden_and_saved_checkpoint(case: str, tmp_path: Path) -> None:
     expected = logits_of(model, IDS)
     np.testing.assert_allclose(golden(case)[2], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     model.save_pretrained(tmp_path)
-    found = Running(tmp_path, context=32).step(IDS)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    actual = Running(tmp_path, context=32).step(IDS)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())

@@ -134,7 +134,7 @@ def rewritten(tmp_path: Path, case: str, key: str, value: int | float) -> Path:
 @pytest.mark.parametrize(
     "key", ["llama.expert_count", "llama.attention.clamp_kqv", "llama.attention.temperature_scale"]
 )
-def test_gguf_keys_that_nobody_reads_are_refused(key: str, tmp_path: Path) -> None:
+def test_unread_gguf_keys_are_refused(key: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=key):
         spec_of(open_checkpoint(rewritten(tmp_path, "llama", key, 8)))
 
@@ -188,10 +188,10 @@ def test_fused_llama_projections_in_gguf(tmp_path: Path) -> None:
     checkpoint = split.checkpoint
     fused = dict(checkpoint.tensors)
     for i in range(3):
-        parts = [fused.pop(f"blk.{i}.attn_{name}.weight") for name in "qkv"]
-        data = np.concatenate([part.data for part in parts])
-        shape = (sum(part.shape[0] for part in parts), 48)
-        fused[f"blk.{i}.attn_qkv.weight"] = type(parts[0])(f"blk.{i}.attn_qkv.weight", shape, parts[0].type, data)
+        pieces = [fused.pop(f"blk.{i}.attn_{name}.weight") for name in "qkv"]
+        data = np.concatenate([piece.data for piece in pieces])
+        shape = (sum(piece.shape[0] for piece in pieces), 48)
+        fused[f"blk.{i}.attn_qkv.weight"] = type(pieces[0])(f"blk.{i}.attn_qkv.weight", shape, pieces[0].type, data)
     from tiny import IDS
 
     split.checkpoint.tensors = fused

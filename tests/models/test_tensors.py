@@ -24,27 +24,27 @@ LAYER = Layer(ATTENTION, DenseFfn(80, Activation.SILU), NORM, NORM)
 SPEC = ModelSpec("llama", "", 97, 48, 64, (LAYER,), NORM, False)
 
 
-@pytest.mark.parametrize("part", ROWS, ids=lambda part: part.__name__)
-def test_conditions_are_attributes_of_their_part(part: type) -> None:
-    for row in ROWS[part]:
+@pytest.mark.parametrize("component", ROWS, ids=lambda component: component.__name__)
+def test_conditions_are_attributes_of_their_part(component: type) -> None:
+    for row in ROWS[component]:
         for attribute in (row.when, row.bias):
-            assert attribute is None or hasattr(part, attribute), f"{row.name}: {attribute}"
+            assert attribute is None or hasattr(component, attribute), f"{row.name}: {attribute}"
 
 
 def test_names_are_unique() -> None:
-    rows = [row for part in ROWS.values() for row in part]
+    rows = [row for component in ROWS.values() for row in component]
     assert len({row.name for row in rows}) == len(rows)
     published = [name for row in rows for name in row.hugging_face] + [name for _, name in FUSED.values()]
     assert len(set(published)) == len(published)
 
 
 def test_ranks_split_what_belongs_to_heads_channels_and_tokens() -> None:
-    """Heads, channels and token ids are divided where a matrix makes them, and where one reads them; C never is."""
-    for row in (row for part in ROWS.values() for row in part):
+    """Heads, channels and token ids are divided by rows where a matrix makes them, by columns where it reads them."""
+    for row in (row for component in ROWS.values() for row in component):
         divided = [dim in ("Q", "K", "F", "V") for dim in row.shape]
         expected = {(True, False): Split.ROWS, (False, True): Split.COLUMNS}.get(tuple(divided[-2:]), Split.WHOLE)
         assert row.split is expected, row.name
-    assert {row.name for part in ROWS.values() for row in part if row.rotates} == {"attn_q", "attn_k"}
+    assert {row.name for component in ROWS.values() for row in component if row.rotates} == {"attn_q", "attn_k"}
 
 
 def test_shapes_of_a_split_and_of_a_fused_file() -> None:

@@ -217,15 +217,15 @@ def _rope(writer: Any, config: Any, arch: str) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if arch != "gemma3":
         writer.add_rope_dimension_count(head_dim)
-    kind = rope.get("rope_type", "default")
-    if kind in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+    rule = rope.get("rope_type", "default")
+    if rule in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rule))
         writer.add_rope_scaling_factor(rope["factor"])
-    if kind == "yarn":
+    if rule == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if kind == "llama3":
+    if rule == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, head_dim))
-    if kind == "longrope":
+    if rule == "longrope":
         trained = rope["original_max_position_embeddings"]
         scale = config.max_position_embeddings / trained
         writer.add_rope_scaling_orig_ctx_len(trained)
