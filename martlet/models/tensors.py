@@ -98,11 +98,7 @@ ROWS: Mapping[type, tuple[TensorRow, ...]] = {
     Layer: (
         TensorRow("attn_norm", ("input_layernorm",), ("C",), "mixer_norm", when="mixer_norm"),
         TensorRow(
-            "ffn_norm",
-            ("post_attention_layernorm", "pre_feedforward_layernorm"),
-            ("C",),
-            "ffn_norm",
-            when="ffn_norm",
+            "ffn_norm", ("post_attention_layernorm", "pre_feedforward_layernorm"), ("C",), "ffn_norm", when="ffn_norm"
         ),
         # Hugging Face's name is that of ffn_norm in other families: see `Family.renamed`.
         TensorRow("post_attention_norm", (), ("C",), "post_mixer_norm", when="post_mixer_norm"),
