@@ -37,12 +37,11 @@ from martlet.ops.interface import Array, Backend, Rows, Weight
 from martlet.quant.encode import encode
 from martlet.quant.ggml import decode
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
-from martlet.spec import Activation, Layer, ModelSpec
+from martlet.spec import Layer, ModelSpec
 
 __all__ = [
     "CODES",
     "OUTPUT_CODES",
-    "SHOWN",
     "Head",
     "HeadFile",
     "coded",
@@ -59,7 +58,6 @@ I64 = NDArray[np.int64]
 CODES = BlockType.Q8_0  # of the head's matrices, where their rows are whole blocks
 OUTPUT_CODES = BlockType.Q4_1  # of the output rows: every guess waits until all of them are read
 LEAST_LAYERS = 4
-SHOWN = 1.2784645427610738  # x / (1 + e⁻ˣ) is 1 there
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +111,8 @@ class Head:
     token_norm: Array | None = None  # [C], of multi-token prediction
 
     @property
-    def hides_first(self) -> bool:
-        """Whether position 0 has no embedding: then given features are [x, gate, anything], each
-        C wide, `SHOWN` or 0 the gate."""
+    def is_mtp(self) -> bool:
+        """Whether it is a model's own layer for multi-token prediction."""
         return self.token_norm is not None
 
 
@@ -293,11 +290,11 @@ def coded(name: str, values: F32, type_: BlockType) -> RawTensor:
 
 
 def guess_on(ops: Backend, model: Model, head: Head, cache: Array, page_size: int, depth: int) -> tuple[Array, ...]:
-    """`guess` from features, then a chain of `depth` guesses, each the next one's input.
+    """`guess` from the step's features, then a chain of `depth` guesses, each the next one's input.
 
     Returns logits, x and the guesses, each [L, 3] as `Backend.likeliest` makes them.
     """
-    logits, x = first = guess(ops, model, head, cache, fuses=True)
+    logits, x = first = guess(ops, model, head, cache)
     ids, guesses = ops.upload(head.ids), [ops.empty(Rows.LOGITS, 3)]
     ops.likeliest(logits, ids, None, guesses[0])
     while len(guesses) < depth:
@@ -309,43 +306,38 @@ def guess_on(ops: Backend, model: Model, head: Head, cache: Array, page_size: in
 
 
 def guess(
-    ops: Backend, model: Model, head: Head, cache: Array, before: Array | None = None, *, fuses: bool = False
+    ops: Backend, model: Model, head: Head, cache: Array, before: Array | None = None, *, is_first: bool = False
 ) -> tuple[Array, Array]:
     """The head's logits [L, D] and x [L, C] for the logit rows. Call inside a capture.
 
-    `fuses` says that the step's given rows are features, [T, n_features * C]; else x comes from the
-    run before, in `before` [T, C] or given. The id of row t is the one after the position whose
-    features the row has; the row's keys and values take that position.
+    The input is x of the guess before, `before` [T, C], or the step's features, given [T,
+    n_features * C]. The id of row t is the one after the position whose features the row has; the
+    row's keys and values take that position. `is_first` says that the step computes position 0,
+    where multi-token prediction has no embedding.
     """
     layer, weights, c = head.layer, head.weights, model.spec.hidden
-    stream, norm = Stream(ops, c, 1.0), layer.mixer_norm
+    stream, norm, has_features = Stream(ops, c, 1.0), layer.mixer_norm, before is None
     assert norm is not None
     if before is None:
-        before = ops.empty(Rows.TOKENS, (3 if head.hides_first else head.n_features) * c if fuses else c)
+        before = ops.empty(Rows.TOKENS, head.n_features * c)
         ops.given(before)
     both, embedded = ops.empty(Rows.TOKENS, 2 * c), ops.empty(Rows.TOKENS, c)
-    first, second = ops.columns(both, 0, c), ops.columns(both, c, 2 * c)
-    if head.token_norm is None:
-        if fuses:
+    left, right = ops.columns(both, 0, c), ops.columns(both, c, 2 * c)
+    if head.is_mtp:
+        ops.embed(model.embedding, 0.0 if is_first else model.spec.embedding_scale, embedded)
+        ops.rms_norm(before, head.hidden_norm, norm.eps, left)
+        ops.rms_norm(embedded, head.token_norm, norm.eps, right)
+        ops.linear(both, head.fuse, stream.x)
+        run_layer(stream, layer, weights, cache, narrows=True)
+    else:
+        if has_features:
             ops.linear(before, head.fuse, stream.x)
         else:
             stream.x = before
         ops.embed(model.embedding, 1.0, embedded)
-        ops.rms_norm(embedded, weights.mixer_norm, norm.eps, first)
-        ops.rms_norm(stream.x, head.hidden_norm, norm.eps, second)
+        ops.rms_norm(embedded, weights.mixer_norm, norm.eps, left)
+        ops.rms_norm(stream.x, head.hidden_norm, norm.eps, right)
         run_layer(stream, layer, weights, cache, mixer_input=both, narrows=True)
-    else:
-        scale = model.spec.embedding_scale
-        if fuses:
-            ops.embed(model.embedding, scale, ops.columns(before, 2 * c, 3 * c))
-            ops.act_mul(ops.columns(before, c, 3 * c), Activation.SILU, embedded)  # 1 or 0 times the embedding
-            before = ops.columns(before, 0, c)
-        else:
-            ops.embed(model.embedding, scale, embedded)
-        ops.rms_norm(before, head.hidden_norm, norm.eps, first)
-        ops.rms_norm(embedded, head.token_norm, norm.eps, second)
-        ops.linear(both, head.fuse, stream.x)
-        run_layer(stream, layer, weights, cache, narrows=True)
     normed, logits = stream.normed(norm, head.final_norm), ops.empty(Rows.LOGITS, len(head.ids))
     ops.linear(normed, head.output, logits)
-    return logits, stream.x if head.token_norm is None else normed
+    return logits, normed if head.is_mtp else stream.x

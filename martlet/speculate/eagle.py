@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.models.eagle_head import SHOWN, Head, guess_on
+from martlet.models.eagle_head import Head, guess, guess_on
 from martlet.models.weights import Model
 from martlet.ops.interface import Array, Backend, Program, StepInputs, StepLimits
 from martlet.runtime.flatten import SequenceRows
@@ -84,13 +84,18 @@ class HeadDrafter:
         self._limits = replace(limits, max_logits=limits.max_seqs, max_pages_per_seq=limits.max_pages_per_seq + 1)
         self._texts: dict[SeqId, _Text] = {}
         self._chains: dict[int, Program] = {}  # by how many guesses are made
-        self._width, self._hides_first = head.n_features * model.spec.hidden, head.hides_first
+        self._width = head.n_features * model.spec.hidden
+        self._first: Program | None = None  # computes position 0, where it differs
+        if head.is_mtp:
+            one_row = replace(self._limits, max_tokens=1, max_seqs=1, max_logits=1)
+            self._first = ops.capture(lambda: guess(ops, model, head, cache, is_first=True), one_row)
 
     def warm(self) -> None:
         """Compute a row of each kind, so that the first guess finds everything in place."""
         rows = [_Rows(0, (0,), (self._n_pages,))]
-        for depth in (1, USUAL):
-            self._run(self._chain(depth), rows, np.zeros((1, self._width), np.float32))
+        for program in (self._first, self._chain(1), self._chain(USUAL)):
+            if program is not None:
+                self._run(program, rows, np.zeros((1, self._width), np.float32))
 
     def follow(self, seq: SeqId, rows: SequenceRows, start: int, features: F32) -> None:
         """The model has computed positions from `start` on, [n, W], and their next ids are known. Copies the features."""
@@ -147,7 +152,10 @@ class HeadDrafter:
     def _is_ready(self, wish: DraftRequest) -> bool:
         """Whether there is something to go by: the model has just computed the position before the last id."""
         text = self._texts.get(wish.seq)
-        return text is not None and text.start < text.stop == len(wish.ids) - 1 and wish.most >= 1
+        if text is None or not text.start < text.stop == len(wish.ids) - 1 or wish.most < 1:
+            return False
+        self._begin(text)
+        return text.start < text.stop
 
     def _guess_chains(self, wishes: list[DraftRequest], rows: list[_Rows], features: F32) -> Iterable[Proposal]:
         """A chain of guesses for each, as far as any is worth going on from."""
@@ -164,8 +172,15 @@ class HeadDrafter:
             kinds = tuple([bisect_right(BOUNDS, probability) for _, probability, _ in chain])
             yield Proposal(tuple([int(token) for token, _, _ in chain]), kinds)
 
+    def _begin(self, text: _Text) -> None:
+        """Compute position 0 if it needs a program of its own."""
+        if self._first is not None and text.start == 0:
+            rows = _Rows(0, text.rows.ids[1:2], text.rows.pages, wants_logits=False)
+            self._run(self._first, [rows], text.take(1))
+
     def _catch_up(self, text: _Text) -> None:
         """Compute the positions that a text is behind, all but its last."""
+        self._begin(text)
         while (count := min(text.stop - text.start - 1, self._limits.max_tokens)) > 0:
             ids = text.rows.ids[text.start + 1 : text.start + 1 + count]
             self._run(self._chain(1), [_Rows(text.start, ids, text.rows.pages, wants_logits=False)], text.take(count))
@@ -185,9 +200,6 @@ class HeadDrafter:
             slots += [pages[place // size] * size + place % size for place in places]
             starts.append(len(ids))
         logit_rows = [stop - 1 for stop, part in zip(starts[1:], parts, strict=True) if part.wants_logits]
-        if self._hides_first:
-            gate = np.where(np.array(positions)[:, None] > 0, np.float32(SHOWN), np.float32(0.0))
-            given = np.concatenate([given, np.repeat(gate, 2 * self._width, axis=1)], axis=1)
         inputs = StepInputs(
             np.array(ids, np.int32),
             np.array(positions, np.int32),
