@@ -21,7 +21,7 @@ HOSTILE = (
 def opened(open_page: Open, served: Served, path: str = "/", **options: Any) -> Any:
     """The page, once it has met the server; `page.asked` grows with the bodies that it sends."""
     page = open_page(served.base + path, **options)
-    page.forgiven.append("400 (Bad Request)")  # it asks which forms of answers are honoured
+    page.forgiven.append("400 (Bad Request)")  # it asks which response formats are supported
     page.asked = []
     page.on("request", lambda request: page.asked.append(request.post_data_json) if is_chat(request) else None)
     until(page, "document.title !== 'Martlet'")

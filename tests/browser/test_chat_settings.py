@@ -1,4 +1,4 @@
-"""The chat page's settings in a real browser: what is sent, what is kept, forms of answers, tokens and their chances, models."""
+"""The chat page's settings in a real browser: what is sent, what is stored, response formats, tokens and their chances, models."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_forms_of_answers_are_offered_if_the_server_honours_them(
     offered = page.locator("#format option").evaluate_all("all => all.filter(o => !o.disabled).map(o => o.value)")
     assert offered == ["text", *honoured]
     if "json_schema" in honoured:
-        page.get_by_label("Form of answers").select_option("json_schema")
+        page.get_by_label("Response format").select_option("json_schema")
         page.get_by_label("JSON Schema").fill('{"type": "array"}')
         page.keyboard.press("Escape")
         page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json={"error": {"message": "no"}}))

@@ -51,7 +51,7 @@ def test_what_is_drawn_is_what_happens(open_page: Callable[..., Any], phone: boo
         assert page.locator("#ttft .note").inner_text().startswith("6 since the start")
         assert page.locator("#itl .note").inner_text().startswith(f"{6 * 49} since the start")
         title = page.locator("#tree g").first.get_attribute("aria-label")
-        assert title.endswith("cached, used by none")
+        assert title.endswith("cached, not in use")
 
 
 def test_pause_and_a_server_that_comes_back(open_page: Callable[..., Any]) -> None:
@@ -63,7 +63,7 @@ def test_pause_and_a_server_that_comes_back(open_page: Callable[..., Any]) -> No
         served.chat()
         page.wait_for_timeout(600)
         assert page.locator("#ttft").inner_text() == "Nothing yet."
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Continue").click()
         served.chat()
         until(page, "document.querySelector('#ttft').textContent.startsWith('2 since')")
         served.service.view.close()

@@ -81,7 +81,7 @@ function stretchOf(one, scale) {
   const x = one.start * scale + 1;
   const y = (one.row ?? 0) * ROW + 2;
   const width = Math.max(3, one.tokens * scale - 1);
-  const whose = one.users.length ? `used by ${one.users.join(", ")}` : one.kind === "t" ? "on disk only" : "cached, used by none";
+  const whose = one.users.length ? `used by ${one.users.join(", ")}` : one.kind === "t" ? "on disk only" : "cached, not in use";
   const salt = one.salt ? `, of cache salt ${one.salt}` : "";
   const words = `${number(one.tokens)} tokens from position ${number(one.start)}, ${whose}${salt}${one.text ? `: ${one.text}` : ""}`;
   const group = svg("g", { role: "listitem", "aria-label": words }, svg("title", {}, words));

@@ -40,7 +40,7 @@ class EngineView {
     pause.addEventListener("click", () => {
       this.paused = !this.paused;
       pause.setAttribute("aria-pressed", String(this.paused));
-      pause.textContent = this.paused ? "Go on" : "Pause";
+      pause.textContent = this.paused ? "Continue" : "Pause";
       this.draw();
     });
     for (const name of ["resize", "themechange"]) window.addEventListener(name, () => this.draw());
@@ -72,7 +72,7 @@ class EngineView {
           if (name === "hello") this.meet(data);
           else if (!this.paused) this.take(data);
         }
-        this.say("The server has ended the stream; trying again …");
+        this.say("The server ended the stream; trying again …");
       } catch (error) {
         const said = error instanceof TypeError ? "The server cannot be reached" : /** @type {Error} */ (error).message;
         this.say(`${said}; trying again …`);
@@ -96,7 +96,7 @@ class EngineView {
     byId("model").textContent = hello.model;
     byId("page-tokens").textContent = number(hello.page_tokens);
     byId("text-head").hidden = !hello.with_text;
-    this.say(this.frame ? "" : "Connected. Nothing has happened yet.");
+    this.say(this.frame ? "" : "Connected. The engine has done nothing yet.");
   }
 
   /** @param {any} frame */
@@ -140,7 +140,7 @@ class EngineView {
     const rate = (/** @type {string} */ name) => (running.length ? (totals[name] - first[name]) / seconds : 0);
     const last = this.steps.at(-1);
     const [drafted, accepted] = ["drafted", "accepted"].map((name) => sum(totals.speculation?.[name] ?? []));
-    const guessed = drafted ? `${number((100 * accepted) / drafted)} % of guesses right` : "";
+    const guessed = drafted ? `${number((100 * accepted) / drafted)} % of drafts accepted` : "";
     const all = pages.counts;
     const used = all.o + all.s + all.h;
     /** @type {[string, string, string][]} */
@@ -171,7 +171,7 @@ class EngineView {
     if (each > 1) byId("pages-note").textContent = `Each square is ${each} pages of ${this.hello.page_tokens} tokens of keys and values.`;
   }
 
-  /** Say whose the page under the pointer is. @param {PointerEvent} event */
+  /** Name the owner of the page under the pointer. @param {PointerEvent} event */
   point(event) {
     if (this.frame === null) return;
     const { cells, whose, each } = this.frame.pages;
@@ -188,24 +188,24 @@ class EngineView {
     const { stretches, n_pages: pages, n_hidden: missing } = this.frame.tree;
     const hidden = drawTree(byId("tree"), stretches);
     const more = hidden + missing > 0 ? ` Not shown: ${number(hidden)} branches, ${number(missing)} pages.` : "";
-    byId("tree-words").textContent = pages ? `${number(pages)} ${pages === 1 ? "page is" : "pages are"} kept.${more}` : "Nothing is kept.";
+    byId("tree-words").textContent = pages ? `${number(pages)} ${pages === 1 ? "page is" : "pages are"} cached.${more}` : "Nothing is cached.";
   }
 
   showSequences() {
     const { running, waiting, n_waiting: nWaiting } = this.frame;
     const rows = [
-      ...running.map((/** @type {any} */ seq) => this.row(seq, seq.computed < seq.prompt ? "reads its prompt" : "writes")),
-      ...waiting.slice(0, 16).map((/** @type {any} */ seq) => this.row(seq, seq.preempted ? "waits, preempted" : "waits")),
+      ...running.map((/** @type {any} */ seq) => this.row(seq, seq.computed < seq.prompt ? "prefill" : "decode")),
+      ...waiting.slice(0, 16).map((/** @type {any} */ seq) => this.row(seq, seq.preempted ? "preempted" : "queued")),
     ];
     byId("sequences").querySelector("tbody")?.replaceChildren(...rows);
     const more = nWaiting - Math.min(waiting.length, 16);
-    byId("queue-words").textContent = more > 0 ? `${number(more)} more wait.` : rows.length ? "" : "None.";
+    byId("queue-words").textContent = more > 0 ? `${number(more)} more in the queue.` : rows.length ? "" : "None.";
   }
 
   /** @param {any} seq @param {string} state */
   row(seq, state) {
     const swatch = el("span", { class: "swatch" });
-    swatch.style.background = state.startsWith("waits") ? "var(--free)" : colourOf(seq.name);
+    swatch.style.background = state === "queued" || state === "preempted" ? "var(--free)" : colourOf(seq.name);
     const bar = el("progress", { max: seq.limit, value: seq.computed, "aria-label": `${seq.computed} of ${seq.limit}` });
     return el(
       "tr",
