@@ -31,7 +31,7 @@ from martlet.formats.checkpoint import open_checkpoint
 from martlet.grammar.json.prepare import warm
 from martlet.grammar.json_schema import SchemaOptions, compile_schema
 from martlet.grammar.vocabulary import Vocabulary
-from martlet.ops.cpu.isa import best_isa
+from martlet.ops.cpu.isa import chosen_isa
 from martlet.ops.cpu.store import KernelStore
 from martlet.tokenizer.tokenizer import Tokenizer
 
@@ -56,7 +56,7 @@ class Martlet:
     """This engine."""
 
     def __init__(self, tokenizer: Tokenizer, options: SchemaOptions) -> None:
-        kernels = KernelStore(best_isa(), cache_dir() / "kernels")
+        kernels = KernelStore(chosen_isa(), cache_dir() / "kernels")
         self.vocabulary = Vocabulary.of(tokenizer, kernels=kernels)
         self.options = options
         warm(self.vocabulary)  # as a server does when it starts

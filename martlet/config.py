@@ -4,6 +4,7 @@ This is the only module that reads the environment. Beside the variables that se
 are
 
     MARTLET_HOME      folder of models and caches, else $XDG_CACHE_HOME/martlet, ~/.cache/martlet
+    MARTLET_ISA       instruction set to compile kernels for, in place of the processor's best
     MARTLET_API_KEY   a key that `martlet serve` requires; several with commas between them
 
 The caller's option wins over the environment, the environment over the model's file, and the file
@@ -35,6 +36,7 @@ __all__ = [
     "Setting",
     "cache_dir",
     "environment_api_keys",
+    "environment_isa",
     "resolve_config",
 ]
 
@@ -215,6 +217,12 @@ def environment_api_keys(environ: Mapping[str, str] | None = None) -> list[str]:
     """The keys in MARTLET_API_KEY."""
     environ = os.environ if environ is None else environ
     return [key.strip() for key in environ.get("MARTLET_API_KEY", "").split(",") if key.strip()]
+
+
+def environment_isa(environ: Mapping[str, str] | None = None) -> str | None:
+    """The instruction set that MARTLET_ISA names (`ops/cpu/isa.py` knows the names); None: the best one."""
+    environ = os.environ if environ is None else environ
+    return environ.get("MARTLET_ISA", "").strip().lower() or None
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

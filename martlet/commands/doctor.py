@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from martlet.commands.arguments import add_engine_options, open_llm
-from martlet.config import cache_dir, resolve_config
+from martlet.config import cache_dir, environment_isa, resolve_config
 from martlet.machine import processor_name, read_machine
 from martlet.saved_measurements import load_notes
 
@@ -68,7 +68,7 @@ def execute_warmup(args: Namespace) -> int:
 
 
 def _facts() -> dict[str, str]:
-    from martlet.ops.cpu.isa import best_isa, host_features
+    from martlet.ops.cpu.isa import best_isa, chosen_isa, host_features
 
     limits = read_machine()
     config = resolve_config({"model": "none"})
@@ -84,7 +84,7 @@ def _facts() -> dict[str, str]:
         "libraries": ", ".join(f"{name} {_version(name)}" for name in ("numpy", "numba", "llvmlite")),
         "device": "cpu (no other is looked for)",
         "processor": processor_name(),
-        "kernels for": best_isa().name,
+        "kernels for": chosen_isa().name + (f" (MARTLET_ISA; best: {best_isa().name})" if environment_isa() else ""),
         "SIMD features": ", ".join(f for f in features if f.startswith(("avx", "f16c", "fma", "sse4", "neon", "dot"))),
         "cores": f"{limits.physical_cores} physical, {limits.affinity_cpus} CPUs in the affinity mask",
         "CPU quota": quota,

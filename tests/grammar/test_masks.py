@@ -17,7 +17,7 @@ from martlet.errors import RequestError
 from martlet.grammar.json_schema import SchemaOptions, compile_schema
 from martlet.grammar.matcher import Matcher
 from martlet.grammar.vocabulary import Vocabulary
-from martlet.ops.cpu.isa import best_isa
+from martlet.ops.cpu.isa import chosen_isa
 from martlet.ops.cpu.store import KernelStore
 from tests.grammar.schema_texts import DATA, EOS, text_of, vocabulary
 
@@ -27,7 +27,7 @@ VALID = [(row["schema"], text_of(data).encode()) for row in ROWS for valid, data
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> KernelStore:
-    return KernelStore(best_isa(), tmp_path_factory.mktemp("kernels"))
+    return KernelStore(chosen_isa(), tmp_path_factory.mktemp("kernels"))
 
 
 def pieces(n: int, seed: int) -> list[bytes]:

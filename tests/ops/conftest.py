@@ -8,10 +8,9 @@ import pytest
 from kernel_calls import Kernels
 
 from martlet.config import cache_dir
-from martlet.ops.cpu.isa import ISAS, best_isa, host_features
+from martlet.ops.cpu.isa import chosen_isa, runnable_isas
 
-HOST = {name for name, on in host_features().items() if on}
-NAMES = [isa.name for isa in ISAS if isa.needs <= HOST]
+NAMES = [isa.name for isa in runnable_isas()]
 
 
 @pytest.fixture(scope="session")
@@ -29,4 +28,4 @@ def kernels(request: pytest.FixtureRequest, kernel_folder: Path) -> Kernels:
 @pytest.fixture(scope="session")
 def best_kernels(kernel_folder: Path) -> Kernels:
     """The kernels of this processor's best instruction set."""
-    return Kernels(best_isa().name, kernel_folder)
+    return Kernels(chosen_isa().name, kernel_folder)

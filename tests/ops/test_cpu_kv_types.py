@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from martlet.kv_types import KV_BLOCK, RECENT_TOKENS
 from martlet.ops.cpu import fields as record
 from martlet.ops.cpu.backend import CpuBackend
-from martlet.ops.cpu.isa import ISAS, best_isa, host_features
+from martlet.ops.cpu.isa import chosen_isa, runnable_isas
 from martlet.ops.interface import Backend, Rows, StepLimits
 from martlet.ops.kv_codes import q4_codes, q8_codes
 from martlet.ops.reference import ReferenceBackend
@@ -25,8 +25,7 @@ from martlet.types import PageId, SeqId, Span
 F32 = NDArray[np.float32]
 PAGE, N_PAGES, VOCAB, LENGTH = 32, 39, 512, 400
 LENGTHS = (300, 131, 70)
-HOST = {name for name, on in host_features().items() if on}
-OTHERS = [isa.name for isa in ISAS if isa.needs <= HOST and isa is not best_isa()]
+OTHERS = [isa.name for isa in runnable_isas() if isa is not chosen_isa()]
 SPECS = {
     "heads of 64": Attention(9, 3, 64, 0.125, None),
     "window and cap": Attention(4, 1, 256, 0.0625, None, window=70, softcap=30.0),

@@ -13,7 +13,7 @@ from conftest import NAMES
 from numpy.typing import NDArray
 
 from martlet.ops.cpu.backend import CpuBackend
-from martlet.ops.cpu.isa import best_isa
+from martlet.ops.cpu.isa import chosen_isa
 from martlet.ops.cpu.layout import LAYOUTS, FloatLayout
 from martlet.ops.interface import Rows, StepInputs, StepLimits
 from martlet.quant.table import BlockType, RawTensor
@@ -22,8 +22,8 @@ F32 = NDArray[np.float32]
 EMPTY = np.zeros(0, np.int32)
 # Every kind of code, scale and zero point once, for the instruction sets that are not this processor's best.
 OTHERS = (BlockType.Q4_1, BlockType.Q5_K, BlockType.Q6_K, BlockType.Q8_0, BlockType.IQ4_NL, BlockType.F16)
-CASES = [(best_isa().name, kind) for kind in LAYOUTS]
-CASES += [(isa, kind) for isa in NAMES if isa != best_isa().name for kind in OTHERS]
+CASES = [(chosen_isa().name, kind) for kind in LAYOUTS]
+CASES += [(isa, kind) for isa in NAMES if isa != chosen_isa().name for kind in OTHERS]
 
 
 class Bench:
@@ -115,7 +115,7 @@ def test_all_instruction_sets_and_thread_counts_agree(kernel_folder: Path, bench
     rows = [list(range(9))]
     results = {benches[name].product(x, [tensor], rows).tobytes() for name in NAMES}
     for threads in (1, 4):
-        bench = Bench(best_isa().name, kernel_folder, threads)
+        bench = Bench(chosen_isa().name, kernel_folder, threads)
         results.add(bench.product(x, [tensor], rows).tobytes())
         bench.ops.close()
     assert len(results) == 1
@@ -127,7 +127,7 @@ def test_a_stack_of_different_types(benches: dict[str, Bench]) -> None:
         random_tensor(kind, n, 512) for kind, n in ((BlockType.Q4_1, 24), (BlockType.Q4_1, 16), (BlockType.F16, 5))
     ]
     x = np.random.default_rng(7).standard_normal((3, 512)).astype(np.float32)
-    bench = benches[best_isa().name]
+    bench = benches[chosen_isa().name]
     y = bench.product(x, tensors, [[0, 1, 2]])
     assert y.shape == (3, 45)
     alone = [bench.product(x, [tensor], [[0, 1, 2]]) for tensor in tensors]
@@ -137,10 +137,10 @@ def test_a_stack_of_different_types(benches: dict[str, Bench]) -> None:
 def test_a_type_without_a_kernel_is_kept_as_float32(benches: dict[str, Bench]) -> None:
     values = np.random.default_rng(8).standard_normal((17, 64))
     tensor = RawTensor("w", (17, 64), BlockType.F64, values.reshape(-1).view(np.uint8))
-    assert np.array_equal(benches[best_isa().name].rows_of(tensor), values.astype(np.float32))
+    assert np.array_equal(benches[chosen_isa().name].rows_of(tensor), values.astype(np.float32))
 
 
 def test_an_activation_block_of_zeros_gives_zero(benches: dict[str, Bench]) -> None:
     x = np.zeros((1, 512), np.float32)
-    y = benches[best_isa().name].product(x, [random_tensor(BlockType.Q4_0, 16, 512)], [[0]])
+    y = benches[chosen_isa().name].product(x, [random_tensor(BlockType.Q4_0, 16, 512)], [[0]])
     assert np.array_equal(y, np.zeros((1, 16), np.float32))

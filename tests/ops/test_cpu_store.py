@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from martlet.ops.cpu import store as store_module
-from martlet.ops.cpu.isa import Isa, best_isa, isa_named
+from martlet.ops.cpu.isa import Isa, chosen_isa, isa_named
 from martlet.ops.cpu.store import KernelStore
 
 KERNEL = "take_rows"  # the quickest to compile
@@ -21,52 +21,52 @@ def files(folder: Path) -> list[Path]:
 
 
 def test_second_store_loads_without_compiling(tmp_path: Path) -> None:
-    first = KernelStore(best_isa(), tmp_path)
+    first = KernelStore(chosen_isa(), tmp_path)
     assert first.address(KERNEL) != 0
     assert list(first.compiled) == [KERNEL]
-    second = KernelStore(best_isa(), tmp_path)
+    second = KernelStore(chosen_isa(), tmp_path)
     assert second.address(KERNEL) != 0
     assert second.compiled == {}
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 5000])
 def test_damaged_file_is_compiled_again(tmp_path: Path, damage: bytes) -> None:
-    KernelStore(best_isa(), tmp_path).address(KERNEL)
+    KernelStore(chosen_isa(), tmp_path).address(KERNEL)
     (path,) = files(tmp_path)
     path.write_bytes(damage)
-    again = KernelStore(best_isa(), tmp_path)
+    again = KernelStore(chosen_isa(), tmp_path)
     again.address(KERNEL)
     assert list(again.compiled) == [KERNEL]
     assert path.stat().st_size > 1000
 
 
 def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    KernelStore(best_isa(), tmp_path).address(KERNEL)
+    KernelStore(chosen_isa(), tmp_path).address(KERNEL)
     (path,) = files(tmp_path)
     content = bytearray(path.read_bytes())
     content[-10] ^= 1
     path.write_bytes(content)
-    again = KernelStore(best_isa(), tmp_path)
+    again = KernelStore(chosen_isa(), tmp_path)
     again.address(KERNEL)
     assert list(again.compiled) == [KERNEL]
 
 
 def test_changed_source_goes_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = KernelStore(best_isa(), tmp_path).folder
+    before = KernelStore(chosen_isa(), tmp_path).folder
     monkeypatch.setattr(store_module, "source_digest", lambda: "another text")
-    assert KernelStore(best_isa(), tmp_path).folder != before
+    assert KernelStore(chosen_isa(), tmp_path).folder != before
 
 
 def test_instruction_sets_do_not_share_a_folder(tmp_path: Path) -> None:
     generic: Isa = isa_named("generic")
-    if generic != best_isa():
-        assert KernelStore(generic, tmp_path).folder != KernelStore(best_isa(), tmp_path).folder
+    if generic != chosen_isa():
+        assert KernelStore(generic, tmp_path).folder != KernelStore(chosen_isa(), tmp_path).folder
 
 
 def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    store = KernelStore(best_isa(), blocked / "below")
+    store = KernelStore(chosen_isa(), blocked / "below")
     assert store.address(KERNEL) != 0
     assert blocked.read_text() == "in the way"
 
@@ -75,7 +75,7 @@ def test_a_full_disk_is_done_without_and_nothing_is_left_on_it(tmp_path: Path) -
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as much as a disk would take; a kernel is larger
     try:
-        store = KernelStore(best_isa(), tmp_path)
+        store = KernelStore(chosen_isa(), tmp_path)
         assert store.address(KERNEL) != 0
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -84,16 +84,16 @@ def test_a_full_disk_is_done_without_and_nothing_is_left_on_it(tmp_path: Path) -
 
 
 def test_no_folder_keeps_nothing() -> None:
-    store = KernelStore(best_isa(), None)
+    store = KernelStore(chosen_isa(), None)
     assert store.address(KERNEL) != 0
 
 
 LOAD = """
 import sys
 from pathlib import Path
-from martlet.ops.cpu.isa import best_isa
+from martlet.ops.cpu.isa import chosen_isa
 from martlet.ops.cpu.store import KernelStore
-store = KernelStore(best_isa(), Path(sys.argv[1]))
+store = KernelStore(chosen_isa(), Path(sys.argv[1]))
 store.address("take_rows")
 print(len(store.compiled), "numba" in sys.modules)
 """

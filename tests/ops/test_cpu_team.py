@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from martlet.errors import CapacityError
-from martlet.ops.cpu.isa import best_isa
+from martlet.ops.cpu.isa import chosen_isa
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import Team
 
 
 @pytest.mark.parametrize("n_threads", [2, 64, 65, 66, 130])
 def test_more_sleeping_workers_than_a_word_has_bits(n_threads: int, kernel_folder: Path) -> None:
-    store = KernelStore(best_isa(), kernel_folder)
+    store = KernelStore(chosen_isa(), kernel_folder)
     team = Team(store, n_threads)
     try:
         time.sleep(0.5)  # all asleep
@@ -41,7 +41,7 @@ def test_a_machine_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch, ker
         start(thread)
         started.append(thread)
 
-    store = KernelStore(best_isa(), kernel_folder)
+    store = KernelStore(chosen_isa(), kernel_folder)
     store.ensure(["launch", "serve"])
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(CapacityError, match="3 of 8 threads"):
@@ -52,10 +52,10 @@ def test_a_machine_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch, ker
 DROP_THE_STORE = """
 import gc, sys, time
 from pathlib import Path
-from martlet.ops.cpu.isa import best_isa
+from martlet.ops.cpu.isa import chosen_isa
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import Team
-team = Team(KernelStore(best_isa(), Path(sys.argv[1])), 2)  # nobody else refers to the store
+team = Team(KernelStore(chosen_isa(), Path(sys.argv[1])), 2)  # nobody else refers to the store
 gc.collect()
 for _ in range(20):
     team.run(0, 0, 0)

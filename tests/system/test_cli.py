@@ -83,6 +83,12 @@ def test_doctor_states_device_threads_and_rule() -> None:
 
 def test_doctor_reports_a_wrong_environment_variable() -> None:
     assert "MARTLET_THREADS is 'many'" in one_line(martlet("doctor", MARTLET_THREADS="many"), 2)
+    assert "MARTLET_ISA is 'sse9'" in one_line(martlet("doctor", MARTLET_ISA="sse9"), 1)
+
+
+def test_doctor_shows_a_forced_instruction_set() -> None:
+    shown = json.loads(martlet("doctor", "--json", MARTLET_ISA="generic").stdout)
+    assert shown["kernels for"].startswith("generic (MARTLET_ISA; best: ")
 
 
 def test_broken_pipe_is_quiet() -> None:

@@ -23,7 +23,7 @@ from martlet.ops.cpu.fields import (
     STEP_FIELDS,
     float_bits,
 )
-from martlet.ops.cpu.isa import Isa, best_isa, isa_named
+from martlet.ops.cpu.isa import Isa, chosen_isa, isa_named
 from martlet.ops.cpu.layout import BLOCK, GROUP, QuantLayout, group_bytes
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
 from martlet.ops.cpu.store import KernelStore, environment_digest
@@ -42,7 +42,7 @@ U8 = NDArray[np.uint8]
 class CpuBackend:
     """Kernels on `threads` threads. `kernels` is the folder for compiled code, None to keep none.
 
-    `isa` names an instruction set instead of the best one that this processor has (tests do).
+    `isa` names an instruction set; without it MARTLET_ISA does, else it is the best that this processor has.
     """
 
     name = "cpu"
@@ -54,7 +54,7 @@ class CpuBackend:
         isa: str | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        self.isa: Isa = best_isa() if isa is None else isa_named(isa)
+        self.isa: Isa = chosen_isa() if isa is None else isa_named(isa)
         self.store = KernelStore(self.isa, kernels, progress)
         self.threads = threads
         self._team = Team(self.store, threads)

@@ -1,7 +1,7 @@
 """Which processor the kernels are compiled for (read `simd.py` next: the verbs that depend on it).
 
 An `Isa` says how wide a register is and which instruction multiplies bytes. The generic one uses plain LLVM vectors
-and runs everywhere; tests force it. The AVX-512 and Arm forms of the byte product follow Intel's and Arm's manuals.
+and runs everywhere. MARTLET_ISA names one to use in place of the processor's best. The AVX-512 and Arm forms of the byte product follow Intel's and Arm's manuals.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from martlet.config import environment_isa
 from martlet.errors import UnsupportedError
 
-__all__ = ["ISAS", "Isa", "best_isa", "host_features", "isa_named"]
+__all__ = ["ISAS", "Isa", "best_isa", "chosen_isa", "host_features", "isa_named", "runnable_isas"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,30 @@ def host_features() -> Mapping[str, bool]:
     return dict(llvm.get_host_cpu_features())
 
 
-def best_isa(features: Mapping[str, bool] | None = None) -> Isa:
-    """The first of `ISAS` whose needs this processor (or `features`) meets."""
+def runnable_isas(features: Mapping[str, bool] | None = None) -> list[Isa]:
+    """The entries of `ISAS` whose needs this processor (or `features`) meets, best first; `generic` is the last."""
     have = {name for name, on in (host_features() if features is None else features).items() if on}
-    return next(isa for isa in ISAS if isa.needs <= have)
+    return [isa for isa in ISAS if isa.needs <= have]
 
 
-def isa_named(name: str) -> Isa:
-    """The `Isa` called `name`; raises UnsupportedError for an unknown name or one that this processor cannot run."""
-    for isa in ISAS:
-        if isa.name == name:
-            missing = isa.needs - {n for n, on in host_features().items() if on}
-            if missing:
-                raise UnsupportedError(f"this processor cannot run {name!r}: it lacks {', '.join(sorted(missing))}")
-            return isa
-    raise UnsupportedError(f"unknown instruction set {name!r}", (isa.name for isa in ISAS))
+def best_isa(features: Mapping[str, bool] | None = None) -> Isa:
+    """The first of `runnable_isas`."""
+    return runnable_isas(features)[0]
+
+
+def chosen_isa() -> Isa:
+    """The instruction set that MARTLET_ISA names, else the best; raises as `isa_named`."""
+    name = environment_isa()
+    return best_isa() if name is None else isa_named(name, "MARTLET_ISA")
+
+
+def isa_named(name: str, source: str = "isa") -> Isa:
+    """The entry called `name`; UnsupportedError with the choices if it is unknown or this processor cannot run it."""
+    choices = {isa.name: isa for isa in runnable_isas()}
+    if name in choices:
+        return choices[name]
+    needs = next((isa.needs for isa in ISAS if isa.name == name), None)
+    if needs is None:
+        raise UnsupportedError(f"{source} is {name!r}, which is no instruction set that kernels exist for", choices)
+    missing = ", ".join(sorted(needs - {feature for feature, on in host_features().items() if on}))
+    raise UnsupportedError(f"{source} is {name!r}, which this processor cannot run: it lacks {missing}", choices)
