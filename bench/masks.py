@@ -31,7 +31,7 @@ from martlet.formats.checkpoint import open_checkpoint
 from martlet.grammar.json.prepare import warm
 from martlet.grammar.json_schema import SchemaOptions, compile_schema
 from martlet.grammar.vocabulary import Vocabulary
-from martlet.ops.cpu.isa import chosen_isa
+from martlet.ops.cpu.simd.isa import chosen_isa
 from martlet.ops.cpu.store import KernelStore
 from martlet.tokenizer.tokenizer import Tokenizer
 

@@ -68,7 +68,7 @@ def execute_warmup(args: Namespace) -> int:
 
 
 def _facts() -> dict[str, str]:
-    from martlet.ops.cpu.isa import best_isa, chosen_isa, host_features
+    from martlet.ops.cpu.simd.isa import best_isa, chosen_isa, host_features
 
     limits = read_machine()
     config = resolve_config({"model": "none"})

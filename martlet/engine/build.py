@@ -31,7 +31,7 @@ from martlet.machine import read_machine
 from martlet.metrics import StartPhase
 from martlet.models.lora import Adapter
 from martlet.models.weights import load_model
-from martlet.ops.cpu.layout import packed_bytes
+from martlet.ops.cpu.kernels.layout import packed_bytes
 from martlet.ops.interface import Backend, StepLimits
 from martlet.quant.table import RawTensor
 from martlet.runtime.executors import LocalExecutor

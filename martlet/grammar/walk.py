@@ -3,7 +3,7 @@
 The walk visits the nodes below a trie node that the automaton lets through. A token *stays* if the
 automaton takes all its bytes. It *leaves* where the automaton accepts, does not go on with the next
 byte, and that byte may follow the lexeme; or where it ends in a state that nothing leaves. Read
-`ops/cpu/trie.py` next.
+`ops/cpu/kernels/trie.py` next.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.grammar.states import Lexeme
-from martlet.ops.cpu import trie
-from martlet.ops.cpu.fields import RECORD_FIELDS
+from martlet.ops.cpu.kernels import trie
+from martlet.ops.cpu.kernels.fields import RECORD_FIELDS
 
 __all__ = ["MOST_LISTED", "Fill", "Walker", "address"]
 

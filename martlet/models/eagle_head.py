@@ -292,16 +292,16 @@ def coded(name: str, values: F32, type_: BlockType) -> RawTensor:
 def guess_on(ops: Backend, model: Model, head: Head, cache: Array, page_size: int, depth: int) -> tuple[Array, ...]:
     """`guess` from the step's features, then a chain of `depth` guesses, each the next one's input.
 
-    Returns logits, x and the guesses, each [L, 3] as `Backend.likeliest` makes them.
+    Returns logits, x and the guesses, each [L, 3] as `Backend.argmax` makes them.
     """
     logits, x = first = guess(ops, model, head, cache)
     ids, guesses = ops.upload(head.ids), [ops.empty(Rows.LOGITS, 3)]
-    ops.likeliest(logits, ids, None, guesses[0])
+    ops.argmax(logits, ids, None, guesses[0])
     while len(guesses) < depth:
-        before = ops.follow(guesses[-1], x, page_size)
+        before = ops.advance(guesses[-1], x, page_size)
         logits, x = guess(ops, model, head, cache, before)
         guesses.append(ops.empty(Rows.LOGITS, 3))
-        ops.likeliest(logits, ids, guesses[-2], guesses[-1])
+        ops.argmax(logits, ids, guesses[-2], guesses[-1])
     return *first, *guesses
 
 
@@ -320,7 +320,7 @@ def guess(
     assert norm is not None
     if before is None:
         before = ops.empty(Rows.TOKENS, head.n_features * c)
-        ops.given(before)
+        ops.feed(before)
     both, embedded = ops.empty(Rows.TOKENS, 2 * c), ops.empty(Rows.TOKENS, c)
     left, right = ops.columns(both, 0, c), ops.columns(both, c, 2 * c)
     if head.is_mtp:

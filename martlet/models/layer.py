@@ -63,12 +63,12 @@ class Stream:
         if norm is None and self._scale == 1.0:
             self.ops.linear(y, weight, self.x, bias, self.x)
             if adapter is not None:
-                self.ops.adapt(y, adapter, self.x)
+                self.ops.lora(y, adapter, self.x)
             return
         out = self.scratch("added", self._width)
         self.ops.linear(y, weight, out, bias)
         if adapter is not None:
-            self.ops.adapt(y, adapter, out)
+            self.ops.lora(y, adapter, out)
         if norm is not None:
             self.ops.rms_norm(out, norm_weight, norm.eps, out)
         self.ops.add(self.x, out, self._scale, self.x)
@@ -126,7 +126,7 @@ def _attend(
     v = ops.columns(qkv, q_width + kv_width, q_width + 2 * kv_width)
     for out, name in ((q, "attn_q"), (k, "attn_k"), (v, "attn_v")):
         if name in adapters:
-            ops.adapt(x, adapters[name], out)
+            ops.lora(x, adapters[name], out)
     if spec.qk_norm is not None:
         ops.rms_norm(q, mixer.q_norm, spec.qk_norm.eps, q)
         ops.rms_norm(k, mixer.k_norm, spec.qk_norm.eps, k)
@@ -150,7 +150,7 @@ def _feed_forward(stream: Stream, spec: DenseFfn, layer: Layer, weights: LayerWe
     ops.linear(x, ffn.gate_up, gate_up)
     for start, name in ((0, "ffn_gate"), (spec.ffn_hidden, "ffn_up")):
         if name in adapters:
-            ops.adapt(x, adapters[name], ops.columns(gate_up, start, start + spec.ffn_hidden))
+            ops.lora(x, adapters[name], ops.columns(gate_up, start, start + spec.ffn_hidden))
     y = stream.scratch("gated", spec.ffn_hidden)
     ops.act_mul(gate_up, spec.activation, y)
     norm, norm_weight = layer.post_ffn_norm, weights.post_ffn_norm

@@ -97,7 +97,7 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
 
 
 def _padded_rank(a: F32) -> int:
-    return -(-len(a) // 4) * 4  # as the kernel has it: `ops/cpu/adapter_table.py`
+    return -(-len(a) // 4) * 4  # as the kernel has it: `ops/cpu/weights.py`
 
 
 def with_adapters(ops: Backend, model: Model, n_slots: int) -> tuple[Model, dict[str, Array]]:
@@ -106,7 +106,7 @@ def with_adapters(ops: Backend, model: Model, n_slots: int) -> tuple[Model, dict
     layers = []
     for i, weights in enumerate(model.layers):
         shapes = lora_shapes(model.spec, model.spec.layers[i])
-        own = {name: ops.adapters(n_slots, k, n) for name, (n, k) in shapes.items()}
+        own = {name: ops.lora_table(n_slots, k, n) for name, (n, k) in shapes.items()}
         tables.update((f"blk.{i}.{name}", table) for name, table in own.items())
         layers.append(replace(weights, adapters=own))
     return replace(model, layers=tuple(layers)), tables

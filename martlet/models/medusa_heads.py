@@ -176,7 +176,7 @@ def guess_all(ops: Backend, medusa: Medusa, hidden: int) -> tuple[Array, ...]:
     The columns of ones are the `up` of `act_mul`, whose gate a block writes: silu(block(x)) * 1.
     """
     given, made = ops.empty(Rows.TOKENS, 3 * hidden), []
-    ops.given(given)
+    ops.feed(given)
     gate, gate_up = ops.columns(given, hidden, 2 * hidden), ops.columns(given, hidden, 3 * hidden)
     x, gated = ops.empty(Rows.TOKENS, hidden), ops.empty(Rows.TOKENS, hidden)
     for blocks, output in medusa.heads:

@@ -76,10 +76,10 @@ class StepInputs:
     span_starts: int32 [B + 1], rows of sequence b are span_starts[b] : span_starts[b + 1], at consecutive positions.
     page_table: int32 [B, n], page numbers of each sequence in order of position. logit_rows: int32 [L].
     recent_slots [T] and recent_table [B, n] say the same of float16 pages (`RecentPages`), for q4 caches; without one
-    they are empty. Of the table only the pages of groups that the step's rows are in count. adapters [T] is each row's slot
-    in the tables of `adapt`, below 0 for none; without one it is empty, and only programs without `adapt` take that.
-    given [T, W], float32, is what `given` hands to programs that have it.
-    `least` is the chance of which some guess has to be for `follow` to go on.
+    they are empty. Of the table only the pages of groups that the step's rows are in count. lora_slots [T] is each row's slot
+    in the tables of `lora`, below 0 for none; without one it is empty, and only programs without `lora` take that.
+    feed [T, W], float32, is what `feed` hands to programs that have it.
+    `least` is the chance of which some guess has to be for `advance` to go on.
     """
 
     ids: I32
@@ -90,8 +90,8 @@ class StepInputs:
     logit_rows: I32
     recent_slots: I32 = field(default_factory=_none)
     recent_table: I32 = field(default_factory=_none)
-    adapters: I32 = field(default_factory=_none)
-    given: F32 = field(default_factory=_nothing)
+    lora_slots: I32 = field(default_factory=_none)
+    feed: F32 = field(default_factory=_nothing)
     least: float = 0.0
 
 
@@ -163,10 +163,10 @@ class Backend(Protocol):
     def write_page(self, cache: Array, page: int, data: U8) -> None:
         """Make a page what it was when `read_page` gave `data`, uint8 [page_bytes]."""
 
-    def adapters(self, n_slots: int, k: int, n: int) -> Array:
+    def lora_table(self, n_slots: int, k: int, n: int) -> Array:
         """Room for `n_slots` low-rank updates of a product [rows, k] → [rows, n]; at first none has one."""
 
-    def set_adapter(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
+    def set_lora(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
         """The update of a slot, a [r, k] and b [n, r], None for none. Between two runs of programs."""
 
     def weight_bytes(self, weight: Weight) -> int:
@@ -186,8 +186,8 @@ class Backend(Protocol):
     def embed(self, table: Weight, scale: float, out: Array) -> None:
         """out[t] = table[ids[t]] * scale, with the step's ids; out [T, C]."""
 
-    def given(self, out: Array) -> None:
-        """out[t] = given[t], the step's, before anything else writes out, [T, W]. At most one of a program."""
+    def feed(self, out: Array) -> None:
+        """out[t] = feed[t], the step's, before anything else writes out, [T, W]. At most one of a program."""
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         """out = x / sqrt(mean(x²) + eps) * weight over groups of len(weight) columns; in place allowed.
@@ -200,7 +200,7 @@ class Backend(Protocol):
     ) -> None:
         """out = x @ weightᵀ (+ bias) (+ residual); x [rows, k], out and residual [rows, n], out may be residual."""
 
-    def adapt(self, x: Array, table: Array, out: Array) -> None:
+    def lora(self, x: Array, table: Array, out: Array) -> None:
         """out += (x @ aᵀ) @ bᵀ, with a and b of each row's own slot; a row without one stays as it is, bit for bit."""
 
     def rope(self, x: Array, head_dim: int, rope: Rope, out: Array) -> None:
@@ -228,13 +228,13 @@ class Backend(Protocol):
     def take_logit_rows(self, x: Array, out: Array) -> None:
         """out[l] = x[logit_rows[l]]; x [T, C], out [L, C]."""
 
-    def likeliest(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
+    def argmax(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
         """out[l] = the likeliest token of row l, its probability p, and p times out[l, 2] of `before`, if any; out [L, 3].
 
         logits [L, D]; ids [D] is an uploaded constant, each column's token. Of equals the first counts.
         """
 
-    def follow(self, guesses: Array, x: Array, page_size: int) -> Array:
+    def advance(self, guesses: Array, x: Array, page_size: int) -> Array:
         """Go on with the next step: of each sequence the token guesses[l, 0], at the position after its last.
 
         Every operation from here on is of that step, a row a sequence, and takes arrays that are made from here on: and the

@@ -99,12 +99,12 @@ class NullBackend:
         """Counted."""
         self.calls["write_page"] += 1
 
-    def adapters(self, n_slots: int, k: int, n: int) -> Array:
+    def lora_table(self, n_slots: int, k: int, n: int) -> Array:
         """Nothing is kept."""
 
-    def set_adapter(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
+    def set_lora(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
         """Counted."""
-        self.calls["set_adapter"] += 1
+        self.calls["set_lora"] += 1
 
     def weight_bytes(self, weight: Weight) -> int:
         """0."""
@@ -125,9 +125,9 @@ class NullBackend:
         """Counted."""
         self.calls["embed"] += 1
 
-    def given(self, out: Array) -> None:
+    def feed(self, out: Array) -> None:
         """Counted."""
-        self.calls["given"] += 1
+        self.calls["feed"] += 1
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         """Counted."""
@@ -139,9 +139,9 @@ class NullBackend:
         """Counted."""
         self.calls["linear"] += 1
 
-    def adapt(self, x: Array, table: Array, out: Array) -> None:
+    def lora(self, x: Array, table: Array, out: Array) -> None:
         """Counted."""
-        self.calls["adapt"] += 1
+        self.calls["lora"] += 1
 
     def rope(self, x: Array, head_dim: int, rope: Rope, out: Array) -> None:
         """Counted."""
@@ -167,13 +167,13 @@ class NullBackend:
         """Counted."""
         self.calls["take_logit_rows"] += 1
 
-    def likeliest(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
+    def argmax(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
         """Counted."""
-        self.calls["likeliest"] += 1
+        self.calls["argmax"] += 1
 
-    def follow(self, guesses: Array, x: Array, page_size: int) -> Array:
+    def advance(self, guesses: Array, x: Array, page_size: int) -> Array:
         """Counted."""
-        self.calls["follow"] += 1
+        self.calls["advance"] += 1
         return _Shape(Rows.TOKENS, x.width)
 
     def scale_cap(self, x: Array, scale: float, cap: float | None, out: Array) -> None:

@@ -33,7 +33,7 @@ _NOTHING: F32 = np.zeros((0, 0), np.float32)
 # exp and tanh, make it. Measured on real models: linear 2e-6, attention 5e-5, the others below 4e-7.
 BOUNDS = {
     "embed": 1e-6,
-    "given": 0.0,
+    "feed": 0.0,
     "rms_norm": 1e-5,
     "linear": 1e-4,
     "rope": 1e-5,
@@ -181,14 +181,14 @@ class OracleBackend:
         self._fast.write_page(cache.fast, page, data[:split])
         self._reference.write_page(cache.reference, page, data[split:])
 
-    def adapters(self, n_slots: int, k: int, n: int) -> Array:
+    def lora_table(self, n_slots: int, k: int, n: int) -> Array:
         """UnsupportedError: an update is made in place, and the oracle keeps every result."""
         raise UnsupportedError("adapters while the oracle checks every operation")
 
-    def set_adapter(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
+    def set_lora(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
         """There are no tables."""
 
-    def adapt(self, x: Array, table: Array, out: Array) -> None:
+    def lora(self, x: Array, table: Array, out: Array) -> None:
         """There are no tables."""
 
     def weight_bytes(self, weight: Weight) -> int:
@@ -233,9 +233,9 @@ class OracleBackend:
         """Record."""
         self._record("embed", out, table=table, scale=scale)
 
-    def given(self, out: Array) -> None:
+    def feed(self, out: Array) -> None:
         """Record."""
-        self._record("given", out)
+        self._record("feed", out)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         """Record."""
@@ -271,11 +271,11 @@ class OracleBackend:
         """Record."""
         self._record("take_logit_rows", out, x=x)
 
-    def likeliest(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
+    def argmax(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
         """Refused, as heads are."""
         raise UnsupportedError("draft heads while the oracle checks every operation")
 
-    def follow(self, guesses: Array, x: Array, page_size: int) -> Array:
+    def advance(self, guesses: Array, x: Array, page_size: int) -> Array:
         """Refused, as heads are."""
         raise UnsupportedError("draft heads while the oracle checks every operation")
 

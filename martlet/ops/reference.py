@@ -140,11 +140,11 @@ class ReferenceBackend:
         """Copy `data` to a page."""
         kv_pages.write_page(cache.parts, page, data)
 
-    def adapters(self, n_slots: int, k: int, n: int) -> Updates:
+    def lora_table(self, n_slots: int, k: int, n: int) -> Updates:
         """Updates by slot."""
         return {}
 
-    def set_adapter(self, table: Updates, slot: int, a: F32 | None, b: F32 | None) -> None:
+    def set_lora(self, table: Updates, slot: int, a: F32 | None, b: F32 | None) -> None:
         """Put a slot's update, or take it away."""
         table.pop(slot, None)
         if a is not None and b is not None:
@@ -174,9 +174,9 @@ class ReferenceBackend:
         """out[t] = table[ids[t]] * scale; table [V, C], out [T, C]. Error: 2u relative (the scale is float32)."""
         out[:] = table[self._step.ids] * np.float32(scale)
 
-    def given(self, out: F32) -> None:
-        """out[t] = given[t], the step's; out [T, W]. Exact."""
-        out[:] = self._step.given
+    def feed(self, out: F32) -> None:
+        """out[t] = feed[t], the step's; out [T, W]. Exact."""
+        out[:] = self._step.feed
 
     def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
         """out = x / sqrt(mean(x²) + eps) * weight over groups of len(weight) columns (arXiv:1910.07467).
@@ -197,13 +197,13 @@ class ReferenceBackend:
             product += bias
         out[:] = product if residual is None else product + residual
 
-    def adapt(self, x: F32, table: Updates, out: F32) -> None:
+    def lora(self, x: F32, table: Updates, out: F32) -> None:
         """out[r] += b (a x[r]) with row r's own a [R, K] and b [N, R] (LoRA, arXiv:2106.09685); x [rows, K], out [rows, N].
 
         Error: (K + R + 2) u (|b| |a| |x[r]| + |out|).
         """
         step = self._step
-        slots = step.adapters if len(x) == step.ids.size else step.adapters[step.logit_rows]
+        slots = step.lora_slots if len(x) == step.ids.size else step.lora_slots[step.logit_rows]
         for row, slot in enumerate(slots.tolist()):
             if slot in table:
                 a, b = table[slot]
@@ -312,7 +312,7 @@ class ReferenceBackend:
         """out[l] = x[logit_rows[l]]; x [T, C], out [L, C]. Exact."""
         out[:] = x[self._step.logit_rows]
 
-    def likeliest(self, logits: F32, ids: F32, before: F32 | None, out: F32) -> None:
+    def argmax(self, logits: F32, ids: F32, before: F32 | None, out: F32) -> None:
         """out[l] = ids[i], p and p · before[l, 2], i the first of the largest logits[l] and p its share of Σ exp; out [L, 3].
 
         Error: (D + 4) u relative.
@@ -322,7 +322,7 @@ class ReferenceBackend:
         out[:, 0], out[:, 1] = ids[best], 1 / shares
         out[:, 2] = out[:, 1] if before is None else out[:, 1] * before[:, 2]
 
-    def follow(self, guesses: F32, x: F32, page_size: int) -> F32:
+    def advance(self, guesses: F32, x: F32, page_size: int) -> F32:
         """The inputs become those of the next step, a row a sequence, in which all later operations are; x. Exact."""
         step, rows = self._step, np.arange(len(x), dtype=np.int32)
         positions = step.positions[step.logit_rows] + 1

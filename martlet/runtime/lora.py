@@ -40,7 +40,7 @@ class AdapterBank:
             raise CapacityError(f"{MAX_ADAPTERS} adapters are loaded, which is the most: unload one.")
         slot = min(free)
         for name, (a, b) in adapter.updates.items():
-            self._ops.set_adapter(self._tables[name], slot, a, b)
+            self._ops.set_lora(self._tables[name], slot, a, b)
         self._slots[adapter.digest] = slot
 
     def remove(self, digest: str) -> None:
@@ -48,7 +48,7 @@ class AdapterBank:
         slot = self._slots.pop(digest, None)
         if slot is not None:
             for table in self._tables.values():
-                self._ops.set_adapter(table, slot, None, None)
+                self._ops.set_lora(table, slot, None, None)
 
     def slot(self, digest: str) -> int:
         """The slot of an adapter, -1 for none."""

@@ -170,7 +170,7 @@ class Rank:
     def _adapted(self, bank: AdapterBank, inputs: StepInputs, spans: tuple[Span, ...]) -> tuple[StepInputs, Programs]:
         """The inputs and the programs of a step that may have adapters."""
         slots = bank.rows((self._sequences[span.seq].adapter, span.count) for span in spans)
-        return (inputs, self._programs) if slots is None else (replace(inputs, adapters=slots), bank.programs)
+        return (inputs, self._programs) if slots is None else (replace(inputs, lora_slots=slots), bank.programs)
 
     def add_adapter(self, adapter: Adapter) -> None:
         """Load an adapter, between two steps."""

@@ -9,7 +9,7 @@ head computes those positions when a guess is wanted, with the ids that have com
     from       |            | the model's features, fused      | x       | x …
     written to |            | the sequence's pages             | its last page, and then a spare one
 
-A chain is one run of one program, in which each guess is the next one's input (`Backend.follow`).
+A chain is one run of one program, in which each guess is the next one's input (`Backend.advance`).
 
 Positions for which no guess was wanted for long are left out where many sequences run: computing them all would take a
 twentieth of the model's own time. The likeliest token is guessed, of a kind that its probability says. Only how fast an answer
@@ -207,7 +207,7 @@ class HeadDrafter:
             np.array(starts, np.int32),
             table,
             np.array(logit_rows, np.int32),
-            given=given,
+            feed=given,
             least=least,
         )
         found: tuple[Array, ...] = program.run(inputs)

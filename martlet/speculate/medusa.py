@@ -78,6 +78,6 @@ class MedusaDrafter:
         given[:, 2 * self._hidden :] = 1.0
         none = np.zeros(n, np.int32)
         inputs = StepInputs(
-            none, none, none, np.array([0, n], np.int32), np.zeros((1, 1), np.int32), none[:0], given=given
+            none, none, none, np.array([0, n], np.int32), np.zeros((1, 1), np.int32), none[:0], feed=given
         )
         return [self._ops.view(logits) for logits in self._program.run(inputs)]

@@ -11,7 +11,7 @@ from tiny_model import write_tiny_model
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.weights import load_model
 from martlet.ops.cpu.backend import CpuBackend
-from martlet.ops.cpu.isa import ISAS
+from martlet.ops.cpu.simd.isa import ISAS
 from martlet.ops.null import NullBackend
 from martlet.ops.oracle import OracleBackend
 from martlet.ops.reference import ReferenceBackend

@@ -17,7 +17,7 @@ from martlet.errors import RequestError
 from martlet.grammar.json_schema import SchemaOptions, compile_schema
 from martlet.grammar.matcher import Matcher
 from martlet.grammar.vocabulary import Vocabulary
-from martlet.ops.cpu.isa import chosen_isa
+from martlet.ops.cpu.simd.isa import chosen_isa
 from martlet.ops.cpu.store import KernelStore
 from tests.grammar.schema_texts import DATA, EOS, text_of, vocabulary
 

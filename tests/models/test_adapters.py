@@ -35,13 +35,13 @@ def logits(model: Path, adapter: Path | None, ids: Sequence[int] = IDS) -> F32:
     adapted, tables = with_adapters(ops, loaded, 4)
     if adapter is not None:
         for name, (a, b) in read_adapter(adapter, loaded.spec).updates.items():
-            ops.set_adapter(tables[name], 2, a, b)
+            ops.set_lora(tables[name], 2, a, b)
     caches = [ops.kv_cache(1, 32, x.mixer.n_kv_heads, x.mixer.head_dim, "f32") for x in loaded.spec.layers]
     n = len(ids)
     positions = np.arange(n, dtype=np.int32)
     starts, table = np.array([0, n], np.int32), np.zeros((1, 1), np.int32)
     slots = np.full(n, 2 if adapter is not None else -1, np.int32)
-    step = StepInputs(np.array(ids, np.int32), positions, positions, starts, table, positions, adapters=slots)
+    step = StepInputs(np.array(ids, np.int32), positions, positions, starts, table, positions, lora_slots=slots)
     return ops.download(ops.capture(lambda: forward(ops, adapted, caches), StepLimits(n, 1, n, 1)).run(step))
 
 

@@ -8,7 +8,7 @@ import pytest
 from kernel_calls import Kernels
 
 from martlet.config import cache_dir
-from martlet.ops.cpu.isa import chosen_isa, runnable_isas
+from martlet.ops.cpu.simd.isa import chosen_isa, runnable_isas
 
 NAMES = [isa.name for isa in runnable_isas()]
 

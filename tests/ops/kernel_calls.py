@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.ops.cpu.fields import (
+from martlet.ops.cpu.kernels.fields import (
     ARGS,
     ARRIVED,
     COUNTER,
@@ -31,7 +31,7 @@ from martlet.ops.cpu.fields import (
     STEP_TOKENS,
     state_floats,
 )
-from martlet.ops.cpu.isa import isa_named
+from martlet.ops.cpu.simd.isa import isa_named
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import aligned
 

@@ -9,7 +9,7 @@ import pytest
 from kernel_calls import F32, Cache, Kernels, Step, bits, columns, float_bits, page_tables, scratch, states_for
 from numpy.typing import NDArray
 
-from martlet.ops.cpu.fields import ARRIVED, PAGE
+from martlet.ops.cpu.kernels.fields import ARRIVED, PAGE
 
 F64 = NDArray[np.float64]
 

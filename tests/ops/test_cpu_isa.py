@@ -8,7 +8,7 @@ import pytest
 
 from martlet.errors import UnsupportedError
 from martlet.ops.cpu.backend import CpuBackend
-from martlet.ops.cpu.isa import ISAS, best_isa, chosen_isa, isa_named, runnable_isas
+from martlet.ops.cpu.simd.isa import ISAS, best_isa, chosen_isa, isa_named, runnable_isas
 
 
 def test_the_best_is_the_first_that_the_features_allow() -> None:

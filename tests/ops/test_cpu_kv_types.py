@@ -10,9 +10,9 @@ from kernel_calls import bits
 from numpy.typing import NDArray
 
 from martlet.kv_types import KV_BLOCK, RECENT_TOKENS
-from martlet.ops.cpu import fields as record
 from martlet.ops.cpu.backend import CpuBackend
-from martlet.ops.cpu.isa import chosen_isa, runnable_isas
+from martlet.ops.cpu.kernels import fields as record
+from martlet.ops.cpu.simd.isa import chosen_isa, runnable_isas
 from martlet.ops.interface import Backend, Rows, StepLimits
 from martlet.ops.kv_codes import q4_codes, q8_codes
 from martlet.ops.reference import ReferenceBackend

@@ -13,8 +13,8 @@ from conftest import NAMES
 from numpy.typing import NDArray
 
 from martlet.ops.cpu.backend import CpuBackend
-from martlet.ops.cpu.isa import chosen_isa
-from martlet.ops.cpu.layout import LAYOUTS, FloatLayout
+from martlet.ops.cpu.kernels.layout import LAYOUTS, FloatLayout
+from martlet.ops.cpu.simd.isa import chosen_isa
 from martlet.ops.interface import Rows, StepInputs, StepLimits
 from martlet.quant.table import BlockType, RawTensor
 

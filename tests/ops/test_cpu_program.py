@@ -12,7 +12,7 @@ from blocks import random_tensor
 
 from martlet.errors import UnsupportedError
 from martlet.ops.cpu.backend import CpuBackend
-from martlet.ops.cpu.fields import BARRIER, BYTES
+from martlet.ops.cpu.kernels.fields import BARRIER, BYTES
 from martlet.ops.cpu.program import Recorder
 from martlet.ops.cpu.threads import Team
 from martlet.ops.interface import Rows, StepInputs, StepLimits
@@ -236,7 +236,7 @@ def test_what_is_given_is_there_before_the_step_and_may_be_written(ops: CpuBacke
 
     def step() -> object:
         whole, out = ops.empty(Rows.TOKENS, 48), ops.empty(Rows.TOKENS, 16)
-        ops.given(ops.columns(whole, 16, 48))
+        ops.feed(ops.columns(whole, 16, 48))
         ops.add(ops.columns(whole, 16, 32), ops.columns(whole, 32, 48), 2.0, out)
         ops.scale_cap(out, 1.0, None, ops.columns(whole, 16, 32))  # gone with the next run
         return out
@@ -245,5 +245,5 @@ def test_what_is_given_is_there_before_the_step_and_may_be_written(ops: CpuBacke
     for n in (1, 3, 2):
         given = np.arange(32 * n, dtype=np.float32).reshape(n, 32) + n
         row = np.zeros(n, np.int32)
-        inputs = StepInputs(row, row, row, np.array([0, n], np.int32), np.zeros((1, 1), np.int32), EMPTY, given=given)
+        inputs = StepInputs(row, row, row, np.array([0, n], np.int32), np.zeros((1, 1), np.int32), EMPTY, feed=given)
         assert np.array_equal(ops.download(program.run(inputs)), given[:, :16] + 2 * given[:, 16:])

@@ -9,7 +9,7 @@ import pytest
 from kernel_calls import F32, Kernels, Step, bits, columns, float_bits
 from numpy.typing import NDArray
 
-from martlet.ops.cpu.fields import STEP_LOGITS
+from martlet.ops.cpu.kernels.fields import STEP_LOGITS
 from martlet.spec import Activation
 
 F64 = NDArray[np.float64]

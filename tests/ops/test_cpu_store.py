@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from martlet.ops.cpu import store as store_module
-from martlet.ops.cpu.isa import Isa, chosen_isa, isa_named
+from martlet.ops.cpu.simd.isa import Isa, chosen_isa, isa_named
 from martlet.ops.cpu.store import KernelStore
 
 KERNEL = "take_rows"  # the quickest to compile
@@ -53,7 +53,7 @@ def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:
 
 def test_changed_source_goes_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = KernelStore(chosen_isa(), tmp_path).folder
-    monkeypatch.setattr(store_module, "source_digest", lambda: "another text")
+    monkeypatch.setattr(store_module, "source_digest", lambda *folders: "another text")
     assert KernelStore(chosen_isa(), tmp_path).folder != before
 
 
@@ -91,7 +91,7 @@ def test_no_folder_keeps_nothing() -> None:
 LOAD = """
 import sys
 from pathlib import Path
-from martlet.ops.cpu.isa import chosen_isa
+from martlet.ops.cpu.simd.isa import chosen_isa
 from martlet.ops.cpu.store import KernelStore
 store = KernelStore(chosen_isa(), Path(sys.argv[1]))
 store.address("take_rows")

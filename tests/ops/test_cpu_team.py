@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from martlet.errors import CapacityError
-from martlet.ops.cpu.isa import chosen_isa
+from martlet.ops.cpu.simd.isa import chosen_isa
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import Team
 
@@ -52,7 +52,7 @@ def test_a_machine_that_has_no_more_threads(monkeypatch: pytest.MonkeyPatch, ker
 DROP_THE_STORE = """
 import gc, sys, time
 from pathlib import Path
-from martlet.ops.cpu.isa import chosen_isa
+from martlet.ops.cpu.simd.isa import chosen_isa
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import Team
 team = Team(KernelStore(chosen_isa(), Path(sys.argv[1])), 2)  # nobody else refers to the store

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
 from martlet.ops import kv_pages
-from martlet.ops.cpu.adapter_table import CpuAdapters
-from martlet.ops.cpu.fields import (
+from martlet.ops.cpu.kernels import fields
+from martlet.ops.cpu.kernels.fields import (
     AHEAD,
     AHEAD_STRIDE,
     MAX_RANK,
@@ -23,12 +23,12 @@ from martlet.ops.cpu.fields import (
     STEP_FIELDS,
     float_bits,
 )
-from martlet.ops.cpu.isa import Isa, chosen_isa, isa_named
-from martlet.ops.cpu.layout import BLOCK, GROUP, QuantLayout, group_bytes
+from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, QuantLayout, group_bytes
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
+from martlet.ops.cpu.simd.isa import Isa, chosen_isa, isa_named
 from martlet.ops.cpu.store import KernelStore, environment_digest
 from martlet.ops.cpu.threads import Team, aligned
-from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, PackJob, Part, pack_weight
+from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, LoraTable, PackJob, Part, pack_weight
 from martlet.ops.interface import RecentPages, Rows, StepLimits
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
@@ -63,13 +63,13 @@ class CpuBackend:
         self._recorder: Recorder | None = None
         self._keep: list[Any] = []  # what records point to and nobody else holds
         self._scratch: F32 | None = None  # of attention, for each thread
-        self._ranks: F32 | None = None  # of `adapt`, for each thread
+        self._ranks: F32 | None = None  # of `lora`, for each thread
         self._passing: dict[tuple[int, int, int], CpuCache] = {}  # recent pages by shape, for all layers of it
         self._codebooks: dict[tuple[int, ...], NDArray[np.int8]] = {}
 
     def fingerprint(self) -> str:
-        """What the kernels' object code depends on; the number of threads changes no bit."""
-        return f"cpu {environment_digest(self.isa)}"
+        """What the kernels' object code depends on, and this package; the number of threads changes no bit."""
+        return f"cpu {environment_digest(self.isa, '.')}"
 
     # -- memory -------------------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> F32:
@@ -111,7 +111,8 @@ class CpuBackend:
         buffer, result = Arena(huge=True).take(mebibytes << 20), np.zeros(1, np.int64)
         buffer.fill(1)
         recorder = Recorder(self.store, StepLimits(1, 1, 1, 1))
-        recorder.emit("read", Rows.TOKENS, [buffer.ctypes.data, mebibytes, result.ctypes.data], [], [])
+        args = fields.READ(BUFFER=buffer.ctypes.data, N_CHUNKS=mebibytes, RESULT=result.ctypes.data)
+        recorder.emit("read", Rows.TOKENS, args, [], [])
         program, best, stop = recorder.finish(self._team, self._step, None), 0.0, time.perf_counter() + seconds
         while best == 0.0 or time.perf_counter() < stop:
             start = time.perf_counter()
@@ -158,14 +159,21 @@ class CpuBackend:
         """out[t] = table[ids[t]] * scale."""
         part, *others = table.parts
         assert not others, "a table is one tensor"
-        size, codebook = group_bytes(part.layout, table.k), self._codebook(part)
-        args = [part.address, table.k, size, codebook, float_bits(scale), out.address, out.stride]
+        args = fields.EMBED(
+            TABLE=part.address,
+            N_COLUMNS=table.k,
+            GROUP_BYTES=group_bytes(part.layout, table.k),
+            CODEBOOK=self._codebook(part),
+            SCALE=float_bits(scale),
+            OUT=out.address,
+            OUT_STRIDE=out.stride,
+        )
         self._recording.emit(f"embed_{part.layout.name}", out.rows, args, [], [out.region])
 
-    def given(self, out: CpuArray) -> None:
-        """out[t] = given[t]: the program copies it before the step begins."""
-        assert self._recording.given is None, "one array is given to a program"
-        self._recording.given = out
+    def feed(self, out: CpuArray) -> None:
+        """out[t] = feed[t]: the program copies it before the step begins."""
+        assert self._recording.feed is None, "a program has one feed"
+        self._recording.feed = out
 
     def linear(
         self,
@@ -181,45 +189,61 @@ class CpuBackend:
             to = self.columns(out, row, row + part.n)
             if isinstance(part.layout, QuantLayout):
                 form = recorder.as_bytes(x)
-                source, reads = [*form.addresses, 0], [form.region]
+                source, reads = {**form.fields, "X_STRIDE": 0}, [form.region]
             else:
-                source, reads = [x.address, 0, 0, 0, x.stride], [x.region]
-            extra = [0, 0, 0]
-            if bias is not None:
-                extra[0] = bias.ctypes.data + 4 * row
-            if residual is not None:
-                add = self.columns(residual, row, row + part.n)
-                extra[1:], reads = [add.address, add.stride], [*reads, add.region]
+                source = {"X": x.address, "X_SCALES": 0, "X_SUMS": 0, "X_MINS": 0, "X_STRIDE": x.stride}
+                reads = [x.region]
+            add = None if residual is None else self.columns(residual, row, row + part.n)
+            if add is not None:
+                reads.append(add.region)
             size = group_bytes(part.layout, weight.k)
-            codebook = self._codebook(part, 128)  # a byte product takes 8-bit codes 128 too high
-            args = [part.address, part.n, weight.k, size, codebook, *source, to.address, to.stride, *extra]
+            args = fields.LINEAR(
+                WEIGHT=part.address,
+                N_ROWS=part.n,
+                N_COLUMNS=weight.k,
+                GROUP_BYTES=size,
+                CODEBOOK=self._codebook(part, 128),  # a byte product takes 8-bit codes 128 too high
+                **source,
+                OUT=to.address,
+                OUT_STRIDE=to.stride,
+                BIAS=0 if bias is None else bias.ctypes.data + 4 * row,
+                RESIDUAL=0 if add is None else add.address,
+                RESIDUAL_STRIDE=0 if add is None else add.stride,
+            )
             record = recorder.emit(f"linear_{part.layout.name}", x.rows, args, reads, [to.region])
             n_groups = -(-part.n // GROUP)
             record[AHEAD], record[AHEAD_STRIDE] = part.address, n_groups * 3 // (4 * self.threads) * size
             row += part.n
 
-    def adapters(self, n_slots: int, k: int, n: int) -> CpuAdapters:
+    def lora_table(self, n_slots: int, k: int, n: int) -> LoraTable:
         """Room for low-rank updates of a product [rows, k] → [rows, n]."""
-        return CpuAdapters.empty(n_slots, k, n)
+        return LoraTable.empty(n_slots, k, n)
 
-    def set_adapter(self, table: CpuAdapters, slot: int, a: F32 | None, b: F32 | None) -> None:
+    def set_lora(self, table: LoraTable, slot: int, a: F32 | None, b: F32 | None) -> None:
         """A slot's update."""
         table.put(slot, a, b)
 
-    def adapt(self, x: CpuArray, table: CpuAdapters, out: CpuArray) -> None:
+    def lora(self, x: CpuArray, table: LoraTable, out: CpuArray) -> None:
         """out += (x @ aᵀ) @ bᵀ with each row's own update."""
         if self._ranks is None:
             self._ranks = aligned(self.threads * MAX_RANK * 4, np.float32)
         self._recording.keep(table)
-        args = [x.address, x.stride, out.address, out.stride, table.k, table.n, table.address]
-        args += [self._ranks.ctypes.data, int(x.rows is Rows.LOGITS)]
-        self._recording.emit("adapt", x.rows, args, [x.region, out.region], [out.region])
+        args = fields.LORA(
+            **_from_to(x, out),
+            K=table.k,
+            N=table.n,
+            TABLE=table.address,
+            SCRATCH=self._ranks.ctypes.data,
+            BY_LOGIT_ROW=int(x.rows is Rows.LOGITS),
+        )
+        self._recording.emit("lora", x.rows, args, [x.region, out.region], [out.region])
 
     def rms_norm(self, x: CpuArray, weight: F32, eps: float, out: CpuArray) -> None:
         """out = x / sqrt(mean(x²) + eps) * weight, over groups of len(weight) columns."""
         groups = x.width // weight.size
         assert groups * weight.size == x.width == out.width
-        args = [x.address, x.stride, out.address, out.stride, weight.size, weight.ctypes.data, float_bits(eps), groups]
+        norm = {"NORM_WEIGHT": weight.ctypes.data, "EPS": float_bits(eps), "GROUPS": groups}
+        args = fields.RMS_NORM(**_from_to(x, out), WIDTH=weight.size, **norm)
         self._recording.emit("rms_norm", x.rows, args, [x.region], [out.region], makes_bytes=groups == 1)
 
     def rope(self, x: CpuArray, head_dim: int, rope: Rope, out: CpuArray) -> None:
@@ -231,10 +255,16 @@ class CpuBackend:
             table = recorder.empty(Rows.TOKENS, 2 * half, filled=False)
             recorder.angles[rope] = table
             recorder.keep(frequencies)
-            args = [frequencies.ctypes.data, half, float_bits(rope.magnitude), table.address]
+            args = fields.ROPE_TABLE(
+                FREQUENCIES=frequencies.ctypes.data,
+                HALF=half,
+                MAGNITUDE=float_bits(rope.magnitude),
+                TABLE=table.address,
+            )
             recorder.emit("rope_table", Rows.TOKENS, args, [], [table.region])
         table, heads = recorder.angles[rope], x.width // head_dim
-        args = [x.address, x.stride, out.address, out.stride, heads, head_dim, table.address, half]
+        heads_of = {"HEADS": heads, "HEAD_DIM": head_dim, "ANGLES": table.address, "ROPE_HALF": half}
+        args = fields.ROPE(**_from_to(x, out), **heads_of)
         recorder.emit("rope", x.rows, args, [x.region, table.region], [out.region])
 
     def kv_cache(
@@ -277,8 +307,19 @@ class CpuBackend:
 
     def kv_write(self, k: CpuArray, v: CpuArray, cache: CpuCache) -> None:
         """Write row t of k and v to the step's slot t; of a q4 cache, then compress the pages that are full."""
-        recorder, shape = self._recording, [cache.n_kv_heads, cache.head_dim]
-        args = [k.address, k.stride, v.address, v.stride, *cache.addresses, *shape, cache.recent_address, cache.n_pages]
+        recorder, (to_keys, to_values) = self._recording, cache.addresses
+        args = fields.KV_WRITE(
+            K=k.address,
+            K_STRIDE=k.stride,
+            V=v.address,
+            V_STRIDE=v.stride,
+            TO_KEYS=to_keys,
+            TO_VALUES=to_values,
+            KV_HEADS=cache.n_kv_heads,
+            KV_DIM=cache.head_dim,
+            RECENT=cache.recent_address,
+            N_PAGES=cache.n_pages,
+        )
         recorder.keep(cache)
         writes = cache.recent_regions or [cache.region]
         recorder.emit(f"kv_write_{cache.dtype}", k.rows, args, [k.region, v.region], writes)
@@ -289,11 +330,29 @@ class CpuBackend:
         """Causal attention of each row over its own sequence."""
         if self._scratch is None:
             self._scratch = aligned(self.threads * SCRATCH_FLOATS * 4, np.float32)
-        shape = [spec.n_kv_heads, spec.n_heads // spec.n_kv_heads, spec.head_dim]
-        options = [float_bits(spec.scale), float_bits(spec.softcap or 0.0), spec.window or 0]
-        args = [q.address, q.stride, out.address, out.stride, *cache.addresses, *cache.page_bytes, *shape, *options]
-        args += [self._scratch.ctypes.data, *self._recording.attention_states(spec.n_kv_heads, spec.head_dim)]
-        args += [cache.recent_address, cache.n_pages]
+        (keys, values), (key_bytes, value_bytes) = cache.addresses, cache.page_bytes
+        partials, n_partials = self._recording.attention_states(spec.n_kv_heads, spec.head_dim)
+        args = fields.ATTENTION(
+            Q=q.address,
+            Q_STRIDE=q.stride,
+            OUT=out.address,
+            OUT_STRIDE=out.stride,
+            KEYS=keys,
+            VALUES=values,
+            KEY_BYTES=key_bytes,
+            VALUE_BYTES=value_bytes,
+            N_KV_HEADS=spec.n_kv_heads,
+            HEADS_PER_KV=spec.n_heads // spec.n_kv_heads,
+            HEAD_DIM=spec.head_dim,
+            SCALE=float_bits(spec.scale),
+            SOFTCAP=float_bits(spec.softcap or 0.0),
+            WINDOW=spec.window or 0,
+            SCRATCH=self._scratch.ctypes.data,
+            PARTIALS=partials,
+            N_PARTIALS=n_partials,
+            RECENT=cache.recent_address,
+            N_PAGES=cache.n_pages,
+        )
         heads = min(spec.n_heads // spec.n_kv_heads, ROWS_PER_TILE)
         kernel, reads = f"attention_{cache.dtype}_{heads}", [q.region, cache.region, *cache.recent_regions]
         whole = spec.head_dim % BLOCK == 0
@@ -301,40 +360,49 @@ class CpuBackend:
 
     def act_mul(self, gate_up: CpuArray, activation: Activation, out: CpuArray) -> None:
         """out = act(gate) * up."""
-        args = [gate_up.address, gate_up.stride, out.address, out.stride, out.width]
+        args = fields.ACT_MUL(**_from_to(gate_up, out), WIDTH=out.width)
         kernel = f"act_mul_{activation.value}"
         self._recording.emit(kernel, out.rows, args, [gate_up.region], [out.region], makes_bytes=True)
 
     def add(self, x: CpuArray, y: CpuArray, scale: float, out: CpuArray) -> None:
         """out = x + scale * y."""
-        args = [x.address, x.stride, out.address, out.stride, out.width, y.address, y.stride, float_bits(scale)]
+        other = {"OTHER": y.address, "OTHER_STRIDE": y.stride, "SCALE": float_bits(scale)}
+        args = fields.ADD(**_from_to(x, out), WIDTH=out.width, **other)
         self._recording.emit("add", out.rows, args, [x.region, y.region], [out.region])
 
     def take_logit_rows(self, x: CpuArray, out: CpuArray) -> None:
         """out[l] = x[logit_rows[l]]."""
-        args = [x.address, x.stride, out.address, out.stride, out.width]
+        args = fields.TAKE_ROWS(**_from_to(x, out), WIDTH=out.width)
         self._recording.emit("take_rows", out.rows, args, [x.region], [out.region])
 
-    def likeliest(self, logits: CpuArray, ids: F32, before: CpuArray | None, out: CpuArray) -> None:
+    def argmax(self, logits: CpuArray, ids: F32, before: CpuArray | None, out: CpuArray) -> None:
         """out = token, probability, and that times before's last."""
-        args = [logits.address, logits.stride, out.address, out.stride, logits.width, ids.ctypes.data]
-        args += [0, 0] if before is None else [before.address, before.stride]
+        args = fields.ARGMAX(
+            **_from_to(logits, out),
+            WIDTH=logits.width,
+            TOKENS=ids.ctypes.data,
+            BEFORE=0 if before is None else before.address,
+            BEFORE_STRIDE=0 if before is None else before.stride,
+        )
         reads = [logits.region] if before is None else [logits.region, before.region]
-        self._recording.emit("likeliest", out.rows, args, reads, [out.region])
+        self._recording.emit("argmax", out.rows, args, reads, [out.region])
 
-    def follow(self, guesses: CpuArray, x: CpuArray, page_size: int) -> CpuArray:
+    def advance(self, guesses: CpuArray, x: CpuArray, page_size: int) -> CpuArray:
         """Change the step's header and what it points to; `rope` makes its tables anew."""
         assert page_size == PAGE
         recorder = self._recording
         recorder.meet()
-        recorder.emit("follow", x.rows, [guesses.address, guesses.stride], [guesses.region], [])
+        args = fields.ADVANCE(GUESSES=guesses.address, GUESSES_STRIDE=guesses.stride)
+        recorder.emit("advance", x.rows, args, [guesses.region], [])
         recorder.meet(may_end=True)
         recorder.angles.clear()
         return CpuArray(Rows.TOKENS, x.width, x.stride, x.buffer, x.start)
 
     def scale_cap(self, x: CpuArray, scale: float, cap: float | None, out: CpuArray) -> None:
         """out = x * scale, capped by tanh."""
-        args = [x.address, x.stride, out.address, out.stride, out.width, float_bits(scale), float_bits(cap or 0.0)]
+        args = fields.SCALE_CAP(
+            **_from_to(x, out), WIDTH=out.width, FACTOR=float_bits(scale), CAP=float_bits(cap or 0.0)
+        )
         self._recording.emit("scale_cap", out.rows, args, [x.region], [out.region])
 
     def _codebook(self, part: Part, too_high: int = 0) -> int:
@@ -346,3 +414,8 @@ class CpuBackend:
         if values not in self._codebooks:
             self._codebooks[values] = np.array(values, np.int16).astype(np.int8)
         return int(self._codebooks[values].ctypes.data)
+
+
+def _from_to(x: CpuArray, out: CpuArray) -> dict[str, int]:
+    """The fields of an input and an output."""
+    return {"IN": x.address, "IN_STRIDE": x.stride, "OUT": out.address, "OUT_STRIDE": out.stride}

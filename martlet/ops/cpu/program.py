@@ -13,23 +13,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.ops.cpu.fields import (
+from martlet.ops.cpu.kernels.fields import (
     ARGS,
     BARRIER,
     BYTES,
     COUNTER,
     KERNEL,
     LINE_WORDS,
+    QUANTIZE,
     RECORD_FIELDS,
     ROWS,
     ROWS_PER_TILE,
     SEGMENT_PAGES,
-    STEP_ADAPTERS,
     STEP_ENDED,
     STEP_IDS,
     STEP_LEAST,
     STEP_LOGIT_ROWS,
     STEP_LOGITS,
+    STEP_LORA_SLOTS,
     STEP_PAGE_STRIDE,
     STEP_PAGE_TABLE,
     STEP_POSITIONS,
@@ -43,7 +44,7 @@ from martlet.ops.cpu.fields import (
     float_bits,
     state_floats,
 )
-from martlet.ops.cpu.layout import BLOCK
+from martlet.ops.cpu.kernels.layout import BLOCK
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.interface import Rows, StepInputs, StepLimits
@@ -104,9 +105,10 @@ class ByteRows:
         return Region(int(self.q.ctypes.data), 0, 1)
 
     @property
-    def addresses(self) -> list[int]:
-        """The four arrays' addresses, in the order of a record."""
-        return [int(a.ctypes.data) for a in (self.q, self.scales, self.sums, self.mins)]
+    def fields(self) -> dict[str, int]:
+        """The fields of a product that reads it: the four arrays' addresses."""
+        arrays = {"X": self.q, "X_SCALES": self.scales, "X_SUMS": self.sums, "X_MINS": self.mins}
+        return {name: int(array.ctypes.data) for name, array in arrays.items()}
 
 
 class Recorder:
@@ -125,7 +127,7 @@ class Recorder:
         self._producer: Region | None = None  # what the last record writes, if it can write bytes as well
         self._states: NDArray[np.float32] | None = None
         self.angles: dict[Rope, CpuArray] = {}  # the tables of `rope`
-        self.given: CpuArray | None = None  # what comes from outside with each step
+        self.feed: CpuArray | None = None  # what comes from outside with each step
         self._meets = 0  # BARRIER of the next operation, if nothing else asks for one
 
     def capacity(self, rows: Rows) -> int:
@@ -172,7 +174,7 @@ class Recorder:
         return record
 
     def meet(self, may_end: bool = False) -> None:
-        """The next operation starts when all before it have ended; or the program ends, if `follow` said so."""
+        """The next operation starts when all before it have ended; or the program ends, if `advance` said so."""
         self._meets = 2 if may_end else 1
 
     def as_bytes(self, x: CpuArray) -> ByteRows:
@@ -180,7 +182,7 @@ class Recorder:
         if x.region in self._bytes:
             return self._bytes[x.region]
         form = self._new_bytes(x)
-        fields = [*form.addresses, x.width // BLOCK]
+        fields = [*form.fields.values(), x.width // BLOCK]
         if self._producer == x.region:
             record = self._records[-1]
             record[BYTES : BYTES + len(fields)] = fields
@@ -188,7 +190,8 @@ class Recorder:
                 record[BARRIER], self._reads, self._writes = max(record[BARRIER], 1), [], [x.region]
             self._writes.append(form.region)
         else:
-            record = self.emit("quantize", x.rows, [x.address, x.stride, x.width], [x.region], [form.region])
+            args = QUANTIZE(IN=x.address, IN_STRIDE=x.stride, N_COLUMNS=x.width)
+            record = self.emit("quantize", x.rows, args, [x.region], [form.region])
             record[BYTES : BYTES + len(fields)] = fields
         self._bytes[x.region] = form
         return form
@@ -229,7 +232,7 @@ class Recorder:
 
     def finish(self, team: Team, step: NDArray[np.int64], outputs: Any) -> CpuProgram:
         """The program, which writes its inputs' addresses and sizes to the header `step` before each run."""
-        return CpuProgram(team, step, (self._records, self._sections), self.limits, (outputs, self._held), self.given)
+        return CpuProgram(team, step, (self._records, self._sections), self.limits, (outputs, self._held), self.feed)
 
 
 class CpuProgram:
@@ -242,10 +245,10 @@ class CpuProgram:
         recorded: tuple[list[list[int]], list[int]],
         limits: StepLimits,
         held: tuple[Any, list[Any]],
-        given: CpuArray | None = None,
+        feed: CpuArray | None = None,
     ) -> None:
         self._team, self._step, self._outputs, self._held = team, step, held[0], held
-        self._given = given
+        self._feed = feed
         records, sections = recorded
         n = len(records)
         self._records = aligned(max(n, 1) * RECORD_FIELDS * 8, np.int64).reshape(-1, RECORD_FIELDS)
@@ -263,7 +266,7 @@ class CpuProgram:
             STEP_PAGE_TABLE: limits.max_seqs * limits.max_pages_per_seq,
             STEP_LOGIT_ROWS: max(limits.max_logits, 1),
             STEP_RECENT_SLOTS: limits.max_tokens,
-            STEP_ADAPTERS: limits.max_tokens,
+            STEP_LORA_SLOTS: limits.max_tokens,
             STEP_RECENT_TABLE: limits.max_seqs * limits.max_pages_per_seq,
         }
         self._inputs = {name: np.zeros(size, np.int32) for name, size in shapes.items()}
@@ -275,7 +278,7 @@ class CpuProgram:
         """Replay the step's sections first … stop - 1 on `inputs`; returns the outputs of the captured function."""
         step, buffers = self._step, self._inputs
         step[self._places] = self._addresses
-        given = (
+        arrays = (
             (STEP_IDS, inputs.ids),
             (STEP_POSITIONS, inputs.positions),
             (STEP_SLOTS, inputs.slots),
@@ -283,22 +286,22 @@ class CpuProgram:
             (STEP_LOGIT_ROWS, inputs.logit_rows),
             (STEP_RECENT_SLOTS, inputs.recent_slots),
             (STEP_RECENT_TABLE, inputs.recent_table),
-            (STEP_ADAPTERS, inputs.adapters),
+            (STEP_LORA_SLOTS, inputs.lora_slots),
         )
-        for name, array in given:
+        for name, array in arrays:
             size = array.size
             if size:
                 buffers[name][:size] = array.reshape(-1)
-        if self._given is not None:
-            rows = self._given.buffer.reshape(-1, self._given.stride)[: inputs.ids.size]
-            rows[:, self._given.start : self._given.start + self._given.width] = inputs.given
+        if self._feed is not None:
+            rows = self._feed.buffer.reshape(-1, self._feed.stride)[: inputs.ids.size]
+            rows[:, self._feed.start : self._feed.start + self._feed.width] = inputs.feed
         table = inputs.page_table
         buffers[STEP_PAGE_TABLE][: table.size] = table.reshape(-1)
         step[STEP_TOKENS], step[STEP_LOGITS] = inputs.ids.size, inputs.logit_rows.size
         step[STEP_SEQS], step[STEP_PAGE_STRIDE] = table.shape
         step[STEP_LEAST] = float_bits(inputs.least) if inputs.least else 0
         self.replay(self._sections[first], self.n_records if stop is None else self._sections[stop])
-        # `follow` may have changed these, which say how much of an output there is, and set the last.
+        # `advance` may have changed these, which say how much of an output there is, and set the last.
         step[STEP_TOKENS], step[STEP_LOGITS], step[STEP_ENDED] = inputs.ids.size, inputs.logit_rows.size, 0
         return self._outputs
 

@@ -1,4 +1,4 @@
-"""Compiled kernels: found on disk or compiled once, loaded without Numba (read `kernels.py` next: the table of them).
+"""Compiled kernels: found on disk or compiled once, loaded without Numba (read `table.py` next: the table of them).
 
 Object code lies in one folder for each digest of everything that it depends on: the kernels' source, the versions of
 Numba and LLVM, and the processor. A file carries the SHA-256 of its content and appears by renaming, so half-written,
@@ -22,7 +22,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from martlet.ops.cpu.isa import Isa
+from martlet.ops.cpu.simd.isa import Isa
 
 __all__ = ["KERNEL_TYPE", "KernelStore", "environment_digest"]
 
@@ -32,19 +32,20 @@ KERNEL_TYPE = ctypes.CFUNCTYPE(
 Progress = Callable[[str, int, int], None]
 
 
-def source_digest() -> str:
-    """Hash of the text of this package, from which every kernel is compiled."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+def source_digest(*folders: str) -> str:
+    """Hash of the Python text in `folders` of this package, and below them."""
+    digest, root = hashlib.sha256(), Path(__file__).parent
+    for path in sorted(path for folder in folders for path in (root / folder).rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
-def environment_digest(isa: Isa) -> str:
-    """Hash of all that object code depends on; another value means another folder."""
+def environment_digest(isa: Isa, *folders: str) -> str:
+    """Hash of all that object code depends on, and of the text in `folders`; by default of what kernels are made from."""
     versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite")]
     cpu = [platform.machine(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), isa.name]
-    return hashlib.sha256("\0".join([source_digest(), *versions, *cpu]).encode()).hexdigest()[:24]
+    source = source_digest(*(folders or ("kernels", "simd")))
+    return hashlib.sha256("\0".join([source, *versions, *cpu]).encode()).hexdigest()[:24]
 
 
 class KernelStore:
@@ -98,11 +99,10 @@ class KernelStore:
     def _compile(self, name: str, done: int, total: int) -> bytes:
         if self._progress is not None:
             self._progress(name, done, total)
-        from martlet.ops.cpu.compiler import compile_kernel
-        from martlet.ops.cpu.kernels import builder
+        from martlet.ops.cpu.kernels.table import compile_kernel
 
         start = time.perf_counter()
-        code = compile_kernel(name, self.isa, builder(name))
+        code = compile_kernel(name, self.isa)
         self.compiled[name] = time.perf_counter() - start
         self._write(name, code)
         return code

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import CapacityError
-from martlet.ops.cpu.fields import (
+from martlet.ops.cpu.kernels.fields import (
     CONTROL,
     LAUNCHED,
     LINE_WORDS,

@@ -1,4 +1,4 @@
-"""Packed weights: memory for them, and the packing of a file's tensors by the team (kernels: `pack.py`).
+"""Where weights, pages and adapters lie, and the packing of a file's tensors by the team (kernels: `pack.py`).
 
 A weight is a stack of parts, one for each run of tensors with the same block type. A type that has no kernel of its own
 is unpacked to float32, which loses nothing and costs memory; `docs/formats.md` has the table.
@@ -9,23 +9,27 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
 from martlet.kv_types import KV_TYPES
-from martlet.ops.cpu.fields import MAX_HEAD_DIM, PAGE
-from martlet.ops.cpu.layout import BLOCK, GROUP, LAYOUTS, FloatLayout, Layout, group_bytes
+from martlet.ops.cpu.kernels.fields import MAX_HEAD_DIM, PACK, PAGE
+from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, LAYOUTS, FloatLayout, Layout, group_bytes
 from martlet.ops.cpu.program import Region
+from martlet.ops.cpu.threads import aligned
 from martlet.ops.kv_pages import by_page
 from martlet.quant.table import BlockType, RawTensor
 
-__all__ = ["Arena", "CpuCache", "CpuWeight", "Part", "pack_weight"]
+__all__ = ["Arena", "CpuCache", "CpuWeight", "LoraTable", "Part", "pack_weight"]
 
 ARENA_BYTES = 64 << 20
+SLOT_WORDS = 3  # of a slot in a LoRA table: addresses of a and bᵀ, ranks (`kernels/lora.py`)
+F32 = NDArray[np.float32]
 PackJob = tuple[str, list[int]]  # a kernel's name and its record's own fields
 
 
@@ -145,6 +149,37 @@ class CpuCache:
         return [cache.region for cache in self.recent]
 
 
+@dataclass(slots=True, eq=False)
+class LoraTable:
+    """Updates of a product [rows, k] → [rows, n], one a slot."""
+
+    k: int
+    n: int
+    words: NDArray[np.int64] = field(repr=False)
+    held: dict[int, tuple[F32, F32]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def empty(cls, n_slots: int, k: int, n: int) -> LoraTable:
+        """A table whose slots have no update."""
+        return cls(k, n, aligned(n_slots * SLOT_WORDS * 8, np.int64))
+
+    def put(self, slot: int, a: F32 | None, b: F32 | None) -> None:
+        """The update of a slot, a [r, k] and b [n, r]; None for none."""
+        entry = self.words[slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS]
+        if a is None or b is None:
+            entry[:] = 0
+            self.held.pop(slot, None)
+            return
+        kept = _padded(a, self.k), _padded(b.T, self.n)
+        entry[:] = kept[0].ctypes.data, kept[1].ctypes.data, len(kept[0])
+        self.held[slot] = kept
+
+    @property
+    def address(self) -> int:
+        """Of the table."""
+        return int(self.words.ctypes.data)
+
+
 def pack_weight(tensors: Sequence[RawTensor], arena: Arena, run: Callable[[list[PackJob]], None]) -> CpuWeight:
     """Pack matrices [n_i, k], stacked by rows. `run` runs packing kernels with all threads."""
     k = tensors[0].shape[-1]
@@ -191,7 +226,23 @@ def _pack_run(
                 source = np.concatenate([source, np.zeros((GROUP - rest, rows.shape[1]), np.uint8)])
             keep.append(source)
             target = data.ctypes.data + group * size
-            jobs.append((f"pack_{layout.name}", [source.ctypes.data, rows.shape[1], target, size, count, k]))
+            args = PACK(
+                SRC=source.ctypes.data,
+                SRC_ROW_BYTES=rows.shape[1],
+                DST=target,
+                GROUP_BYTES=size,
+                N_GROUPS=count,
+                N_COLUMNS=k,
+            )
+            jobs.append((f"pack_{layout.name}", args))
             group += count
     run(jobs)
     return [Part(layout, n, data)]
+
+
+def _padded(values: Any, width: int) -> F32:
+    """[r, width] with zeros up to a multiple of 4 rows and of 16 columns."""
+    rows, columns = -(-len(values) // 4) * 4, -(-width // 16) * 16
+    out: F32 = aligned(rows * columns * 4, np.float32).reshape(rows, columns)
+    out[: len(values), :width] = values
+    return out

@@ -19,14 +19,14 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.fields import ARGS, BYTES, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
-from martlet.ops.cpu.layout import BLOCK
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.fields import BYTES, COUNTER, QUANTIZE, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
+from martlet.ops.cpu.kernels.layout import BLOCK
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["COLUMNS_A_UNIT", "quantize_kernel", "quantizer", "tile_claimer", "tile_quantizer"]
 
-IN, IN_STRIDE, N_COLUMNS = range(ARGS, ARGS + 3)
+IN, IN_STRIDE, N_COLUMNS = QUANTIZE
 COLUMNS_A_UNIT = 512
 
 

@@ -1,4 +1,4 @@
-"""Which processor the kernels are compiled for (read `simd.py` next: the verbs that depend on it).
+"""Which processor the kernels are compiled for (read `verbs.py` next: the verbs that depend on it).
 
 An `Isa` says how wide a register is and which instruction multiplies bytes. The generic one uses plain LLVM vectors
 and runs everywhere. MARTLET_ISA names one to use in place of the processor's best. The AVX-512 and Arm forms of the byte product follow Intel's and Arm's manuals.

@@ -19,21 +19,21 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.fields import ARGS, COUNTER, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
-from martlet.ops.cpu.layout import BLOCK, GROUP, PANEL_BLOCKS, FloatLayout, QuantLayout
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.fields import COUNTER, LINEAR, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
+from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, PANEL_BLOCKS, FloatLayout, QuantLayout
+from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["OPTIONS", "linear_float", "linear_quant", "sharer"]
 
+# No bounds or division checks raise, nothing is reassociated, and no wrapper for the interpreter is made.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 L2_BYTES = 256 * 1024  # weights of a chunk that many rows come back to: a quarter of a common second-level cache
 FETCHED_AHEAD = 8192  # bytes of weights, to the second-level cache
 TILE_BYTES = ROWS_PER_TILE * BLOCK
 
 # The fields of a linear record; CODEBOOK, X_SCALES, X_SUMS and X_MINS only where quantised.
-WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, CODEBOOK = range(ARGS, ARGS + 5)
-X, X_SCALES, X_SUMS, X_MINS, X_STRIDE = range(ARGS + 5, ARGS + 10)
-OUT, OUT_STRIDE, BIAS, RESIDUAL, RESIDUAL_STRIDE = range(ARGS + 10, ARGS + 15)
+WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, CODEBOOK, *_ = LINEAR
+*_, X, X_SCALES, X_SUMS, X_MINS, X_STRIDE, OUT, OUT_STRIDE, BIAS, RESIDUAL, RESIDUAL_STRIDE = LINEAR
 
 
 def code_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:

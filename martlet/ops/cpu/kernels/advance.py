@@ -1,6 +1,6 @@
 """Several steps in one program: the likeliest token of each row, and going on from it (read `speculate/eagle.py` for their use).
 
-`follow` turns the step's header, and the arrays that it points to, into those of the next step: a row a sequence. It is
+`advance` turns the step's header, and the arrays that it points to, into those of the next step: a row a sequence. It is
 one thread's work of less than a microsecond, with a meeting of all before and after it. Where nothing is worth going on
 from, it ends the program.
 """
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from martlet.ops.cpu.fields import (
-    ARGS,
+from martlet.ops.cpu.kernels.fields import (
+    ADVANCE,
+    ARGMAX,
     COUNTER,
     PAGE,
     STEP_ENDED,
@@ -26,18 +27,17 @@ from martlet.ops.cpu.fields import (
     STEP_SPAN_STARTS,
     STEP_TOKENS,
 )
-from martlet.ops.cpu.mathlib import exponential
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.simd.mathlib import exponential
+from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["follow_kernel", "likeliest_kernel"]
+__all__ = ["advance_kernel", "argmax_kernel"]
 
-IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH = range(ARGS, ARGS + 5)
-TOKENS, BEFORE, BEFORE_STRIDE = range(ARGS + 5, ARGS + 8)  # likeliest; BEFORE 0 is none
-GUESSES, GUESSES_STRIDE = range(ARGS, ARGS + 2)  # follow
+IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH, TOKENS, BEFORE, BEFORE_STRIDE = ARGMAX
+GUESSES, GUESSES_STRIDE = ADVANCE
 TOKEN, PROBABILITY, CHANCE = range(3)  # columns of a guess
 
 
-def likeliest_kernel(v: Verbs) -> Callable[..., None]:
+def argmax_kernel(v: Verbs) -> Callable[..., None]:
     """out = the token of the largest column, its probability, and the chance of it and those before; a unit is a row."""
     exp, lanes = exponential(v), v.lanes
 
@@ -71,7 +71,7 @@ def likeliest_kernel(v: Verbs) -> Callable[..., None]:
     return kernel
 
 
-def follow_kernel(v: Verbs) -> Callable[..., None]:
+def advance_kernel(v: Verbs) -> Callable[..., None]:
     """The header and its arrays become those of the next step. Rows are in the order of sequences: none is written before it is read."""
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]

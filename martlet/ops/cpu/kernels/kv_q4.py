@@ -18,12 +18,12 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.fields import (
+from martlet.ops.cpu.kernels.fields import (
     ALPHAS,
-    ARGS,
     CONSTANTS,
     COUNTER,
     KV_BLOCK,
+    KV_WRITE,
     PAGE,
     Q_STRIDE_FLOATS,
     ROWS,
@@ -40,14 +40,13 @@ from martlet.ops.cpu.fields import (
     STEP_SPAN_STARTS,
     SUMS,
 )
-from martlet.ops.cpu.kv_float import two_at_once, write_claimer
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.kv_float import two_at_once, write_claimer
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["kv_write_q4_kernel", "pack_q4_kernel", "q4_scores", "q4_sums", "recent_place"]
 
-K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM = range(ARGS, ARGS + 8)
-RECENT, N_PAGES = ARGS + 8, ARGS + 9  # the first as `recent_place` takes it
+K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM, RECENT, N_PAGES = KV_WRITE
 MOST = 65504.0  # of float16
 HALF = KV_BLOCK // 2
 

@@ -3,55 +3,72 @@
     kernel(record, step, thread, n_threads)
 
 `record` points to the fields named here, `step` to the step's header: sizes and addresses that differ from step to
-step. Fields hold sizes, byte addresses or the bits of a float; an operation's own fields begin at ARGS and are named
-beside its kernel. They are plain integers because compiled code indexes with them.
+step. Fields hold sizes, byte addresses or the bits of a float. They are plain integers because compiled code indexes
+with them. An operation's own fields begin at ARGS; a `Fields` names them, for its kernel and for who fills the record.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 __all__ = [
+    "ACT_MUL",
+    "ADD",
+    "ADVANCE",
     "AHEAD",
     "AHEAD_STRIDE",
     "ALPHAS",
+    "ARGMAX",
     "ARGS",
     "ARRIVALS",
     "ARRIVED",
+    "ATTENTION",
     "BARRIER",
     "BASE",
     "BYTES",
     "CONSTANTS",
     "CONTROL",
     "COUNTER",
+    "EMBED",
     "IDLE_SPINS",
     "KERNEL",
     "KV_BLOCK",
+    "KV_WRITE",
     "LARGEST",
     "LAST",
     "LAUNCHED",
+    "LINEAR",
     "LINE_WORDS",
+    "LORA",
+    "MASK_FILL",
     "MAX_HEAD_DIM",
     "MAX_RANK",
     "NEW_LARGEST",
     "NEW_TOTALS",
     "N_RECORDS",
+    "PACK",
     "PAGE",
+    "QUANTIZE",
     "Q_STRIDE_FLOATS",
+    "READ",
     "RECENT_TOKENS",
     "RECORDS",
     "RECORD_FIELDS",
+    "RMS_NORM",
+    "ROPE",
+    "ROPE_TABLE",
     "ROWS",
     "ROWS_PER_TILE",
     "SCALED_P",
     "SCALED_Q",
+    "SCALE_CAP",
     "SCORES",
     "SCRATCH_FLOATS",
     "SEGMENT_PAGES",
     "SEGMENT_STATE",
     "SLEEPING",
     "STATE",
-    "STEP_ADAPTERS",
     "STEP_ADDRESS",
     "STEP_ENDED",
     "STEP_FIELDS",
@@ -59,6 +76,7 @@ __all__ = [
     "STEP_LEAST",
     "STEP_LOGITS",
     "STEP_LOGIT_ROWS",
+    "STEP_LORA_SLOTS",
     "STEP_NUMBER",
     "STEP_PAGE_STRIDE",
     "STEP_PAGE_TABLE",
@@ -72,8 +90,11 @@ __all__ = [
     "STOPPING",
     "SUMS",
     "SUMS_PER_BLOCK",
+    "TAKE_ROWS",
     "TOTALS",
     "TO_WAKE",
+    "TRIE_WALK",
+    "Fields",
     "float_bits",
     "state_floats",
 ]
@@ -91,16 +112,67 @@ ARGS = 4
 BYTES = 24  # where to put the output's byte form as well (`quantize.py`): four addresses, then its blocks; 0: nowhere
 AHEAD, AHEAD_STRIDE = 30, 31  # what a waiting thread fetches already: an address, and bytes from thread to thread
 
+
+class Fields:
+    """The names of one operation's own fields, in their order from ARGS on.
+
+    Iterating gives their numbers in a record; calling it with a value for each name gives the values in order.
+    """
+
+    def __init__(self, names: str) -> None:
+        self.names = tuple(names.split())
+        assert ARGS + len(self.names) <= RECORD_FIELDS
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(ARGS, ARGS + len(self.names)))
+
+    def __call__(self, **values: int) -> list[int]:
+        assert values.keys() == set(self.names), f"of the record: {values.keys() ^ set(self.names)}"
+        return [values[name] for name in self.names]
+
+
+_ROWWISE = "IN IN_STRIDE OUT OUT_STRIDE WIDTH"  # strides are in floats, here and below
+ACT_MUL = Fields(_ROWWISE)  # WIDTH is OUT's
+ADD = Fields(f"{_ROWWISE} OTHER OTHER_STRIDE SCALE")
+ADVANCE = Fields("GUESSES GUESSES_STRIDE")
+ARGMAX = Fields(f"{_ROWWISE} TOKENS BEFORE BEFORE_STRIDE")  # BEFORE 0: none
+ATTENTION = Fields(
+    "Q Q_STRIDE OUT OUT_STRIDE KEYS VALUES KEY_BYTES VALUE_BYTES"  # bytes: of one head, a page
+    " N_KV_HEADS HEADS_PER_KV HEAD_DIM SCALE SOFTCAP WINDOW"  # SOFTCAP and WINDOW 0: none
+    " SCRATCH PARTIALS N_PARTIALS"  # N_PARTIALS: states that a step's shared tiles may use
+    " RECENT N_PAGES"  # RECENT: of q4, as `recent_place` takes it
+)
+EMBED = Fields("TABLE N_COLUMNS GROUP_BYTES CODEBOOK SCALE OUT OUT_STRIDE")  # CODEBOOK 0: codes are values
+KV_WRITE = Fields("K K_STRIDE V V_STRIDE TO_KEYS TO_VALUES KV_HEADS KV_DIM RECENT N_PAGES")
+LINEAR = Fields(
+    "WEIGHT N_ROWS N_COLUMNS GROUP_BYTES CODEBOOK"
+    " X X_SCALES X_SUMS X_MINS X_STRIDE"  # a byte form has scales, sums and minimums; a float32 input has a stride
+    " OUT OUT_STRIDE BIAS RESIDUAL RESIDUAL_STRIDE"  # BIAS and RESIDUAL 0: none
+)
+LORA = Fields("IN IN_STRIDE OUT OUT_STRIDE K N TABLE SCRATCH BY_LOGIT_ROW")
+MASK_FILL = Fields("OUT N_WORDS SHARED IDS N_IDS")
+PACK = Fields("SRC SRC_ROW_BYTES DST GROUP_BYTES N_GROUPS N_COLUMNS")
+QUANTIZE = Fields("IN IN_STRIDE N_COLUMNS")
+READ = Fields("BUFFER N_CHUNKS RESULT")
+RMS_NORM = Fields(f"{_ROWWISE} NORM_WEIGHT EPS GROUPS")  # WIDTH is a group's
+ROPE = Fields("IN IN_STRIDE OUT OUT_STRIDE HEADS HEAD_DIM ANGLES ROPE_HALF")
+ROPE_TABLE = Fields("FREQUENCIES HALF MAGNITUDE TABLE")  # FREQUENCIES are float64
+SCALE_CAP = Fields(f"{_ROWWISE} FACTOR CAP")  # CAP 0: none
+TAKE_ROWS = Fields(_ROWWISE)
+TRIE_WALK = Fields(
+    "BYTE END DEPTH FIRST TOKENS TABLE ACCEPT FOLLOW START NODE COUNTED SCRATCH MASK STAYING LEAVING N_FOUND FINAL"
+)
+
 # Fields of a step's header; arrays are int32 (ops/interface.py, StepInputs) and stand as addresses.
 STEP_TOKENS, STEP_LOGITS, STEP_SEQS = 0, 1, 2  # T, L, B
 STEP_IDS, STEP_POSITIONS, STEP_SLOTS, STEP_SPAN_STARTS = 3, 4, 5, 6
 STEP_PAGE_TABLE, STEP_PAGE_STRIDE, STEP_LOGIT_ROWS = 7, 8, 9
 STEP_RECENT_SLOTS, STEP_RECENT_TABLE = 10, 11  # the table's rows are as far apart as the page table's
-STEP_ADAPTERS = 12  # each token row's slot in the tables of low-rank updates (`lora.py`), below 0: none
+STEP_LORA_SLOTS = 12  # each token row's slot in the tables of low-rank updates (`lora.py`), below 0: none
 STEP_LEAST, STEP_ENDED = (
     16,
     17,
-)  # bits of the chance from which on `follow` goes on; 1: it did not, and nothing more is run
+)  # bits of the chance from which on `advance` goes on; 1: it did not, and nothing more is run
 STEP_FIELDS = 18
 MAX_RANK = 512  # of a low-rank update
 

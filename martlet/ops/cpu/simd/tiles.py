@@ -12,9 +12,9 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from martlet.ops.cpu.byte_product import BYTE_PRODUCTS
-from martlet.ops.cpu.emit import F32, I8, I32, I64, Tile, Vec, call, constant, each_row, load, splat, store, verb
-from martlet.ops.cpu.isa import Isa
+from martlet.ops.cpu.simd.byte_product import BYTE_PRODUCTS
+from martlet.ops.cpu.simd.emit import F32, I8, I32, I64, Tile, Vec, call, constant, each_row, load, splat, store, verb
+from martlet.ops.cpu.simd.isa import Isa
 
 __all__ = ["TileVerbs"]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.fields import ARGS, COUNTER, ROWS, STEP_IDS
-from martlet.ops.cpu.layout import BLOCK, GROUP, LINE, PANEL_BLOCKS, FloatLayout, QuantLayout
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.fields import COUNTER, EMBED, ROWS, STEP_IDS
+from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, LINE, PANEL_BLOCKS, FloatLayout, QuantLayout
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["embed_float", "embed_quant"]
 
-TABLE, N_COLUMNS, GROUP_BYTES, CODEBOOK, SCALE, OUT, OUT_STRIDE = range(ARGS, ARGS + 7)
+TABLE, N_COLUMNS, GROUP_BYTES, CODEBOOK, SCALE, OUT, OUT_STRIDE = EMBED
 
 
 def value_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ def inputs(slots: list[int], logit_rows: list[int]) -> StepInputs:
     zeros = np.zeros(len(slots), np.int32)
     starts = np.array([0, len(slots)], np.int32)
     rows, page_table = np.array(logit_rows, np.int32), np.zeros((1, 1), np.int32)
-    return StepInputs(zeros, zeros, zeros, starts, page_table, rows, adapters=np.array(slots, np.int32))
+    return StepInputs(zeros, zeros, zeros, starts, page_table, rows, lora_slots=np.array(slots, np.int32))
 
 
 class Adapting:
@@ -27,9 +27,9 @@ class Adapting:
 
     def __init__(self, ops: Backend, k: int, n: int, updates: dict[int, tuple[F32, F32]], rows: Rows) -> None:
         self.ops, self.arrays = ops, []
-        table = ops.adapters(8, k, n)
+        table = ops.lora_table(8, k, n)
         for slot, (a, b) in updates.items():
-            ops.set_adapter(table, slot, a, b)
+            ops.set_lora(table, slot, a, b)
         self.table, self.sizes, self.rows = table, (k, n), rows
         self.given: list[F32] = []
         self.program = ops.capture(self._step, LIMITS)
@@ -39,7 +39,7 @@ class Adapting:
         if isinstance(self.ops, ReferenceBackend):
             for array, values in zip(self.arrays, self.given, strict=True):
                 array[:] = values
-        self.ops.adapt(self.arrays[0], self.table, self.arrays[1])
+        self.ops.lora(self.arrays[0], self.table, self.arrays[1])
         return self.arrays[1]
 
     def __call__(self, x: F32, out: F32, slots: list[int], logit_rows: list[int] | None = None) -> F32:
@@ -100,8 +100,8 @@ def test_a_slot_can_be_changed_between_two_runs(cpu: CpuBackend) -> None:
     run = Adapting(cpu, 32, 32, {}, Rows.TOKENS)
     x, out = values(1, 32, 1), values(1, 32, 2)
     assert np.array_equal(run(x, out, [2]), out)
-    cpu.set_adapter(run.table, 2, values(4, 32, 3), values(32, 4, 4))
+    cpu.set_lora(run.table, 2, values(4, 32, 3), values(32, 4, 4))
     changed = run(x, out, [2])
     assert not np.array_equal(changed, out)
-    cpu.set_adapter(run.table, 2, None, None)
+    cpu.set_lora(run.table, 2, None, None)
     assert np.array_equal(run(x, out, [2]), out)

@@ -13,14 +13,14 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.fields import ARGS, COUNTER
-from martlet.ops.cpu.layout import BLOCK, GROUP, LINE, PANEL_BLOCKS, FloatLayout, QuantLayout
-from martlet.ops.cpu.linear import OPTIONS, sharer
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.fields import COUNTER, PACK
+from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, LINE, PANEL_BLOCKS, FloatLayout, QuantLayout
+from martlet.ops.cpu.kernels.linear import OPTIONS, sharer
+from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["pack_float", "pack_quant"]
 
-SRC, SRC_ROW_BYTES, DST, GROUP_BYTES, N_GROUPS, N_COLUMNS = range(ARGS, ARGS + 6)
+SRC, SRC_ROW_BYTES, DST, GROUP_BYTES, N_GROUPS, N_COLUMNS = PACK
 LOW = 0x0F0F0F0F
 
 BlockPacker = Callable[..., Any]  # (src, stride, dst, where block b goes, b, lane), all offsets in bytes

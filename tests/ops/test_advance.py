@@ -13,7 +13,7 @@ from blocks import random_tensor
 from kernel_calls import F32, Kernels, Step, bits, columns
 
 from martlet.ops.cpu.backend import CpuBackend
-from martlet.ops.cpu.fields import STEP_LOGITS
+from martlet.ops.cpu.kernels.fields import STEP_LOGITS
 from martlet.ops.interface import Rows, StepInputs, StepLimits
 from martlet.ops.reference import ReferenceBackend
 from martlet.quant.table import BlockType
@@ -42,7 +42,7 @@ def test_likeliest(kernels: Kernels, width: int) -> None:
     for args, chance in (((0, 0), shares), ((before,), shares * before[:, 2])):
         out[:] = np.nan
         logit_rows = Step(5, logit_rows=[0, 2, 4])
-        kernels("likeliest", logit_rows, x, out, width, tokens.ctypes.data, *args, threads=2, rows=STEP_LOGITS)
+        kernels("argmax", logit_rows, x, out, width, tokens.ctypes.data, *args, threads=2, rows=STEP_LOGITS)
         assert out[:, 0].tolist() == tokens[x.argmax(axis=1)].tolist()
         np.testing.assert_allclose(out[:, 1:], np.stack([shares, chance], axis=1), rtol=4e-6)
         assert np.isnan(np.delete(out.base, [2, 3, 4], axis=1)).all()
@@ -51,7 +51,7 @@ def test_likeliest(kernels: Kernels, width: int) -> None:
 def test_likeliest_of_nan_is_a_token(best_kernels: Kernels) -> None:
     x, out = np.full((1, 20), np.nan, np.float32), np.zeros((1, 3), np.float32)
     tokens = np.arange(7, 27, dtype=np.float32)
-    best_kernels("likeliest", Step(1, logit_rows=[0]), x, out, 20, tokens.ctypes.data, 0, 0, rows=STEP_LOGITS)
+    best_kernels("argmax", Step(1, logit_rows=[0]), x, out, 20, tokens.ctypes.data, 0, 0, rows=STEP_LOGITS)
     assert out[0, 0] in tokens
     assert not out[0, 2] >= 0.0, "nothing goes on from it"
 
@@ -82,7 +82,7 @@ def inputs_of(parts: list[tuple[int, list[int], list[int]]], given: F32, **more:
     slots = [pages[(s + i) // PAGE] * PAGE + (s + i) % PAGE for s, ids_, pages in parts for i in range(len(ids_))]
     starts = np.cumsum([0, *(len(tokens) for _, tokens, _ in parts)])
     arrays = [np.array(a, I32) for a in (ids, places, slots, starts, [pages for *_, pages in parts], starts[1:] - 1)]
-    return StepInputs(*arrays, given=given, **more)
+    return StepInputs(*arrays, feed=given, **more)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -99,21 +99,21 @@ def test_a_program_goes_on_as_steps_of_their_own_would(kernel_folder: Path, back
 
     def one(cache: Any) -> Any:
         x, guesses = ops.empty(Rows.TOKENS, C), ops.empty(Rows.LOGITS, 3)
-        ops.given(x)
+        ops.feed(x)
         logits, last = model_step(ops, weights, cache, x)
-        ops.likeliest(logits, ids, None, guesses)
+        ops.argmax(logits, ids, None, guesses)
         return guesses, last
 
     def four(cache: Any) -> Any:
         x, made = ops.empty(Rows.TOKENS, C), [ops.empty(Rows.LOGITS, 3)]
-        ops.given(x)
+        ops.feed(x)
         logits, last = model_step(ops, weights, cache, x)
-        ops.likeliest(logits, ids, None, made[0])
+        ops.argmax(logits, ids, None, made[0])
         for _ in range(3):
-            x = ops.follow(made[-1], last, PAGE)
+            x = ops.advance(made[-1], last, PAGE)
             logits, last = model_step(ops, weights, cache, x)
             made.append(ops.empty(Rows.LOGITS, 3))
-            ops.likeliest(logits, ids, made[-2], made[-1])
+            ops.argmax(logits, ids, made[-2], made[-1])
         return made
 
     limits = StepLimits(40, 2, 2, 2)
@@ -146,14 +146,14 @@ def four_levels(ops: CpuBackend) -> Any:
 
     def step() -> Any:
         x, made = ops.empty(Rows.TOKENS, C), []
-        ops.given(x)
+        ops.feed(x)
         for number in range(4):
             last, logits = ops.empty(Rows.LOGITS, C), ops.empty(Rows.LOGITS, V)
             ops.take_logit_rows(x, last)
             ops.linear(last, table, logits)
             made.append(ops.empty(Rows.LOGITS, 3))
-            ops.likeliest(logits, ids, made[-2] if number else None, made[-1])
-            x = ops.follow(made[-1], last, PAGE)
+            ops.argmax(logits, ids, made[-2] if number else None, made[-1])
+            x = ops.advance(made[-1], last, PAGE)
         return made
 
     return ops.capture(step, StepLimits(2, 2, 2, 1))

@@ -11,19 +11,19 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.fields import ARGS, BYTES, COUNTER, ROWS, STEP_LOGIT_ROWS
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.mathlib import activation, hyperbolic_tangent
-from martlet.ops.cpu.quantize import COLUMNS_A_UNIT, tile_claimer, tile_quantizer
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.fields import ACT_MUL, ADD, BYTES, COUNTER, RMS_NORM, ROWS, SCALE_CAP, STEP_LOGIT_ROWS
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.kernels.quantize import COLUMNS_A_UNIT, tile_claimer, tile_quantizer
+from martlet.ops.cpu.simd.mathlib import activation, hyperbolic_tangent
+from martlet.ops.cpu.simd.verbs import Verbs
 from martlet.spec import Activation
 
 __all__ = ["act_mul_kernel", "add_kernel", "rms_norm_kernel", "scale_cap_kernel", "take_rows_kernel"]
 
-IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH = range(ARGS, ARGS + 5)
-NORM_WEIGHT, EPS, GROUPS = range(ARGS + 5, ARGS + 8)  # rms_norm; WIDTH is a group's
-OTHER, OTHER_STRIDE, SCALE = range(ARGS + 5, ARGS + 8)  # add
-FACTOR, CAP = range(ARGS + 5, ARGS + 7)  # scale_cap; CAP 0 is none
+IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH = ACT_MUL  # and every other's first fields
+*_, NORM_WEIGHT, EPS, GROUPS = RMS_NORM
+*_, OTHER, OTHER_STRIDE, SCALE = ADD
+*_, FACTOR, CAP = SCALE_CAP
 
 
 def claimer(v: Verbs) -> Callable[..., Any]:

@@ -17,20 +17,21 @@ from llvmlite import ir
 from numba import njit
 from numba.core import cgutils
 
-from martlet.ops.cpu.emit import I8, I32, I64, verb
-from martlet.ops.cpu.fields import (
+from martlet.ops.cpu.kernels.fields import (
     AHEAD,
     AHEAD_STRIDE,
     ARRIVALS,
     BARRIER,
     BASE,
     CONTROL,
+    COUNTER,
     IDLE_SPINS,
     KERNEL,
     LAST,
     LAUNCHED,
     LINE_WORDS,
     N_RECORDS,
+    READ,
     RECORD_FIELDS,
     RECORDS,
     SLEEPING,
@@ -40,12 +41,16 @@ from martlet.ops.cpu.fields import (
     STOPPING,
     TO_WAKE,
 )
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.simd.emit import I8, I32, I64, verb
+from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["launch_kernel", "serve_kernel"]
+__all__ = ["launch_kernel", "read_kernel", "serve_kernel"]
+
+BUFFER, N_CHUNKS, RESULT = READ
 
 AHEAD_BYTES = 4096  # what a thread fetches of its next weights before it waits
+CHUNK = 1 << 20  # bytes that a thread of `read` reads front to back: as long a stream as a matrix gives it
 SPINS = 2000  # looks at a barrier before a thread yields: tens of microseconds
 
 
@@ -150,3 +155,28 @@ def serve_kernel(v: Verbs) -> Callable[..., None]:
             walk(control, thread, n_threads)
 
     return serve
+
+
+def read_kernel(v: Verbs) -> Callable[..., None]:
+    """Reads N_CHUNKS mebibytes from BUFFER: the measure of what a decode cannot exceed (`bench/bandwidth.py`).
+
+    RESULT gets bits of all that was read, so that no read is optimised away.
+    """
+    size = 4 * v.lanes
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        counter, seen = v.i64p(record[COUNTER]), v.splat_int(0)
+        while True:
+            chunk = v.atomic_add(counter, 0, 1)
+            if chunk >= record[N_CHUNKS]:
+                break
+            data = v.i8p(record[BUFFER] + chunk * CHUNK)
+            for i in range(0, CHUNK, 4 * size):
+                first = v.or_ints(v.as_ints(v.load_bytes(data, i)), v.as_ints(v.load_bytes(data, i + size)))
+                second = v.as_ints(v.load_bytes(data, i + 2 * size))
+                third = v.as_ints(v.load_bytes(data, i + 3 * size))
+                seen = v.or_ints(seen, v.or_ints(first, v.or_ints(second, third)))
+        if thread == 0:
+            v.i64p(record[RESULT])[0] = v.sum_ints(seen)
+
+    return kernel

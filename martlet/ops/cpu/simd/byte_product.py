@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from martlet.ops.cpu.emit import I8, I16, LLVM_VERSION, call, constant
+from martlet.ops.cpu.simd.emit import I8, I16, LLVM_VERSION, call, constant
 
 __all__ = ["BYTE_PRODUCTS", "ZERO_POINTS"]
 

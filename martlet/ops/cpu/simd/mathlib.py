@@ -11,8 +11,8 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.simd.verbs import Verbs
 from martlet.spec import Activation
 
 __all__ = ["activation", "exponential", "hyperbolic_tangent"]

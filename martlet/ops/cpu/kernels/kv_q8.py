@@ -15,10 +15,10 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.fields import (
+from martlet.ops.cpu.kernels.fields import (
     ALPHAS,
-    ARGS,
     KV_BLOCK,
+    KV_WRITE,
     PAGE,
     Q_STRIDE_FLOATS,
     ROWS,
@@ -28,14 +28,13 @@ from martlet.ops.cpu.fields import (
     STEP_SLOTS,
     SUMS,
 )
-from martlet.ops.cpu.kv_float import two_at_once, write_claimer
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.kv_float import two_at_once, write_claimer
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["kv_write_q8_kernel", "q8_scores", "q8_sums"]
 
-K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM = range(ARGS, ARGS + 8)
-N_PAGES = ARGS + 9
+K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM, _, N_PAGES = KV_WRITE
 MOST = 65504.0  # what lies beyond float16 saturates
 
 

@@ -15,17 +15,17 @@ from collections.abc import Callable
 
 from numba import njit
 
-from martlet.ops.cpu.fields import ARGS, COUNTER, MAX_RANK, ROWS, STEP_ADAPTERS, STEP_LOGIT_ROWS
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.fields import COUNTER, LORA, MAX_RANK, ROWS, STEP_LOGIT_ROWS, STEP_LORA_SLOTS
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["adapt_kernel"]
+__all__ = ["lora_kernel"]
 
-IN, IN_STRIDE, OUT, OUT_STRIDE, K, N, TABLE, SCRATCH, BY_LOGIT_ROW = range(ARGS, ARGS + 9)
+IN, IN_STRIDE, OUT, OUT_STRIDE, K, N, TABLE, SCRATCH, BY_LOGIT_ROW = LORA
 A, B, RANKS, SLOT_WORDS = 0, 1, 2, 3
 
 
-def adapt_kernel(v: Verbs) -> Callable[..., None]:
+def lora_kernel(v: Verbs) -> Callable[..., None]:
     """out += (x aᵀ) bᵀ for every row that has an adapter."""
     lanes = v.lanes
 
@@ -55,7 +55,7 @@ def adapt_kernel(v: Verbs) -> Callable[..., None]:
             v.store_first(out, n, v.add(v.load_first(out, n, n_stop - n), total), n_stop - n)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        slots, logit_rows = v.i32p(step[STEP_ADAPTERS]), v.i32p(step[STEP_LOGIT_ROWS])
+        slots, logit_rows = v.i32p(step[STEP_LORA_SLOTS]), v.i32p(step[STEP_LOGIT_ROWS])
         k_stop, n_stop = record[K], record[N]
         a_stride, b_stride = (k_stop + 15) // 16 * 16, (n_stop + 15) // 16 * 16
         inner = v.f32p(record[SCRATCH] + thread * MAX_RANK * 4)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from martlet.ops.cpu.fields import ARGS, COUNTER, ROWS, STEP_POSITIONS
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.fields import COUNTER, ROPE, ROPE_TABLE, ROWS, STEP_POSITIONS
+from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["rope_kernel", "rope_table_kernel"]
 
-FREQUENCIES, HALF, MAGNITUDE, TABLE = range(ARGS, ARGS + 4)  # rope_table; frequencies are float64
-IN, IN_STRIDE, OUT, OUT_STRIDE, HEADS, HEAD_DIM, ANGLES, ROPE_HALF = range(ARGS, ARGS + 8)
+FREQUENCIES, HALF, MAGNITUDE, TABLE = ROPE_TABLE
+IN, IN_STRIDE, OUT, OUT_STRIDE, HEADS, HEAD_DIM, ANGLES, ROPE_HALF = ROPE
 
 
 def rope_table_kernel(v: Verbs) -> Callable[..., None]:

@@ -16,8 +16,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from martlet.ops.cpu.byte_product import ZERO_POINTS
-from martlet.ops.cpu.emit import (
+from martlet.ops.cpu.simd.byte_product import ZERO_POINTS
+from martlet.ops.cpu.simd.emit import (
     F32,
     F32P,
     F64P,
@@ -40,8 +40,8 @@ from martlet.ops.cpu.emit import (
     store,
     verb,
 )
-from martlet.ops.cpu.isa import Isa
-from martlet.ops.cpu.tiles import TileVerbs
+from martlet.ops.cpu.simd.isa import Isa
+from martlet.ops.cpu.simd.tiles import TileVerbs
 
 __all__ = ["Verbs"]
 

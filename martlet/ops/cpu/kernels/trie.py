@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from martlet.ops.cpu.fields import ARGS
+from martlet.ops.cpu.kernels.fields import MASK_FILL, TRIE_WALK
 
 if TYPE_CHECKING:  # simd.py needs Numba, and who only names these fields does not
-    from martlet.ops.cpu.simd import Verbs
+    from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = [
     "ACCEPT",
@@ -46,10 +46,9 @@ __all__ = [
     "trie_walk_kernel",
 ]
 
-BYTE, END, DEPTH, FIRST, TOKENS = range(ARGS, ARGS + 5)
-TABLE, ACCEPT, FOLLOW, START, NODE, COUNTED = range(ARGS + 5, ARGS + 11)
-SCRATCH, MASK, STAYING, LEAVING, N_FOUND, FINAL = range(ARGS + 11, ARGS + 17)
-OUT, N_WORDS, SHARED, IDS, N_IDS = range(ARGS, ARGS + 5)
+BYTE, END, DEPTH, FIRST, TOKENS, TABLE, ACCEPT, FOLLOW, *_ = TRIE_WALK
+*_, START, NODE, COUNTED, SCRATCH, MASK, STAYING, LEAVING, N_FOUND, FINAL = TRIE_WALK
+OUT, N_WORDS, SHARED, IDS, N_IDS = MASK_FILL
 
 
 def mask_fill_kernel(v: Verbs) -> Callable[..., None]:

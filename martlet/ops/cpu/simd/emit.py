@@ -1,4 +1,4 @@
-"""How a SIMD verb becomes LLVM: vector types for Numba and the helpers that emit code (read `simd.py` next).
+"""How a SIMD verb becomes LLVM: vector types for Numba and the helpers that emit code (read `verbs.py` next).
 
 `b` is always llvmlite's IR builder, `t` the Numba types of a verb's arguments.
 """

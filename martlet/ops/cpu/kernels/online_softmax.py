@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.fields import (
+from martlet.ops.cpu.kernels.fields import (
     ALPHAS,
     LARGEST,
     NEW_LARGEST,
@@ -23,9 +23,9 @@ from martlet.ops.cpu.fields import (
     SUMS,
     TOTALS,
 )
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.mathlib import exponential
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.simd.mathlib import exponential
+from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["softmax", "state_functions"]
 

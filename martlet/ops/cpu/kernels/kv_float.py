@@ -19,10 +19,10 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.fields import (
+from martlet.ops.cpu.kernels.fields import (
     ALPHAS,
-    ARGS,
     COUNTER,
+    KV_WRITE,
     PAGE,
     Q_STRIDE_FLOATS,
     ROWS,
@@ -31,13 +31,12 @@ from martlet.ops.cpu.fields import (
     STEP_SLOTS,
     SUMS,
 )
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["float_scores", "float_sums", "kv_write_kernel", "write_claimer"]
 
-K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM = range(ARGS, ARGS + 8)
-N_PAGES = ARGS + 9
+K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM, _, N_PAGES = KV_WRITE
 
 
 def write_claimer(v: Verbs) -> Callable[..., Any]:

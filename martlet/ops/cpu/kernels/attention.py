@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 from numba import njit
 
-from martlet.ops.cpu.fields import (
+from martlet.ops.cpu.kernels.fields import (
     ALPHAS,
-    ARGS,
     ARRIVED,
+    ATTENTION,
     BYTES,
     COUNTER,
     PAGE,
@@ -49,24 +49,24 @@ from martlet.ops.cpu.fields import (
     TOTALS,
     state_floats,
 )
-from martlet.ops.cpu.kv_float import float_scores, float_sums
-from martlet.ops.cpu.kv_q4 import q4_scores, q4_sums, recent_place
-from martlet.ops.cpu.kv_q8 import q8_scores, q8_sums
-from martlet.ops.cpu.linear import OPTIONS
-from martlet.ops.cpu.mathlib import hyperbolic_tangent
-from martlet.ops.cpu.online_softmax import softmax, state_functions
-from martlet.ops.cpu.quantize import quantizer
-from martlet.ops.cpu.simd import Verbs
+from martlet.ops.cpu.kernels.kv_float import float_scores, float_sums
+from martlet.ops.cpu.kernels.kv_q4 import q4_scores, q4_sums, recent_place
+from martlet.ops.cpu.kernels.kv_q8 import q8_scores, q8_sums
+from martlet.ops.cpu.kernels.linear import OPTIONS
+from martlet.ops.cpu.kernels.online_softmax import softmax, state_functions
+from martlet.ops.cpu.kernels.quantize import quantizer
+from martlet.ops.cpu.simd.mathlib import hyperbolic_tangent
+from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["attention_kernel"]
 
 helper = njit(forceinline=True, **OPTIONS)
 SEGMENT = SEGMENT_PAGES * PAGE
 
-Q, Q_STRIDE, OUT, OUT_STRIDE, KEYS, VALUES, KEY_BYTES, VALUE_BYTES = range(ARGS, ARGS + 8)  # bytes: a page's, of a head
-N_KV_HEADS, HEADS_PER_KV, HEAD_DIM, SCALE, SOFTCAP, WINDOW = range(ARGS + 8, ARGS + 14)  # SOFTCAP and WINDOW 0: none
-SCRATCH, PARTIALS, N_PARTIALS = range(ARGS + 14, ARGS + 17)  # N_PARTIALS: states that a step's shared tiles may use
-RECENT, N_PAGES = ARGS + 17, ARGS + 18  # the first is of q4, as `recent_place` takes it
+Q, Q_STRIDE, OUT, OUT_STRIDE, KEYS, VALUES, KEY_BYTES, VALUE_BYTES, *_ = ATTENTION
+*_, N_KV_HEADS, HEADS_PER_KV, HEAD_DIM, SCALE, SOFTCAP, WINDOW, SCRATCH, PARTIALS, N_PARTIALS, RECENT, N_PAGES = (
+    ATTENTION
+)
 
 
 PAGE_FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # how pages give scores, and sums of values
