@@ -1,6 +1,6 @@
 """How much memory an engine needs, and the context that fits: planned before anything is allocated.
 
-`measure` runs the model's loading and one capture on a backend that only counts, so that the plan and the allocator are
+`measure` runs the model's loading and one step on the null backend, which only writes down what is done, so that the plan and the allocator are
 the same code: `engine/build.py` refuses with this sum, and `martlet plan` prints it (read `build.py` next).
 
     total = weights + adapters + n_pages * page_size * kv_per_token + recent + activations + logits + overhead
@@ -19,7 +19,7 @@ from martlet.models.decoder import forward
 from martlet.models.eagle_head import HeadFile
 from martlet.models.medusa_heads import MedusaFile
 from martlet.models.weights import load_model, steep_layers
-from martlet.ops.interface import Array, Rows, StepLimits, Weight
+from martlet.ops.interface import Rows, StepLimits
 from martlet.ops.null import NullBackend
 from martlet.quant.table import RawTensor
 from martlet.runtime.kv import kv_bytes_per_token, recent_bytes
@@ -131,17 +131,20 @@ def step_limits(config: EngineConfig, vocab: int, context: int) -> StepLimits:
 def measure(
     checkpoint: Any, config: EngineConfig, packed_bytes: Callable[[Sequence[RawTensor]], int] | None = None
 ) -> Footprint:
-    """Load and capture the model on a counting backend; `packed_bytes` is what a backend's `pack` would return occupy.
+    """Load the model on the null backend and record a step; `packed_bytes` is what a backend's `pack` would return occupy.
 
     Without `packed_bytes` weights count as in the file. Raises FormatError and UnsupportedError as `load_model` does.
     """
-    counter = _CountingBackend(packed_bytes or _file_bytes)
-    model = load_model(checkpoint, counter, context=config.max_context)
+    ops = NullBackend(packed_bytes or _file_bytes)
+    model = load_model(checkpoint, ops, context=config.max_context)
     limits = step_limits(config, model.spec.vocab, config.page_size)
     caches = [None for _ in model.spec.layers]
-    forward(counter, model, caches)
-    steep = steep_layers(checkpoint, model.spec, STEEP)
-    return Footprint(model.spec, counter.weights, counter.activations(limits), counter.logits(limits), steep=steep)
+    recording = ops.record(lambda: forward(ops, model, caches))
+    activations = int(BYTE_FORMS * 4 * limits.max_tokens * recording.width(Rows.TOKENS))
+    logits = 4 * limits.max_logits * recording.width(Rows.LOGITS)
+    return Footprint(
+        model.spec, model.weight_bytes, activations, logits, steep=steep_layers(checkpoint, model.spec, STEEP)
+    )
 
 
 def with_head(footprint: Footprint, head: HeadFile | MedusaFile, config: EngineConfig) -> Footprint:
@@ -284,31 +287,3 @@ def _mib(nbytes: int) -> str:
 
 def _file_bytes(tensors: Sequence[RawTensor]) -> int:
     return sum(tensor.data.nbytes for tensor in tensors)
-
-
-class _CountingBackend(NullBackend):
-    """Counts what loading and capturing would allocate."""
-
-    def __init__(self, packed_bytes: Callable[[Sequence[RawTensor]], int]) -> None:
-        super().__init__()
-        self._packed_bytes = packed_bytes
-        self._widths = {Rows.TOKENS: 0, Rows.LOGITS: 0}
-        self.weights = 0
-
-    def pack(self, tensors: Sequence[RawTensor]) -> Weight:
-        """Count a weight."""
-        self.weights += self._packed_bytes(tensors)
-        return super().pack(tensors)
-
-    def empty(self, rows: Rows, width: int) -> Array:
-        """Count an activation."""
-        self._widths[rows] += width
-        return super().empty(rows, width)
-
-    def activations(self, limits: StepLimits) -> int:
-        """Bytes of the activations of the largest step."""
-        return int(BYTE_FORMS * 4 * limits.max_tokens * self._widths[Rows.TOKENS])
-
-    def logits(self, limits: StepLimits) -> int:
-        """Bytes of the rows of logits of the largest step."""
-        return 4 * limits.max_logits * self._widths[Rows.LOGITS]

@@ -32,7 +32,7 @@ U8 = NDArray[np.uint8]
 
 
 class Rows(Enum):
-    """The first dimension of an activation."""
+    """A domain of rows, the first dimension of an activation. `StepLimits.most` and `StepInputs.n_rows` say its sizes."""
 
     TOKENS = "T"
     LOGITS = "L"
@@ -47,6 +47,11 @@ class StepLimits:
     max_logits: int  # L
     max_pages_per_seq: int
     layered_rows: int = 0  # of a chunk that goes through the layers in several steps; 0: none does
+    max_branches: int = 0  # of drafts that are trees, over all sequences; each counts as a sequence of the step
+
+    def most(self, rows: Rows) -> int:
+        """The largest size of a domain."""
+        return {Rows.TOKENS: self.max_tokens, Rows.LOGITS: self.max_logits}[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,10 @@ class StepInputs:
     lora_slots: I32 = field(default_factory=_none)
     feed: F32 = field(default_factory=_nothing)
     least: float = 0.0
+
+    def n_rows(self, rows: Rows) -> int:
+        """A domain's size in this step."""
+        return {Rows.TOKENS: self.ids.size, Rows.LOGITS: self.logit_rows.size}[rows]
 
 
 class Program(Protocol):

@@ -10,21 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.ops.interface import Array, RecentPages, Rows, StepInputs, StepLimits, Weight
+from martlet.ops.recorded import RecordingBackend
 from martlet.quant.table import RawTensor
-from martlet.spec import Activation, Attention, Rope
 
 __all__ = ["NullBackend"]
 
 F32 = NDArray[np.float32]
-_ZERO = np.zeros((), np.float32)
 U8 = NDArray[np.uint8]
-
-
-class _Shape:
-    """Stands for an activation: its rows and width."""
-
-    def __init__(self, rows: Rows, width: int) -> None:
-        self.rows, self.width = rows, width
+_ZERO = np.zeros((), np.float32)
 
 
 class _NullProgram:
@@ -33,44 +26,41 @@ class _NullProgram:
 
     def run(self, inputs: StepInputs, first: int = 0, stop: int | None = None) -> Any:
         self._backend.calls["run"] += 1
-        self._backend.sizes = {Rows.TOKENS: inputs.ids.size, Rows.LOGITS: inputs.logit_rows.size}
+        self._backend.sizes = {rows: inputs.n_rows(rows) for rows in Rows}
         return self._outputs
 
 
-class NullBackend:
-    """`calls` counts the operations captured and the steps run."""
+class NullBackend(RecordingBackend):
+    """`calls` counts the operations captured, the pages moved and the steps run.
+
+    A weight is the number of bytes that `packed_bytes` says; without it, 0.
+    """
 
     name = "null"
 
-    def __init__(self) -> None:
+    def __init__(self, packed_bytes: Callable[[Sequence[RawTensor]], int] | None = None) -> None:
+        super().__init__()
         self.calls: Counter[str] = Counter()
-        self.sizes = {Rows.TOKENS: 0, Rows.LOGITS: 0}
+        self.sizes = dict.fromkeys(Rows, 0)
+        self._packed_bytes = packed_bytes
 
     def fingerprint(self) -> str:
-        """There are no bits."""
-        return "null"
+        return "null"  # there are no bits
 
     def upload(self, values: NDArray[Any]) -> Array:
-        """Nothing is kept."""
+        return None
 
     def download(self, array: Array) -> F32:
-        """Zeros."""
         return np.zeros((self.sizes[array.rows], array.width), np.float32)
 
     def view(self, array: Array) -> F32:
-        """Zeros that take no memory."""
-        return np.broadcast_to(_ZERO, (self.sizes[array.rows], array.width))
-
-    def empty(self, rows: Rows, width: int) -> Array:
-        """A shape."""
-        return _Shape(rows, width)
-
-    def columns(self, array: Array, start: int, stop: int) -> Array:
-        """A narrower shape."""
-        return _Shape(array.rows, stop - start)
+        return np.broadcast_to(_ZERO, (self.sizes[array.rows], array.width))  # which takes no memory
 
     def pack(self, tensors: Sequence[RawTensor]) -> Weight:
-        """Nothing is kept."""
+        return 0 if self._packed_bytes is None else self._packed_bytes(tensors)
+
+    def weight_bytes(self, weight: Weight) -> int:
+        return int(weight)
 
     def kv_cache(
         self,
@@ -81,101 +71,31 @@ class NullBackend:
         dtype: str,
         recent: RecentPages | None = None,
     ) -> Array:
-        """Nothing is kept."""
+        return None
 
     def page_bytes(self, cache: Array) -> int:
-        """0."""
         return 0
 
     def copy_page(self, cache: Array, source: int, target: int) -> None:
-        """Counted."""
         self.calls["copy_page"] += 1
 
     def read_page(self, cache: Array, page: int, out: U8) -> None:
-        """Counted."""
         self.calls["read_page"] += 1
 
     def write_page(self, cache: Array, page: int, data: U8) -> None:
-        """Counted."""
         self.calls["write_page"] += 1
 
     def lora_table(self, n_slots: int, k: int, n: int) -> Array:
-        """Nothing is kept."""
+        return None
 
     def set_lora(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
-        """Counted."""
         self.calls["set_lora"] += 1
 
-    def weight_bytes(self, weight: Weight) -> int:
-        """0."""
-        return 0
-
     def close(self) -> None:
-        """Nothing to free."""
+        pass
 
     def capture(self, step: Callable[[], Any], limits: StepLimits) -> _NullProgram:
-        """Count the operations of `step`."""
-        return _NullProgram(self, step())
-
-    def section(self) -> None:
-        """Counted."""
-        self.calls["section"] += 1
-
-    def embed(self, table: Weight, scale: float, out: Array) -> None:
-        """Counted."""
-        self.calls["embed"] += 1
-
-    def feed(self, out: Array) -> None:
-        """Counted."""
-        self.calls["feed"] += 1
-
-    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
-        """Counted."""
-        self.calls["rms_norm"] += 1
-
-    def linear(
-        self, x: Array, weight: Weight, out: Array, bias: Array | None = None, residual: Array | None = None
-    ) -> None:
-        """Counted."""
-        self.calls["linear"] += 1
-
-    def lora(self, x: Array, table: Array, out: Array) -> None:
-        """Counted."""
-        self.calls["lora"] += 1
-
-    def rope(self, x: Array, head_dim: int, rope: Rope, out: Array) -> None:
-        """Counted."""
-        self.calls["rope"] += 1
-
-    def kv_write(self, k: Array, v: Array, cache: Array) -> None:
-        """Counted."""
-        self.calls["kv_write"] += 1
-
-    def attention(self, q: Array, cache: Array, spec: Attention, out: Array) -> None:
-        """Counted."""
-        self.calls["attention"] += 1
-
-    def act_mul(self, gate_up: Array, activation: Activation, out: Array) -> None:
-        """Counted."""
-        self.calls["act_mul"] += 1
-
-    def add(self, x: Array, y: Array, scale: float, out: Array) -> None:
-        """Counted."""
-        self.calls["add"] += 1
-
-    def take_logit_rows(self, x: Array, out: Array) -> None:
-        """Counted."""
-        self.calls["take_logit_rows"] += 1
-
-    def argmax(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
-        """Counted."""
-        self.calls["argmax"] += 1
-
-    def advance(self, guesses: Array, x: Array, page_size: int) -> Array:
-        """Counted."""
-        self.calls["advance"] += 1
-        return _Shape(Rows.TOKENS, x.width)
-
-    def scale_cap(self, x: Array, scale: float, cap: float | None, out: Array) -> None:
-        """Counted."""
-        self.calls["scale_cap"] += 1
+        recording = self.record(step)
+        self.calls.update(operation.name for operation in recording.operations)
+        self.calls["section"] += len(recording.sections)
+        return _NullProgram(self, recording.outputs)

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.errors import OracleError, UnsupportedError
-from martlet.ops.interface import Array, Backend, Program, RecentPages, Rows, StepInputs, StepLimits, Weight
+from martlet.ops.interface import Array, Backend, Program, RecentPages, StepInputs, StepLimits, Weight
+from martlet.ops.recorded import Operation, RecordingBackend, Slice, numbered
 from martlet.quant.table import RawTensor
-from martlet.spec import Activation, Attention, Rope
 
 __all__ = ["BOUNDS", "OracleBackend"]
 
@@ -57,60 +57,22 @@ class _Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
-    """Columns [start, stop) of the result number `value`."""
+class _Checked:
+    """An operation, and where in the model it is, in words."""
 
-    value: int
-    start: int
-    stop: int
-
-
-@dataclass(slots=True, eq=False)
-class _Buffer:
-    """What the decoder takes for an array: the results written to it, latest last, each with its columns."""
-
-    rows: Rows
-    width: int
-    writes: list[tuple[int, int, int]] = field(default_factory=list)  # start, stop, value
+    operation: Operation  # numbered: what it reads are slices of results
+    place: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _View:
-    """Columns of a buffer."""
-
-    buffer: _Buffer
-    start: int
-    stop: int
-
-    def read(self) -> _Slice:
-        """The result that these columns hold now."""
-        for start, stop, value in reversed(self.buffer.writes):
-            if start <= self.start and self.stop <= stop:
-                return _Slice(value, self.start - start, self.stop - start)
-            assert stop <= self.start or self.stop <= start, "an array is read that was written in parts"
-        raise AssertionError("an array is read before it is written")
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    name: str
-    arguments: dict[str, Any]  # _Slice, _Pair, or a plain value
-    rows: Rows | None  # of the output; None for an operation without one
-    width: int
-    place: str  # where in the model, in words
-
-
-class OracleBackend:
+class OracleBackend(RecordingBackend):
     """Runs `fast` and checks it against `reference`. Its arrays are views; its programs return NumPy arrays."""
 
     def __init__(self, fast: Backend, reference: Backend) -> None:
+        super().__init__()
         self.name = f"oracle({fast.name})"
         self._fast = fast
         self._reference = reference
-        self._operations: list[_Operation] = []
-        self._layer: int | None = None
         self._n_caches = 0
-        self._n_values = 0
 
     def fingerprint(self) -> str:
         """Both backends', since pages are kept of both."""
@@ -129,14 +91,6 @@ class OracleBackend:
     def view(self, array: Array) -> F32:
         """It is NumPy already."""
         return self.download(array)
-
-    def empty(self, rows: Rows, width: int) -> Array:
-        """A name for results to come."""
-        return _View(_Buffer(rows, width), 0, width)
-
-    def columns(self, array: Array, start: int, stop: int) -> Array:
-        """Columns of an array."""
-        return _View(array.buffer, array.start + start, array.start + stop)
 
     def pack(self, tensors: Sequence[RawTensor]) -> Weight:
         """Pack for both backends."""
@@ -188,9 +142,6 @@ class OracleBackend:
     def set_lora(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
         """There are no tables."""
 
-    def lora(self, x: Array, table: Array, out: Array) -> None:
-        """There are no tables."""
-
     def weight_bytes(self, weight: Weight) -> int:
         """Bytes that the fast backend needs for it."""
         return self._fast.weight_bytes(weight.fast)
@@ -202,86 +153,27 @@ class OracleBackend:
 
     # -- capture --------------------------------------------------------------------------------------------------
     def capture(self, step: Callable[[], Any], limits: StepLimits) -> Program:
-        """Write down the operations of `step`, which returns an array or a tuple of them."""
-        self._operations, self._n_values, self._layer = [], 0, None
-        found = step()
-        results = tuple(array.read() for array in found) if isinstance(found, tuple) else found.read()
-        return _OracleProgram(self._fast, self._reference, limits, self._operations, results)
+        operations, results = numbered(self.record(step))
+        return _OracleProgram(self._fast, self._reference, limits, _placed(operations), results)
 
-    def section(self) -> None:
-        """Nothing: all sections are run and compared together."""
+    def _record(self, name: str, arguments: dict[str, Any]) -> Any:
+        if name == "advance":
+            raise UnsupportedError("draft heads while the oracle checks every operation")
+        return super()._record(name, arguments)
 
-    def _record(self, name: str, out: Array | None, **arguments: Any) -> None:
-        """Write down an operation; its arguments are read before its output is written."""
-        read = {key: value.read() if isinstance(value, _View) else value for key, value in arguments.items()}
-        pairs = [value for value in arguments.values() if isinstance(value, _Pair)]
+
+def _placed(operations: list[Operation]) -> list[_Checked]:
+    """Each operation with its place: the layer is that of the weight or cache before or in it."""
+    checked: list[_Checked] = []
+    layer: int | None = None
+    for operation in operations:
+        pairs = [value for value in operation.arguments.values() if isinstance(value, _Pair) and value.name]
         for pair in pairs:
-            self._layer = pair.layer if pair.layer is not None or pair.name else self._layer
-        names = ", ".join(pair.name for pair in pairs if pair.name)
-        layer = "outside the layers" if self._layer is None else f"layer {self._layer}"
-        place = f"{layer}, {name}" + (f" with {names}" if names else "")
-        if out is None:
-            self._operations.append(_Operation(name, read, None, 0, place))
-            return
-        width = out.stop - out.start
-        self._operations.append(_Operation(name, read, out.buffer.rows, width, place))
-        out.buffer.writes.append((out.start, out.stop, self._n_values))
-        self._n_values += 1
-
-    # -- operations -----------------------------------------------------------------------------------------------
-    def embed(self, table: Weight, scale: float, out: Array) -> None:
-        """Record."""
-        self._record("embed", out, table=table, scale=scale)
-
-    def feed(self, out: Array) -> None:
-        """Record."""
-        self._record("feed", out)
-
-    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
-        """Record."""
-        self._record("rms_norm", out, x=x, weight=weight, eps=eps)
-
-    def linear(
-        self, x: Array, weight: Weight, out: Array, bias: Array | None = None, residual: Array | None = None
-    ) -> None:
-        """Record."""
-        self._record("linear", out, x=x, weight=weight, bias=bias, residual=residual)
-
-    def rope(self, x: Array, head_dim: int, rope: Rope, out: Array) -> None:
-        """Record."""
-        self._record("rope", out, x=x, head_dim=head_dim, rope=rope)
-
-    def kv_write(self, k: Array, v: Array, cache: Array) -> None:
-        """Record."""
-        self._record("kv_write", None, k=k, v=v, cache=cache)
-
-    def attention(self, q: Array, cache: Array, spec: Attention, out: Array) -> None:
-        """Record."""
-        self._record("attention", out, q=q, cache=cache, spec=spec)
-
-    def act_mul(self, gate_up: Array, activation: Activation, out: Array) -> None:
-        """Record."""
-        self._record("act_mul", out, gate_up=gate_up, activation=activation)
-
-    def add(self, x: Array, y: Array, scale: float, out: Array) -> None:
-        """Record."""
-        self._record("add", out, x=x, y=y, scale=scale)
-
-    def take_logit_rows(self, x: Array, out: Array) -> None:
-        """Record."""
-        self._record("take_logit_rows", out, x=x)
-
-    def argmax(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
-        """Refused, as heads are."""
-        raise UnsupportedError("draft heads while the oracle checks every operation")
-
-    def advance(self, guesses: Array, x: Array, page_size: int) -> Array:
-        """Refused, as heads are."""
-        raise UnsupportedError("draft heads while the oracle checks every operation")
-
-    def scale_cap(self, x: Array, scale: float, cap: float | None, out: Array) -> None:
-        """Record."""
-        self._record("scale_cap", out, x=x, scale=scale, cap=cap)
+            layer = pair.layer
+        names = ", ".join(pair.name for pair in pairs)
+        where = "outside the layers" if layer is None else f"layer {layer}"
+        checked.append(_Checked(operation, f"{where}, {operation.name}" + (f" with {names}" if names else "")))
+    return checked
 
 
 class _OracleProgram:
@@ -292,95 +184,100 @@ class _OracleProgram:
         fast: Backend,
         reference: Backend,
         limits: StepLimits,
-        operations: list[_Operation],
-        results: _Slice | tuple[_Slice, ...],
+        checked: list[_Checked],
+        results: Slice | tuple[Slice, ...],
     ) -> None:
         self._fast = fast
         self._reference = reference
         self._limits = limits
-        self._operations = operations
+        self._checked = checked
         self._results = results
         self._program = fast.capture(self._all_results, limits)
 
     def run(self, inputs: StepInputs, first: int = 0, stop: int | None = None) -> F32 | tuple[F32, ...]:
-        """Run the step on the fast backend, check every operation, and return what the step did; sections all together."""
+        """Run the step on the fast backend, check every operation, and return the step's outputs; sections all together."""
         if stop is not None:
             return ()
         results = [self._fast.download(array) for array in self._program.run(inputs)]
-        value = 0
-        for operation in self._operations:
+        number = 0
+        for checked in self._checked:
+            operation = checked.operation
             expected = [self._reference_result(operation, results, inputs)]
             if operation.name == "linear":
                 rounded = _with_rounded_input(operation, results)
                 expected.append(self._reference_result(operation, rounded, inputs))
-            if operation.rows is not None:
-                _compare(operation, results[value], expected)
-                value += 1
+            if operation.out is not None:
+                _compare(checked, results[number], expected)
+                number += 1
         if isinstance(self._results, tuple):
-            return tuple(results[part.value][:, part.start : part.stop] for part in self._results)
-        return results[self._results.value][:, self._results.start : self._results.stop]
+            return tuple(_columns(results, output) for output in self._results)
+        return _columns(results, self._results)
 
     def _all_results(self) -> list[Array]:
         """The step on the fast backend, every result in an array of its own."""
         arrays: list[Array] = []
 
         def own(value: Any) -> Any:
-            if isinstance(value, _Slice):
-                return self._fast.columns(arrays[value.value], value.start, value.stop)
+            if isinstance(value, Slice):
+                return self._fast.columns(arrays[value.number], value.start, value.stop)
             return value.fast if isinstance(value, _Pair) else value
 
-        for operation in self._operations:
-            arguments = {key: own(value) for key, value in operation.arguments.items()}
-            if operation.rows is not None:
-                arguments["out"] = self._fast.empty(operation.rows, operation.width)
+        for operation in (checked.operation for checked in self._checked):
+            arguments = {name: own(value) for name, value in operation.arguments.items()}
+            if operation.out is not None:
+                arguments["out"] = self._fast.empty(operation.out.rows, operation.out.width)
                 arrays.append(arguments["out"])
             getattr(self._fast, operation.name)(**arguments)
         return arrays
 
-    def _reference_result(self, operation: _Operation, results: list[F32], inputs: StepInputs) -> F32:
-        """One operation on the reference, with the fast backend's inputs."""
-        ops = self._reference
+    def _reference_result(self, operation: Operation, results: list[F32], inputs: StepInputs) -> F32:
+        """One operation on the reference, with the fast backend's inputs: float32 [rows, width]."""
+        ops, out = self._reference, operation.out
 
         def theirs(value: Any) -> Any:
-            if isinstance(value, _Slice):
-                return ops.upload(results[value.value][:, value.start : value.stop])
+            if isinstance(value, Slice):
+                return ops.upload(_columns(results, value))
             return value.reference if isinstance(value, _Pair) else value
 
-        arguments = {key: theirs(value) for key, value in operation.arguments.items()}
+        arguments = {name: theirs(value) for name, value in operation.arguments.items()}
 
         def step() -> Any:
-            if operation.rows is not None:
-                arguments["out"] = ops.empty(operation.rows, operation.width)
+            if out is not None:
+                arguments["out"] = ops.empty(out.rows, out.width)
             getattr(ops, operation.name)(**arguments)
             return arguments.get("out")
 
         output = ops.capture(step, self._limits).run(inputs)
-        return _NOTHING if operation.rows is None else ops.download(output)
+        return _NOTHING if out is None else ops.download(output)
 
 
-def _with_rounded_input(operation: _Operation, results: list[F32]) -> list[F32]:
+def _columns(results: list[F32], part: Slice) -> F32:
+    return results[part.number][:, part.start : part.stop]
+
+
+def _with_rounded_input(operation: Operation, results: list[F32]) -> list[F32]:
     """The results with the columns that `operation` multiplies rounded to 8 bits, as `quantize.py` does it."""
-    source: _Slice = operation.arguments["x"]
-    x = results[source.value][:, source.start : source.stop]
+    source: Slice = operation.arguments["x"]
+    x = _columns(results, source)
     if x.size == 0 or x.shape[1] % ROUNDED_COLUMNS:
         return results
     blocks = x.reshape(len(x), -1, ROUNDED_COLUMNS)
     scale = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
-    whole = results[source.value].copy()
+    whole = results[source.number].copy()
     whole[:, source.start : source.stop] = (np.rint(blocks * inverse) * scale).reshape(x.shape)
-    return [whole if number == source.value else result for number, result in enumerate(results)]
+    return [whole if number == source.number else result for number, result in enumerate(results)]
 
 
-def _compare(operation: _Operation, found: F32, references: list[F32]) -> None:
+def _compare(checked: _Checked, actual: F32, references: list[F32]) -> None:
     """Raise OracleError if an element differs from every reference by more than its operation's bound."""
     expected = references[0]
     if expected.size == 0:
         return
-    # Where `found` is NaN the error is NaN, and below no error that is not small counts as right.
-    error = np.min([np.abs(found.astype(np.float64) - reference) for reference in references], axis=0)
+    # Where `actual` is NaN the error is NaN, and below no error that is not small counts as right.
+    error = np.min([np.abs(actual.astype(np.float64) - reference) for reference in references], axis=0)
     scale = np.maximum(np.abs(expected).max(axis=1, keepdims=True), 1e-30)
-    bound = BOUNDS[operation.name] * scale
+    bound = BOUNDS[checked.operation.name] * scale
     wrong = ~(error <= bound)
     if not wrong.any():
         return
@@ -388,7 +285,7 @@ def _compare(operation: _Operation, found: F32, references: list[F32]) -> None:
         np.argmax(np.where(wrong, np.nan_to_num(error / scale, nan=np.inf), -1.0)), error.shape
     )
     raise OracleError(
-        f"The fast and the reference results differ first at {operation.place}: at row {row}, column {column} found"
-        f" {found[row, column]:.6g}, expected {expected[row, column]:.6g} (error {error[row, column]:.3g}, allowed"
+        f"The fast and the reference results differ first at {checked.place}: at row {row}, column {column} found"
+        f" {actual[row, column]:.6g}, expected {expected[row, column]:.6g} (error {error[row, column]:.3g}, allowed"
         f" {bound[row, 0]:.3g}; {int(wrong.sum()):,} of {wrong.size:,} values are wrong)."
     )

@@ -93,8 +93,7 @@ class ReferenceBackend:
 
     def empty(self, rows: Rows, width: int) -> F32:
         """Zeros [rows of this step, width]."""
-        n = self._step.ids.size if rows is Rows.TOKENS else self._step.logit_rows.size
-        return np.zeros((n, width), np.float32)
+        return np.zeros((self._step.n_rows(rows), width), np.float32)
 
     def columns(self, array: F32, start: int, stop: int) -> F32:
         """The view array[:, start:stop]."""

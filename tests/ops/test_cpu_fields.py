@@ -41,5 +41,7 @@ def test_every_kernel_calls_a_field_by_its_name() -> None:
                 names, expected = names[1:], expected[1 - len(names) :]
             elif names[-1] == "*":
                 names, expected = names[:-1], expected[: len(names) - 1]
-            assert [name for name in names if name != "_"] == [e for n, e in zip(names, expected, strict=True) if n != "_"]
+            assert [name for name in names if name != "_"] == [
+                e for n, e in zip(names, expected, strict=True) if n != "_"
+            ]
     assert n_records >= 20

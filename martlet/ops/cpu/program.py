@@ -132,8 +132,7 @@ class Recorder:
 
     def capacity(self, rows: Rows) -> int:
         """Rows that a buffer needs, whole tiles of them."""
-        most = self.limits.max_tokens if rows is Rows.TOKENS else self.limits.max_logits
-        return -(-most // ROWS_PER_TILE) * ROWS_PER_TILE
+        return -(-self.limits.most(rows) // ROWS_PER_TILE) * ROWS_PER_TILE
 
     def keep(self, held: Any) -> None:
         """Keep something alive as long as the program."""
