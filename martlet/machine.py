@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MachineLimits", "ThreadChoice", "choose_threads", "processor_name", "read_machine"]
+__all__ = ["MachineLimits", "ThreadChoice", "choose_threads", "memory_available", "processor_name", "read_machine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ def read_machine(root: Path = Path("/"), affinity: frozenset[int] | None = None)
         memory_available=None if memory is None else int(memory),
         memory_source=memory_source,
     )
+
+
+def memory_available() -> int | None:
+    """Bytes that this process may still take; None where the machine does not say."""
+    return read_machine().memory_available
 
 
 def choose_threads(limits: MachineLimits) -> ThreadChoice:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from martlet.config import EngineConfig
-from martlet.engine.build import make_backend
 from martlet.errors import FormatError
 from martlet.formats.checkpoint import Checkpoint
+from martlet.ops.backends import make_backend
 from martlet.ops.interface import Backend, Program, Rows, StepInputs, StepLimits
 from martlet.quant.table import RawTensor
 

@@ -19,12 +19,13 @@ from martlet.commands.arguments import MODEL_HELP, add_engine_options, engine_op
 from martlet.commands.common import read_file, resolve_model
 from martlet.commands.perplexity import windows
 from martlet.config import resolve_config
-from martlet.engine.build import load_tokenizer, make_backend
+from martlet.engine.build import load_tokenizer
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.kv_types import STEEP, KvTypes, parse_kv_types
 from martlet.models.weights import load_model, steep_layers
 from martlet.observe.kv_quality import Compared, KvLens, compare, guard_types, join
+from martlet.ops.backends import make_backend
 from martlet.runtime.kv import kv_bytes_per_token, layer_types
 from martlet.spec import ModelSpec
 

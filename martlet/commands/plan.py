@@ -15,7 +15,7 @@ from martlet.config import EngineConfig, resolve_config
 from martlet.engine.build import measure_for
 from martlet.engine.memory import MemoryPlan, context_table
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
-from martlet.machine import read_machine
+from martlet.ops.backends import abilities_of
 
 __all__ = ["add_arguments", "execute"]
 
@@ -47,7 +47,7 @@ def execute(args: Namespace) -> int:
     with open_checkpoint(path) as checkpoint:
         footprint = measure_for(checkpoint, config)
         contexts = [config.max_context] if config.max_context else _contexts(footprint.spec.context)
-        plans = context_table(footprint, config, read_machine().memory_available, contexts, args.sequences)
+        plans = context_table(footprint, config, abilities_of(config).memory_available(), contexts, args.sequences)
         speed = None if args.no_probe else _speed(checkpoint, config, plans[0])
     if args.json:
         rows = [{**asdict(plan), "total": plan.total, "fits": plan.fits} for plan in plans]

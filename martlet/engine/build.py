@@ -5,9 +5,8 @@ checkpoint → tokenizer, chat template → memory plan → backend → packed m
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any
 
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
-from martlet.config import EngineConfig, Origin, cache_dir
+from martlet.config import EngineConfig, Origin
 from martlet.engine.disk_pages import make_cache, open_disk_pages
 from martlet.engine.engine import Engine
 from martlet.engine.lora import open_adapter, open_adapters
@@ -27,13 +26,11 @@ from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.grammar.grammars import Grammars
 from martlet.kv_types import parse_kv_types, share_tokens
-from martlet.machine import read_machine
 from martlet.metrics import StartPhase
 from martlet.models.lora import Adapter
 from martlet.models.weights import load_model
-from martlet.ops.cpu.kernels.layout import packed_bytes
-from martlet.ops.interface import Backend, StepLimits
-from martlet.quant.table import RawTensor
+from martlet.ops.backends import abilities_of, make_backend
+from martlet.ops.interface import Ability, Backend, StepLimits
 from martlet.runtime.executors import LocalExecutor
 from martlet.runtime.kv import allocate_caches, kv_bytes_per_token
 from martlet.runtime.rank import Rank
@@ -53,7 +50,6 @@ __all__ = [
     "Progress",
     "build",
     "load_tokenizer",
-    "make_backend",
     "measure_for",
     "plan_for",
 ]
@@ -116,46 +112,6 @@ class _Timeline:
         self.phases.append(StartPhase(name, time.perf_counter() - start))
 
 
-def _cpu(config: EngineConfig) -> Backend:
-    from martlet.ops.cpu.backend import CpuBackend  # imports Numba, which takes a moment
-
-    return CpuBackend(threads=config.threads, kernels=cache_dir() / "kernels")
-
-
-def _reference(config: EngineConfig) -> Backend:
-    from martlet.ops.reference import ReferenceBackend
-
-    return ReferenceBackend()
-
-
-def _null(config: EngineConfig) -> Backend:
-    from martlet.ops.null import NullBackend
-
-    return NullBackend()
-
-
-def _cpu_bytes(tensors: Sequence[RawTensor]) -> int:
-    return sum(packed_bytes(tensor.type, *tensor.shape) for tensor in tensors)
-
-
-def _reference_bytes(tensors: Sequence[RawTensor]) -> int:
-    return sum(4 * math.prod(tensor.shape) for tensor in tensors)  # decoded to float32
-
-
-_BACKENDS: dict[str, Callable[[EngineConfig], Backend]] = {"cpu": _cpu, "reference": _reference, "null": _null}
-_PACKED_BYTES = {"cpu": _cpu_bytes, "reference": _reference_bytes}
-
-
-def make_backend(config: EngineConfig) -> Backend:
-    """The backend that the settings name; with `oracle`, checked against the reference at every operation."""
-    ops = _BACKENDS[config.backend](config)
-    if config.oracle:
-        from martlet.ops.oracle import OracleBackend
-
-        return OracleBackend(ops, _reference(config))
-    return ops
-
-
 def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     """Open, plan, load, capture and warm up; whatever fails, nothing is left behind.
 
@@ -176,6 +132,8 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             resources.callback(ops.close)
             model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
             limits = step_limits(config, model.spec.vocab, plan.context)
+            if Ability.SECTIONS not in ops.abilities.features:
+                limits = replace(limits, layered_rows=0)
             kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
             head = open_draft_head(config, checkpoint, model.spec, resources)
             model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
@@ -193,7 +151,16 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             load_s = runner.probe_load()
         pages = PagePool(plan.n_pages, config.page_size)
         cache = make_cache(config, pages, tier)
-        scheduler = _scheduler(config, plan.context, len(model.spec.layers), limits, pages, tokenizer.eog_ids, cache)
+        scheduler = _scheduler(
+            config,
+            plan.context,
+            len(model.spec.layers),
+            limits,
+            pages,
+            tokenizer.eog_ids,
+            cache,
+            ops.abilities.row_tile,
+        )
         if load_s is not None:
             scheduler.cost.observe_load(1, load_s)
         watching = observers(config, plan, checkpoint, ops, resources)
@@ -222,7 +189,7 @@ def _planned(checkpoint: Checkpoint, config: EngineConfig) -> tuple[MemoryPlan, 
     footprint = measure_for(checkpoint, config)
     adapters = open_adapters(config.lora, footprint.spec)
     footprint = with_adapters(footprint, sum(adapter.nbytes for adapter in adapters.values()))
-    return plan_memory(footprint, config, read_machine().memory_available), adapters
+    return plan_memory(footprint, config, abilities_of(config).memory_available()), adapters
 
 
 def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Backend) -> Grammars:
@@ -238,6 +205,7 @@ def _scheduler(
     pages: PagePool,
     eos_ids: frozenset[int],
     cache: RadixCache | None,
+    row_tile: int,
 ) -> Scheduler:
     limits = SchedulerLimits(
         context,
@@ -251,28 +219,20 @@ def _scheduler(
         n_layers,
     )
     policy, group = POLICIES[config.policy], share_tokens(config.kv_dtype)
-    return Scheduler(pages, limits, eos_ids, cache=cache, policy=policy, share_tokens=group)
+    return Scheduler(pages, limits, eos_ids, cache=cache, policy=policy, share_tokens=group, row_tile=row_tile)
 
 
 def measure_for(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
     """What the model needs on the backend that the settings name, a draft head included."""
-    found = measure(checkpoint, config, _packed_bytes(config))
+    found = measure(checkpoint, config, abilities_of(config))
     with ExitStack() as resources:
         head = open_draft_head(config, checkpoint, found.spec, resources)
-        return found if head is None else with_head(found, head, config)
+        return found if head is None else with_head(found, head, config, abilities_of(config))
 
 
 def plan_for(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
     """The memory plan on this machine; raises CapacityError where the model does not fit."""
-    return plan_memory(measure_for(checkpoint, config), config, read_machine().memory_available)
-
-
-def _packed_bytes(config: EngineConfig) -> Callable[[Sequence[RawTensor]], int] | None:
-    """What the weights will occupy, by the backend; None: as in the file."""
-    packed = _PACKED_BYTES.get(config.backend)
-    if packed is None or not config.oracle:
-        return packed
-    return lambda tensors: packed(tensors) + _reference_bytes(tensors)
+    return plan_memory(measure_for(checkpoint, config), config, abilities_of(config).memory_available())
 
 
 def _open(config: EngineConfig, param: str = "model") -> Checkpoint:

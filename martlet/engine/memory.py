@@ -8,7 +8,7 @@ the same code: `engine/build.py` refuses with this sum, and `martlet plan` print
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,8 @@ from martlet.models.decoder import forward
 from martlet.models.eagle_head import HeadFile
 from martlet.models.medusa_heads import MedusaFile
 from martlet.models.weights import load_model, steep_layers
-from martlet.ops.interface import Rows, StepLimits
+from martlet.ops.interface import Abilities, Rows, StepLimits
 from martlet.ops.null import NullBackend
-from martlet.quant.table import RawTensor
 from martlet.runtime.kv import kv_bytes_per_token, recent_bytes
 from martlet.spec import ModelSpec
 
@@ -38,7 +37,6 @@ __all__ = [
 
 OVERHEAD_BYTES = 200 << 20  # the interpreter, NumPy, Numba with its compiled code, the tokenizer
 USABLE_SHARE = 0.9  # of what is available: the rest stays free for others, and for what a plan cannot know
-BYTE_FORMS = 1.25  # activations are kept as bytes too, with their scales and sums
 LOGIT_BYTES = 32 << 20  # of a step's logits, at most, unless the running sequences need more
 MAX_LOGIT_ROWS = 64
 LAYERED_ROWS = 16  # of a chunk that goes through the layers in several steps: more rows cost no less each
@@ -128,35 +126,37 @@ def step_limits(config: EngineConfig, vocab: int, context: int) -> StepLimits:
     )
 
 
-def measure(
-    checkpoint: Any, config: EngineConfig, packed_bytes: Callable[[Sequence[RawTensor]], int] | None = None
-) -> Footprint:
-    """Load the model on the null backend and record a step; `packed_bytes` is what a backend's `pack` would return occupy.
+def measure(checkpoint: Any, config: EngineConfig, abilities: Abilities) -> Footprint:
+    """Load the model on the null backend and record a step; `abilities` says what things occupy on another.
 
-    Without `packed_bytes` weights count as in the file. Raises FormatError and UnsupportedError as `load_model` does.
+    Raises FormatError and UnsupportedError as `load_model` does.
     """
-    ops = NullBackend(packed_bytes or _file_bytes)
+    ops = NullBackend(abilities.packed_bytes)
     model = load_model(checkpoint, ops, context=config.max_context)
     limits = step_limits(config, model.spec.vocab, config.page_size)
     caches = [None for _ in model.spec.layers]
     recording = ops.record(lambda: forward(ops, model, caches))
-    activations = int(BYTE_FORMS * 4 * limits.max_tokens * recording.width(Rows.TOKENS))
+    activations = int(abilities.value_bytes * limits.max_tokens * recording.width(Rows.TOKENS))
     logits = 4 * limits.max_logits * recording.width(Rows.LOGITS)
     return Footprint(
         model.spec, model.weight_bytes, activations, logits, steep=steep_layers(checkpoint, model.spec, STEEP)
     )
 
 
-def with_head(footprint: Footprint, head: HeadFile | MedusaFile, config: EngineConfig) -> Footprint:
+def with_head(
+    footprint: Footprint, head: HeadFile | MedusaFile, config: EngineConfig, abilities: Abilities
+) -> Footprint:
     """The footprint of a model together with a draft head."""
     if isinstance(head, MedusaFile):
-        features = int(BYTE_FORMS * 4 * config.max_step_tokens * footprint.spec.hidden)
+        features = int(abilities.value_bytes * config.max_step_tokens * footprint.spec.hidden)
         logits = 4 * config.max_seqs * head.n_heads * (footprint.spec.vocab if head.ids is None else len(head.ids))
         weights = footprint.weights + head.weight_bytes
         return replace(
             footprint, weights=weights, activations=footprint.activations + features, logits=footprint.logits + logits
         )
-    activations = int(BYTE_FORMS * 4 * config.max_step_tokens * (head.width + len(head.features) * head.spec.hidden))
+    activations = int(
+        abilities.value_bytes * config.max_step_tokens * (head.width + len(head.features) * head.spec.hidden)
+    )
     head_kv = kv_bytes_per_token(head.spec, parse_kv_types("f16"), config.page_size)
     return replace(
         footprint,
@@ -283,7 +283,3 @@ def _refusal(plan: MemoryPlan, config: EngineConfig) -> str:
 
 def _mib(nbytes: int) -> str:
     return f"{nbytes / (1 << 20):,.0f} MiB" if nbytes < 10 << 30 else f"{nbytes / (1 << 30):,.1f} GiB"
-
-
-def _file_bytes(tensors: Sequence[RawTensor]) -> int:
-    return sum(tensor.data.nbytes for tensor in tensors)

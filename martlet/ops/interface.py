@@ -13,16 +13,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from martlet.errors import UnsupportedError
+from martlet.machine import memory_available
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
 
-__all__ = ["Array", "Backend", "Program", "RecentPages", "Rows", "StepInputs", "StepLimits", "Weight"]
+__all__ = [
+    "Abilities",
+    "Ability",
+    "Array",
+    "Backend",
+    "Program",
+    "RecentPages",
+    "Rows",
+    "StepInputs",
+    "StepLimits",
+    "Weight",
+]
 
 Array = Any  # opaque outside its backend
 Weight = Any  # a packed matrix, opaque outside its backend
@@ -38,6 +51,39 @@ class Rows(Enum):
     LOGITS = "L"
 
 
+class Ability(StrEnum):
+    """What a backend may lack. The value names it in the error of who needs it."""
+
+    SECTIONS = "programs that run in sections"  # prompts between layers
+    LORA = "low-rank adapters"
+    HEADS = "draft heads"  # `feed`, `argmax`, `advance`
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a backend can do and what its memory holds, known before it is made."""
+
+    name: str
+    kv_types: frozenset[str]  # names in KV_TYPES
+    packed_bytes: Callable[[Sequence[RawTensor]], int]  # that `pack` of these tensors would occupy
+    features: frozenset[Ability] = frozenset(Ability)
+    value_bytes: float = 4.0  # of an activation's value in a program, other forms of it included
+    row_tile: int = 4  # rows that a product computes in little more time than one
+    memory_available: Callable[[], int | None] = (
+        memory_available  # bytes for weights, pages and programs; None: unknown
+    )
+
+    def require(self, feature: Ability) -> None:
+        """Raise UnsupportedError, with the ability's name, if the backend lacks it."""
+        if feature not in self.features:
+            raise UnsupportedError(f"the {self.name} backend lacks {feature}", sorted(self.features))
+
+    def require_kv_type(self, dtype: str) -> None:
+        """Raise UnsupportedError, with the types that there are, if the backend cannot keep pages of this one."""
+        if dtype not in self.kv_types:
+            raise UnsupportedError(f"the {self.name} backend has no KV type {dtype!r}", sorted(self.kv_types))
+
+
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     """The largest step that a program must take."""
@@ -47,7 +93,6 @@ class StepLimits:
     max_logits: int  # L
     max_pages_per_seq: int
     layered_rows: int = 0  # of a chunk that goes through the layers in several steps; 0: none does
-    max_branches: int = 0  # of drafts that are trees, over all sequences; each counts as a sequence of the step
 
     def most(self, rows: Rows) -> int:
         """The largest size of a domain."""
@@ -123,6 +168,7 @@ class Backend(Protocol):
     """
 
     name: str
+    abilities: Abilities
 
     def fingerprint(self) -> str:
         """Text that differs where the bits of results may: the processor, versions of what makes the code, and the like."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.ops.interface import Array, RecentPages, Rows, StepInputs, StepLimits, Weight
+from martlet.kv_types import KV_TYPES
+from martlet.ops.interface import Abilities, Array, RecentPages, Rows, StepInputs, StepLimits, Weight
 from martlet.ops.recorded import RecordingBackend
 from martlet.quant.table import RawTensor
 
@@ -30,6 +31,10 @@ class _NullProgram:
         return self._outputs
 
 
+def _file_bytes(tensors: Sequence[RawTensor]) -> int:
+    return sum(tensor.data.nbytes for tensor in tensors)
+
+
 class NullBackend(RecordingBackend):
     """`calls` counts the operations captured, the pages moved and the steps run.
 
@@ -37,6 +42,7 @@ class NullBackend(RecordingBackend):
     """
 
     name = "null"
+    abilities = Abilities(name, frozenset(KV_TYPES), _file_bytes)
 
     def __init__(self, packed_bytes: Callable[[Sequence[RawTensor]], int] | None = None) -> None:
         super().__init__()

@@ -18,12 +18,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.errors import OracleError, UnsupportedError
-from martlet.ops.interface import Array, Backend, Program, RecentPages, StepInputs, StepLimits, Weight
+from martlet.errors import OracleError
+from martlet.ops.interface import (
+    Abilities,
+    Ability,
+    Array,
+    Backend,
+    Program,
+    RecentPages,
+    StepInputs,
+    StepLimits,
+    Weight,
+)
 from martlet.ops.recorded import Operation, RecordingBackend, Slice, numbered
 from martlet.quant.table import RawTensor
 
-__all__ = ["BOUNDS", "OracleBackend"]
+__all__ = ["BOUNDS", "OracleBackend", "oracle_abilities"]
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -64,12 +74,26 @@ class _Checked:
     place: str
 
 
+def oracle_abilities(fast: Abilities, reference: Abilities) -> Abilities:
+    """Both backends' at once. It keeps every result, and adapters work in place; it runs steps one by one."""
+    return Abilities(
+        f"oracle({fast.name})",
+        fast.kv_types & reference.kv_types,
+        lambda tensors: fast.packed_bytes(tensors) + reference.packed_bytes(tensors),
+        (fast.features & reference.features) - {Ability.LORA, Ability.HEADS},
+        fast.value_bytes + reference.value_bytes,
+        fast.row_tile,
+        fast.memory_available,
+    )
+
+
 class OracleBackend(RecordingBackend):
     """Runs `fast` and checks it against `reference`. Its arrays are views; its programs return NumPy arrays."""
 
     def __init__(self, fast: Backend, reference: Backend) -> None:
         super().__init__()
-        self.name = f"oracle({fast.name})"
+        self.abilities = oracle_abilities(fast.abilities, reference.abilities)
+        self.name = self.abilities.name
         self._fast = fast
         self._reference = reference
         self._n_caches = 0
@@ -136,8 +160,7 @@ class OracleBackend(RecordingBackend):
         self._reference.write_page(cache.reference, page, data[split:])
 
     def lora_table(self, n_slots: int, k: int, n: int) -> Array:
-        """UnsupportedError: an update is made in place, and the oracle keeps every result."""
-        raise UnsupportedError("adapters while the oracle checks every operation")
+        self.abilities.require(Ability.LORA)
 
     def set_lora(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
         """There are no tables."""
@@ -158,7 +181,7 @@ class OracleBackend(RecordingBackend):
 
     def _record(self, name: str, arguments: dict[str, Any]) -> Any:
         if name == "advance":
-            raise UnsupportedError("draft heads while the oracle checks every operation")
+            self.abilities.require(Ability.HEADS)
         return super()._record(name, arguments)
 
 

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.errors import UnsupportedError
 from martlet.kv_types import KV_TYPES, RECENT_TOKENS
 from martlet.ops import kv_pages
-from martlet.ops.interface import RecentPages, Rows, StepInputs, StepLimits
+from martlet.ops.interface import Abilities, RecentPages, Rows, StepInputs, StepLimits
 from martlet.ops.kv_codes import q4_keys, q4_values, rounded_q8
 from martlet.ops.kv_pages import by_page
 from martlet.quant.ggml import decode
@@ -66,10 +65,15 @@ class ReferenceProgram:
         return self._step()
 
 
+def _packed_bytes(tensors: Sequence[RawTensor]) -> int:
+    return sum(4 * math.prod(tensor.shape) for tensor in tensors)  # decoded to float32
+
+
 class ReferenceBackend:
     """NumPy arrays; a "program" is the function itself."""
 
     name = "reference"
+    abilities = Abilities(name, frozenset(KV_TYPES), _packed_bytes)
 
     def __init__(self) -> None:
         self.inputs: StepInputs | None = None  # of the step that runs
@@ -113,8 +117,7 @@ class ReferenceBackend:
         recent: RecentPages | None = None,
     ) -> ReferenceCache:
         """Zeroed pages of one layer."""
-        if dtype not in KV_TYPES:
-            raise UnsupportedError(f"no KV precision is called {dtype!r}", KV_TYPES)
+        self.abilities.require_kv_type(dtype)
         shape, kind = (n_pages * page_size, n_kv_heads, head_dim), np.float16 if dtype == "f16" else np.float32
         cache = ReferenceCache(np.zeros(shape, kind), np.zeros(shape, kind), page_size, dtype)
         if dtype == "q4":

@@ -19,11 +19,10 @@ import math
 from dataclasses import dataclass
 from operator import mul
 
-__all__ = ["TILE", "CostModel", "LinearFit", "RowTimes", "Work"]
+__all__ = ["CostModel", "LinearFit", "RowTimes", "Work"]
 
 SCALE = 1024.0  # positions are counted in thousands, so that all features are of a like size
 DECODE_PRIOR, PREFILL_PRIOR = (1e-3, 5e-4, 5e-4), (1e-4, 5e-4, 5e-4, 1e-4)  # seconds; until steps are measured
-TILE = 4  # rows that a product computes together, and that beyond two tiles take as long as one
 A_FEW, MORE = 0.12, 0.25  # what a row adds to a step of one row, in the first tile and beyond it, until measured
 NEWEST, DRIFT = 0.2, 0.005  # weight of a measurement, and of the prior where nothing is measured any more
 FAST, SLOW = 1.0, 0.3  # share of the error that an update corrects: of the first ones, and later
@@ -81,25 +80,29 @@ class LinearFit:
 
 
 class RowTimes:
-    """Seconds of steps without prompts, by the number of their rows, and beyond two tiles by that of tiles."""
+    """Seconds of steps without prompts, by the number of their rows, and beyond two tiles by that of tiles.
 
-    def __init__(self) -> None:
+    A tile is the rows that the backend's product computes together (`Abilities.row_tile`).
+    """
+
+    def __init__(self, row_tile: int) -> None:
+        self._tile = row_tile
         self._times: dict[int, float] = {}
 
     def predict(self, n_rows: int) -> float:
         """Seconds; of a number that was never measured, by the nearest that was."""
-        place = _place(n_rows)
+        place = self._place(n_rows)
         found = self._times.get(place)
         if found is not None:
             return found
         if not self._times:
-            return _shape(place)
+            return self._shape(place)
         nearest = min(self._times, key=lambda other: abs(other - place))
-        return self._times[nearest] * _shape(place) / _shape(nearest)
+        return self._times[nearest] * self._shape(place) / self._shape(nearest)
 
     def update(self, n_rows: int, seconds: float) -> None:
         """Learn that a step of so many rows took `seconds`; what others are known for drifts to what that lets expect."""
-        place = _place(n_rows)
+        place = self._place(n_rows)
         old = self._times.get(place)
         if old is None:
             self._times[place] = min(seconds, 2.0 * self.predict(n_rows)) if self._times else seconds
@@ -107,24 +110,23 @@ class RowTimes:
         self._times[place] = new = old + NEWEST * (min(seconds, 2.0 * old) - old)
         for other, time in self._times.items():
             if other != place:
-                self._times[other] = time + DRIFT * (new * _shape(other) / _shape(place) - time)
+                self._times[other] = time + DRIFT * (new * self._shape(other) / self._shape(place) - time)
 
+    def _place(self, n_rows: int) -> int:
+        return max(1, n_rows) if n_rows <= 2 * self._tile else -(-n_rows // self._tile) * self._tile
 
-def _place(n_rows: int) -> int:
-    return max(1, n_rows) if n_rows <= 2 * TILE else -(-n_rows // TILE) * TILE
-
-
-def _shape(place: int) -> float:
-    return 1.0 + A_FEW * (place - 1) + (MORE - A_FEW) * max(0, place - TILE)
+    def _shape(self, place: int) -> float:
+        return 1.0 + A_FEW * (place - 1) + (MORE - A_FEW) * max(0, place - self._tile)
 
 
 class CostModel:
     """Seconds of a step, and of a page's way back from the second tier."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_tile: int = 4) -> None:
+        self.row_tile = row_tile
         self._decode = LinearFit(DECODE_PRIOR)
         self._prefill = LinearFit(PREFILL_PRIOR)
-        self._rows = RowTimes()
+        self._rows = RowTimes(row_tile)
         self._load_s: float | None = None  # of one page
         self._blind = PROBE  # steps since one that only decoded
 

@@ -40,6 +40,7 @@ class Scheduler:
         cache: RadixCache | None = None,
         policy: Policy = POLICIES["fcfs"],
         share_tokens: int = 1,
+        row_tile: int = 4,
     ) -> None:
         self._pages = pages
         self._limits = limits
@@ -48,7 +49,7 @@ class Scheduler:
         self._live: dict[SeqId, Sequence] = {}
         self._requests: dict[str, list[Sequence]] = {}
         self.cache = cache
-        self.cost = CostModel()
+        self.cost = CostModel(row_tile)
         self._keeper = PageKeeper(pages, cache, self.cost, share_tokens)
         self._planner = Planner(limits, self._keeper, policy, self.cost, self, self._live)
         self._dropped: list[SeqId] = []

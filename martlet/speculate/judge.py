@@ -24,7 +24,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from martlet.metrics import SpeculationTotals
-from martlet.sched.cost import TILE, CostModel, Work
+from martlet.sched.cost import CostModel, Work
 from martlet.sched.planner import Drafts
 from martlet.speculate.acceptance import AcceptanceRates
 from martlet.speculate.draft_cost import DraftTimes
@@ -166,10 +166,10 @@ class Speculator:
         n = step.work.n_decode
         if step.mixed or not 0 < n <= MOST_JUDGED:
             return False
-        room = TILE - n % TILE
+        room = self._cost.row_tile - n % self._cost.row_tile
         taken_s = self._cost.rows_s(n + room) + (self._times.of(room) if costly else 0.0)
         right = float(room)
-        if costly and n >= TILE:
+        if costly and n >= self._cost.row_tile:
             right *= sum(self._cases[seq.seq_id].first for seq in step.decoding if seq.seq_id in self._cases) / n
         return (n + right) / taken_s > LEAST_GAIN * n / self._cost.rows_s(n)
 
@@ -335,7 +335,7 @@ class Speculator:
         """
         rows_s, usual = self._cost.rows_s, min(max(usual, LEAST_VALUE), MOST_USUAL)
         plain_s, right, value = rows_s(n), 1.0, 1.0
-        best, row_s, most = n / plain_s, rows_s(n + 1) - plain_s, TILE - 1
+        best, row_s, most = n / plain_s, rows_s(n + 1) - plain_s, self._cost.row_tile - 1
         for count in range(1, MOST_DRAFTED + 1):
             value *= usual
             right += value
@@ -343,7 +343,7 @@ class Speculator:
             rate = n * right / (taken_s + self._times.of(count))
             if rate > best:
                 best, row_s, most = rate, (taken_s - plain_s) / (n * count), max(most, count)
-            elif count >= TILE:
+            elif count >= self._cost.row_tile:
                 break
         return most, min(1.0, (self._times.more_s / n + row_s) * best / usual)
 

@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from martlet.config import EngineConfig
-from martlet.errors import RequestError, UnsupportedError
+from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint
 from martlet.models.eagle_head import HeadFile, load_head, open_head
 from martlet.models.medusa_heads import MedusaFile, load_medusa, open_medusa
 from martlet.models.mtp_layers import open_own_head
 from martlet.models.weights import Model, output_rows
-from martlet.ops.interface import Backend, StepLimits
+from martlet.ops.backends import abilities_of
+from martlet.ops.interface import Ability, Backend, StepLimits
 from martlet.runtime.kv import KvMemory
 from martlet.spec import ModelSpec
 from martlet.speculate.eagle import HeadDrafter
@@ -40,8 +41,7 @@ def open_draft_head(
     if kind != "mtp" and not Path(path).exists():
         known = f", or one that comes with Martlet: eagle={' or eagle='.join(_shipped())}"
         raise RequestError(f"There is no file or folder {path!r}: give the path of a draft head{known}.", param="draft")
-    if config.oracle:
-        raise UnsupportedError("draft heads while the oracle checks every operation")
+    abilities_of(config).require(Ability.HEADS)
     if kind == "mtp":
         return open_own_head(checkpoint, spec)
     head = open_head(path, spec) if kind == "eagle" else open_medusa(path, spec)

@@ -94,7 +94,7 @@ def test_a_text_that_changes_is_noticed() -> None:
 
 
 def test_times_of_steps_that_were_never_measured() -> None:
-    times = RowTimes()
+    times = RowTimes(4)
     times.update(1, 0.01)
     assert [times.predict(n) for n in (2, 3, 4, 8)] == pytest.approx([0.0112, 0.0124, 0.0136, 0.0236])
     times.update(4, 0.02)

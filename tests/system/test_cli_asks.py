@@ -34,7 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def change(**limits: object) -> None:
         found: MachineLimits = replace(read_machine(), **limits)  # type: ignore[arg-type]
-        for module in ("engine.build", "commands.speed", "commands.plan"):
+        for module in ("machine", "commands.speed"):
             monkeypatch.setattr(f"martlet.{module}.read_machine", lambda: found)
 
     return change

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from martlet.errors import UnsupportedError
 from martlet.ops import kv_pages
+from martlet.ops.cpu.abilities import CPU_ABILITIES
 from martlet.ops.cpu.kernels import fields
 from martlet.ops.cpu.kernels.fields import (
     AHEAD,
@@ -46,6 +47,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    abilities = CPU_ABILITIES
 
     def __init__(
         self,
@@ -277,6 +279,7 @@ class CpuBackend:
         recent: RecentPages | None = None,
     ) -> CpuCache:
         """Pages of one layer, zeroed."""
+        self.abilities.require_kv_type(dtype)
         if page_size != PAGE:
             raise UnsupportedError(f"the cpu backend's pages hold {PAGE} tokens, not {page_size}")
         cache = CpuCache.zeros(self._pages, n_pages, n_kv_heads, head_dim, dtype)

@@ -102,13 +102,11 @@ class CpuCache:
     @staticmethod
     def zeros(arena: Arena, n_pages: int, n_kv_heads: int, head_dim: int, dtype: str) -> CpuCache:
         """Zeroed pages; memory is only taken when a page is written."""
-        kind = KV_TYPES.get(dtype)
-        if kind is None:
-            raise UnsupportedError(f"no KV precision is called {dtype!r}", KV_TYPES)
+        kv_type = KV_TYPES[dtype]
         if head_dim > MAX_HEAD_DIM:
             raise UnsupportedError(f"heads of {head_dim} dimensions; the cpu backend takes up to {MAX_HEAD_DIM}")
         count = n_pages * n_kv_heads
-        keys, values = (arena.take(count * size(PAGE, head_dim)) for size in (kind.key_bytes, kind.value_bytes))
+        keys, values = (arena.take(count * size(PAGE, head_dim)) for size in (kv_type.key_bytes, kv_type.value_bytes))
         return CpuCache(n_kv_heads, head_dim, dtype, keys, values, n_pages)
 
     @property
