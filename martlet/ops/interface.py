@@ -283,6 +283,13 @@ class Backend(Protocol):
     def take_logit_rows(self, x: Array, out: Array) -> None:
         """out[l] = x[logit_rows[l]]; x [T, C], out [L, C]."""
 
+    def choose(self, logits: Array, out: Array) -> None:
+        """out[l, 0] = the lowest column with the largest of logits[l], -1 where that is infinite or one is NaN.
+
+        logits [L, V], out [L, 1]. It lets greedy sampling stay on a device: ids come back in place of rows of logits. On a CPU
+        the sampler reads the logits where they are, so no program of ours calls it there.
+        """
+
     def argmax(self, logits: Array, ids: Array, before: Array | None, out: Array) -> None:
         """out[l] = the likeliest token of row l, its probability p, and p times out[l, 2] of `before`, if any; out [L, 3].
 

@@ -51,6 +51,7 @@ BOUNDS = {
     "act_mul": 1e-5,
     "add": 1e-6,
     "take_logit_rows": 0.0,
+    "choose": 0.0,
     "scale_cap": 1e-5,
 }
 ROUNDED_COLUMNS = 32

@@ -123,6 +123,7 @@ class RecordingBackend:
     act_mul = _recorded("act_mul")
     add = _recorded("add")
     take_logit_rows = _recorded("take_logit_rows")
+    choose = _recorded("choose")
     argmax = _recorded("argmax")
     advance = _recorded("advance")
     scale_cap = _recorded("scale_cap")

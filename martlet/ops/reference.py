@@ -314,6 +314,10 @@ class ReferenceBackend:
         """out[l] = x[logit_rows[l]]; x [T, C], out [L, C]. Exact."""
         out[:] = x[self._step.logit_rows]
 
+    def choose(self, logits: F32, out: F32) -> None:
+        """out[l, 0] = the first i with the largest logits[l, i], -1 where that is infinite or one is NaN; out [L, 1]. Exact."""
+        out[:, 0] = np.where(np.isfinite(logits.max(axis=1)), logits.argmax(axis=1), -1)
+
     def argmax(self, logits: F32, ids: F32, before: F32 | None, out: F32) -> None:
         """out[l] = ids[i], p and p · before[l, 2], i the first of the largest logits[l] and p its share of Σ exp; out [L, 3].
 

@@ -15,8 +15,9 @@ from kernel_calls import F32, Kernels, Step, bits, columns
 from martlet.ops.cpu.backend import CpuBackend
 from martlet.ops.cpu.kernels.fields import STEP_LOGITS
 from martlet.ops.interface import Rows, StepInputs, StepLimits
+from martlet.ops.oracle import OracleBackend
 from martlet.ops.reference import ReferenceBackend
-from martlet.quant.table import BlockType
+from martlet.quant.table import BlockType, RawTensor
 from martlet.spec import Attention, Rope
 
 BACKENDS: dict[str, Callable[[Path], Any]] = {
@@ -29,7 +30,7 @@ I32 = np.int32
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 17, 100, 8192])
-def test_likeliest(kernels: Kernels, width: int) -> None:
+def test_argmax(kernels: Kernels, width: int) -> None:
     """Token, probability, and the chance of it and those before; of equals the first; nothing beside is read or written."""
     rng = np.random.default_rng(width)
     x, out, before = columns(3, width, width + 7, 5), columns(3, 3, 9, 2), columns(3, 3, 5, 1)
@@ -48,7 +49,55 @@ def test_likeliest(kernels: Kernels, width: int) -> None:
         assert np.isnan(np.delete(out.base, [2, 3, 4], axis=1)).all()
 
 
-def test_likeliest_of_nan_is_a_token(best_kernels: Kernels) -> None:
+@pytest.mark.parametrize("width", [1, 3, 16, 17, 100, 8192])
+def test_choose_is_the_definition(kernels: Kernels, width: int) -> None:
+    """The first of equals; -1 of a row with NaN, or whose largest is infinite."""
+    rng = np.random.default_rng(width)
+    x, out = columns(7, width, width + 7, 5), columns(7, 1, 9, 2)
+    x[:] = rng.standard_normal(x.shape) * 3
+    x[1, [0, width // 2, width - 1]] = 20.0
+    x[2, width - 1], x[3, width // 2], x[4, 0] = np.nan, np.inf, -np.inf
+    x[5] = -np.inf
+    x[6, -1] = 30.0
+    kernels("choose", Step(9, logit_rows=range(7)), x, out, width, threads=2, rows=STEP_LOGITS)
+    ops, expected = ReferenceBackend(), np.zeros((7, 1), np.float32)
+    ops.choose(x, expected)
+    assert out.tolist() == expected.tolist()
+    assert expected[[1, 2, 3, 5, 6], 0].tolist() == [0, -1, -1, -1, width - 1]
+    assert np.isnan(np.delete(out.base, 2, axis=1)).all()
+
+
+def test_choose_in_a_program_and_under_the_oracle(kernel_folder: Path) -> None:
+    """All backends choose alike, from some columns of the logits."""
+    cpu = CpuBackend(2, kernel_folder)
+    ids = [3, 1, 4]
+    inputs = StepInputs(
+        np.array(ids, I32), np.arange(3, dtype=I32), np.arange(3, dtype=I32), np.array([0, 3], I32),
+        np.zeros((1, 1), I32), np.array([0, 2], I32),
+    )  # fmt: skip
+    table = RawTensor(
+        "table", (8, 32), BlockType.F32, np.random.default_rng(0).standard_normal(256).astype(np.float32).view(np.uint8)
+    )
+    chosen = []
+    for ops in (ReferenceBackend(), cpu, OracleBackend(cpu, ReferenceBackend())):
+        weight = ops.pack([table])
+
+        def step(ops: Any = ops, weight: Any = weight) -> Any:
+            x, last, logits = ops.empty(Rows.TOKENS, 32), ops.empty(Rows.LOGITS, 32), ops.empty(Rows.LOGITS, 8)
+            out = ops.empty(Rows.LOGITS, 1)
+            ops.embed(weight, 1.0, x)
+            ops.take_logit_rows(x, last)
+            ops.linear(last, weight, logits)
+            ops.choose(ops.columns(logits, 2, 8), out)
+            return out
+
+        chosen.append(ops.download(ops.capture(step, StepLimits(3, 1, 2, 1)).run(inputs)).tolist())
+    cpu.close()
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert chosen[0] == [[1.0], [2.0]]  # an embedding is most like itself
+
+
+def test_argmax_of_nan_is_a_token(best_kernels: Kernels) -> None:
     x, out = np.full((1, 20), np.nan, np.float32), np.zeros((1, 3), np.float32)
     tokens = np.arange(7, 27, dtype=np.float32)
     best_kernels("argmax", Step(1, logit_rows=[0]), x, out, 20, tokens.ctypes.data, 0, 0, rows=STEP_LOGITS)

@@ -390,6 +390,11 @@ class CpuBackend:
         reads = [logits.region] if before is None else [logits.region, before.region]
         self._recording.emit("argmax", out.rows, args, reads, [out.region])
 
+    def choose(self, logits: CpuArray, out: CpuArray) -> None:
+        """out = the largest logit's column."""
+        args = fields.CHOOSE(**_from_to(logits, out), WIDTH=logits.width)
+        self._recording.emit("choose", out.rows, args, [logits.region], [out.region])
+
     def advance(self, guesses: CpuArray, x: CpuArray, page_size: int) -> CpuArray:
         """Change the step's header and what it points to; `rope` makes its tables anew."""
         assert page_size == PAGE

@@ -1,4 +1,4 @@
-"""Several steps in one program: the likeliest token of each row, and going on from it (read `speculate/eagle.py` for their use).
+"""The largest logit of each row, and several steps in one program that go on from it (used by `speculate/eagle.py`).
 
 `advance` turns the step's header, and the arrays that it points to, into those of the next step: a row a sequence. It is
 one thread's work of less than a microsecond, with a meeting of all before and after it. Where nothing is worth going on
@@ -30,10 +30,11 @@ from martlet.ops.cpu.kernels.fields import (
 from martlet.ops.cpu.simd.mathlib import exponential
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["advance_kernel", "argmax_kernel"]
+__all__ = ["advance_kernel", "argmax_kernel", "choose_kernel"]
 
 IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH, TOKENS, BEFORE, BEFORE_STRIDE = ARGMAX
 GUESSES, GUESSES_STRIDE = ADVANCE
+INFINITY = float("inf")
 TOKEN, PROBABILITY, CHANCE = range(3)  # columns of a guess
 
 
@@ -67,6 +68,37 @@ def argmax_kernel(v: Verbs) -> Callable[..., None]:
             if record[BEFORE] != 0:
                 chance *= v.f32p(record[BEFORE] + row * record[BEFORE_STRIDE] * 4)[CHANCE]
             out[CHANCE] = chance
+
+    return kernel
+
+
+def choose_kernel(v: Verbs) -> Callable[..., None]:
+    """out = the first column of the largest logit, -1 where it is infinite or one is NaN; a unit is a row.
+
+    Bound by reading the logits twice, the second time only up to the largest.
+    """
+    lanes = v.lanes
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        width = record[WIDTH]
+        while True:
+            row = v.atomic_add(v.i64p(record[COUNTER]), 0, 1)
+            if row >= step[STEP_LOGITS]:
+                break
+            x = v.f32p(record[IN] + row * record[IN_STRIDE] * 4)
+            first, odd = v.splat(v.f32_at(x, 0)), v.splat(0.0)
+            largest = first
+            for k in range(0, width, lanes):
+                values = v.keep_first(v.load_first(x, k, width - k), width - k, first)
+                largest = v.max(largest, values)
+                odd = v.max(odd, v.where_below(values, v.splat(INFINITY), v.splat(0.0), v.splat(1.0)))
+            top, best = v.max_lanes(largest), 0
+            if v.max_lanes(odd) != 0.0 or top == -INFINITY:
+                best = -1
+            else:
+                while x[best] != top:
+                    best += 1
+            v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)[TOKEN] = v.int_to_f32(best)
 
     return kernel
 

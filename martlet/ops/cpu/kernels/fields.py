@@ -27,6 +27,7 @@ __all__ = [
     "BARRIER",
     "BASE",
     "BYTES",
+    "CHOOSE",
     "CONSTANTS",
     "CONTROL",
     "COUNTER",
@@ -142,6 +143,7 @@ ATTENTION = Fields(
     " SCRATCH PARTIALS N_PARTIALS"  # N_PARTIALS: states that a step's shared tiles may use
     " RECENT N_PAGES"  # RECENT: of q4, as `recent_place` takes it
 )
+CHOOSE = Fields(_ROWWISE)
 EMBED = Fields("TABLE N_COLUMNS GROUP_BYTES CODEBOOK SCALE OUT OUT_STRIDE")  # CODEBOOK 0: codes are values
 KV_WRITE = Fields("K K_STRIDE V V_STRIDE TO_KEYS TO_VALUES KV_HEADS KV_DIM RECENT N_PAGES")
 LINEAR = Fields(

@@ -14,7 +14,7 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from martlet.errors import UnsupportedError
 from martlet.kv_types import KV_TYPES
-from martlet.ops.cpu.kernels.advance import advance_kernel, argmax_kernel
+from martlet.ops.cpu.kernels.advance import advance_kernel, argmax_kernel, choose_kernel
 from martlet.ops.cpu.kernels.attention import attention_kernel
 from martlet.ops.cpu.kernels.embed import embed_float, embed_quant
 from martlet.ops.cpu.kernels.fields import ROWS_PER_TILE
@@ -56,6 +56,7 @@ BUILDERS: dict[str, Builder] = {
     "scale_cap": scale_cap_kernel,
     "take_rows": take_rows_kernel,
     "argmax": argmax_kernel,
+    "choose": choose_kernel,
     "advance": advance_kernel,
     "trie_walk": trie_walk_kernel,
     "mask_fill": mask_fill_kernel,
