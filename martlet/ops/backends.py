@@ -1,4 +1,7 @@
-"""The backends by their names in the settings: what each can do, asked before it is made, and how to make it."""
+"""The backends by their names in the settings.
+
+What each can do, asked before it is made, and how to make it.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,10 @@ def abilities_of(config: EngineConfig) -> Abilities:
 
 
 def make_backend(config: EngineConfig) -> Backend:
-    """The backend that the settings name; with `oracle`, checked against the reference at every operation."""
+    """The backend that the settings name.
+
+    With `oracle`, checked against the reference at every operation.
+    """
     ops = BACKENDS[config.backend].make(config)
     if config.oracle:
         from martlet.ops.oracle import OracleBackend

@@ -1,10 +1,13 @@
-"""The codes of compressed keys and values, in NumPy (read `reference.py` next; kernels make the same codes, bit for bit).
+"""The codes of compressed keys and values, in NumPy.
+
+Read `reference.py` next; kernels make the same codes, bit for bit.
 
     q8   x ≈ s c            c = round(x / s) in -127 … 127      s = max|x| / 127
     q4   x ≈ s c + m        c = round((x - m) / s) in 0 … 15    m = min x, s = (max x - m) / 15
 
-s and m are float16, and are those of 32 channels of a position; but of q4's keys those of a channel over the positions of
-a page: keys have channels that are large at every position, values have not (KIVI, arXiv:2402.02750, section 3).
+s and m are float16, and are those of 32 channels of a position; but of q4's keys those of a channel
+over the positions of a page: keys have channels that are large at every position, values have not
+(KIVI, arXiv:2402.02750, section 3).
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ def q8_codes(x: F32) -> tuple[NDArray[np.int8], F32]:
 
 
 def rounded_q8(x: F32) -> F32:
-    """What q8 keeps of heads x [..., D]. Error: scale / 2, that is max|x| / 254 over a block, and what its rounding adds."""
+    """What q8 keeps of heads x [..., D].
+
+    Error: scale / 2, that is max|x| / 254 over a block, and what its rounding adds.
+    """
     codes, scale = q8_codes(x)
     return codes * np.repeat(scale, KV_BLOCK, axis=-1)[..., : x.shape[-1]]
 
@@ -53,7 +59,10 @@ def q4_codes(x: F32, axis: int) -> tuple[NDArray[np.uint8], F32, F32]:
 
 
 def rounded_q4(x: F32, axis: int) -> F32:
-    """What q4 keeps of float16 values x in blocks along `axis`. Error: (max - min) / 30, and what a float16 scale loses."""
+    """What q4 keeps of float16 values x in blocks along `axis`.
+
+    Error: (max - min) / 30, and what a float16 scale loses.
+    """
     codes, scale, low = q4_codes(x, axis)
     return codes * scale + low
 

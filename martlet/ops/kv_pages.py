@@ -1,6 +1,9 @@
-"""Whole pages of a KV cache as bytes, for backends whose pages lie in NumPy arrays (read `interface.py` next).
+"""Whole pages of a KV cache as bytes, for backends whose pages lie in NumPy arrays.
 
-A cache is some arrays (keys, values, scales), each seen here as bytes [n_pages, size]: a page is one row of each.
+Read `interface.py` next.
+
+A cache is some arrays (keys, values, scales), each seen here as bytes [n_pages, size]: a page is
+one row of each.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ Bytes = NDArray[np.uint8]
 
 
 def by_page(array: NDArray[Any], n_pages: int) -> Bytes:
-    """The bytes [n_pages, size] of a contiguous array whose first dimension runs over pages; a view."""
+    """The bytes [n_pages, size] of a contiguous array whose first dimension runs over pages.
+
+    A view.
+    """
     view: Bytes = array.reshape(n_pages, -1).view(np.uint8)
     return view
 

@@ -1,4 +1,7 @@
-"""A backend that computes nothing: zeros and counters, for measuring the engine itself (read `engine/engine.py` next)."""
+"""A backend that computes nothing: zeros and counters, for measuring the engine itself.
+
+Read `engine/engine.py` next.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ class NullBackend(RecordingBackend):
         return np.zeros((self.sizes[array.rows], array.width), np.float32)
 
     def view(self, array: Array) -> F32:
-        return np.broadcast_to(_ZERO, (self.sizes[array.rows], array.width))  # which takes no memory
+        return np.broadcast_to(_ZERO, (self.sizes[array.rows], array.width))  # takes no memory
 
     def pack(self, tensors: Sequence[RawTensor]) -> Weight:
         return 0 if self._packed_bytes is None else self._packed_bytes(tensors)

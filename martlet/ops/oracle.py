@@ -1,11 +1,15 @@
-"""The oracle: every operation of a step also through the reference, stopping at the first that differs (`--oracle`).
+"""The oracle: checks every operation of a step against the reference (`--oracle`).
 
-It is a backend around another one. While the decoder is captured it writes the operations down, giving every result an
-array of its own, so that after one run of the fast backend all intermediate results are still there. Then it feeds each
-operation's inputs, as the fast backend had them, to the reference and compares the outputs: an error is seen where it
-arises, not where it has spread to. A product is compared twice, with its input as it is and with its input rounded to
-8 bits for each 32 columns, which fast kernels for quantised weights do: every element has to agree with one of the two.
-So the bounds can be tight, and rounding hides no bug. Read `reference.py` next, which is the definition.
+It stops at the first that differs.
+
+It is a backend around another one. While the decoder is captured it writes the operations down,
+giving every result an array of its own, so that after one run of the fast backend all intermediate
+results are still there. Then it feeds each operation's inputs, as the fast backend had them, to the
+reference and compares the outputs: an error is seen where it arises, not where it has spread to. A
+product is compared twice, with its input as it is and with its input rounded to 8 bits for each 32
+columns, which fast kernels for quantised weights do: every element has to agree with one of the
+two. So the bounds can be tight, and rounding hides no bug. Read `reference.py` next, which is the
+definition.
 """
 
 from __future__ import annotations
@@ -39,8 +43,9 @@ F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 _NOTHING: F32 = np.zeros((0, 0), np.float32)
 
-# Largest difference of an output, as a share of the largest output of its row: the order of sums, and polynomials for
-# exp and tanh, make it. Measured on real models: linear 2e-6, attention 5e-5, the others below 4e-7.
+# Largest difference of an output, as a share of the largest output of its row: the order of sums,
+# and polynomials for exp and tanh, make it. Measured on real models: linear 2e-6, attention 5e-5,
+# the others below 4e-7.
 BOUNDS = {
     "embed": 1e-6,
     "feed": 0.0,
@@ -76,7 +81,10 @@ class _Checked:
 
 
 def oracle_abilities(fast: Abilities, reference: Abilities) -> Abilities:
-    """Both backends' at once. It keeps every result, and adapters work in place; it runs steps one by one."""
+    """Both backends' at once.
+
+    It keeps every result, and adapters work in place; it runs steps one by one.
+    """
     return Abilities(
         f"oracle({fast.name})",
         fast.kv_types & reference.kv_types,
@@ -89,7 +97,10 @@ def oracle_abilities(fast: Abilities, reference: Abilities) -> Abilities:
 
 
 class OracleBackend(RecordingBackend):
-    """Runs `fast` and checks it against `reference`. Its arrays are views; its programs return NumPy arrays."""
+    """Runs `fast` and checks it against `reference`.
+
+    Its arrays are views; its programs return NumPy arrays.
+    """
 
     def __init__(self, fast: Backend, reference: Backend) -> None:
         super().__init__()
@@ -103,7 +114,7 @@ class OracleBackend(RecordingBackend):
         """Both backends', since pages are kept of both."""
         return f"{self._fast.fingerprint()} + {self._reference.fingerprint()}"
 
-    # -- memory ---------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> Array:
         """Copy a constant to both backends."""
         return _Pair(self._fast.upload(values), self._reference.upload(values))
@@ -175,7 +186,7 @@ class OracleBackend(RecordingBackend):
         self._fast.close()
         self._reference.close()
 
-    # -- capture --------------------------------------------------------------------------------------------------
+    # -- capture -----------------------------------------------------------------------------------
     def capture(self, step: Callable[[], Any], limits: StepLimits) -> Program:
         operations, results = numbered(self.record(step))
         return _OracleProgram(self._fast, self._reference, limits, _placed(operations), results)
@@ -219,7 +230,10 @@ class _OracleProgram:
         self._program = fast.capture(self._all_results, limits)
 
     def run(self, inputs: StepInputs, first: int = 0, stop: int | None = None) -> F32 | tuple[F32, ...]:
-        """Run the step on the fast backend, check every operation, and return the step's outputs; sections all together."""
+        """Run the step on the fast backend, check every operation, and return the step's outputs.
+
+        Sections all together.
+        """
         if stop is not None:
             return ()
         results = [self._fast.download(array) for array in self._program.run(inputs)]
@@ -280,7 +294,7 @@ def _columns(results: list[F32], part: Slice) -> F32:
 
 
 def _with_rounded_input(operation: Operation, results: list[F32]) -> list[F32]:
-    """The results with the columns that `operation` multiplies rounded to 8 bits, as `quantize.py` does it."""
+    """The results, with the input of `operation` rounded to 8 bits as `quantize.py` does it."""
     source: Slice = operation.arguments["x"]
     x = _columns(results, source)
     if x.size == 0 or x.shape[1] % ROUNDED_COLUMNS:
@@ -294,7 +308,7 @@ def _with_rounded_input(operation: Operation, results: list[F32]) -> list[F32]:
 
 
 def _compare(checked: _Checked, actual: F32, references: list[F32]) -> None:
-    """Raise OracleError if an element differs from every reference by more than its operation's bound."""
+    """Raise OracleError if an element differs from all references by more than the bound."""
     expected = references[0]
     if expected.size == 0:
         return

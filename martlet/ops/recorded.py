@@ -1,9 +1,11 @@
-"""A log of operations: what a step does, as records (read `oracle.py` and `null.py` next, which are made of it).
+"""A log of operations: what a step does, as records.
 
-`RecordingBackend` has every operation of the `Backend` Protocol, by one mechanism: a call becomes an `Operation` with
-its arguments by name, checked against the Protocol's signature. Arrays are names of memory and hold no numbers. What
-needs to know an operation's inputs and outputs is derived from the log: a check of every result, a count of memory, the
-inputs of every product.
+Read `oracle.py` and `null.py` next, which are made of it.
+
+`RecordingBackend` has every operation of the `Backend` Protocol, by one mechanism: a call becomes
+an `Operation` with its arguments by name, checked against the Protocol's signature. Arrays are
+names of memory and hold no numbers. What needs to know an operation's inputs and outputs is derived
+from the log: a check of every result, a count of memory, the inputs of every product.
 """
 
 from __future__ import annotations
@@ -47,16 +49,17 @@ class RecordedArray:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call: arguments by the names that the Protocol gives them, defaults included, the output apart."""
+    """One call: its arguments by the Protocol's names, defaults included, without the output."""
 
     name: str
-    arguments: dict[str, Any]  # a RecordedArray, or what the backend handed out as a weight, cache, …, or a plain value
+    # RecordedArrays, what the backend handed out (weights, caches, …), and plain values.
+    arguments: dict[str, Any]
     out: RecordedArray | None  # None: it writes no activation
 
 
 @dataclass(slots=True)
 class Recording:
-    """A step's operations in order, the buffers that they use, and where each section but the first begins."""
+    """A step's operations in order, their buffers, and where each section but the first begins."""
 
     operations: list[Operation] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
@@ -139,10 +142,11 @@ class Slice:
 
 
 class Results:
-    """Which result an array holds at a point of a recording, where every output is a result with a number of its own."""
+    """Which result an array holds at a point of a recording. Each output is a result with a number."""
 
     def __init__(self) -> None:
-        self._writes: dict[Buffer, list[tuple[int, int, int]]] = {}  # start, stop, number; the newest last
+        # (start, stop, number of the result), the newest last.
+        self._writes: dict[Buffer, list[tuple[int, int, int]]] = {}
         self._n_results = 0
 
     def read(self, array: RecordedArray) -> Slice:
@@ -160,10 +164,10 @@ class Results:
 
 
 def numbered(recording: Recording) -> tuple[list[Operation], Any]:
-    """The operations with a `Slice` for each array that they read, and the outputs, an array or a tuple of them, likewise.
+    """The operations, with a `Slice` for each array that they read; and the outputs as slices.
 
-    Results are numbered in the order of the operations that have an output. So a step can be run with an array for each
-    result, and all of them be looked at afterwards.
+    Results are numbered in the order of the operations that have an output. So a step can be run
+    with an array for each result, and all of them be looked at afterwards.
     """
     results, operations = Results(), []
 

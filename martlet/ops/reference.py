@@ -1,9 +1,11 @@
-"""The definition of every operation, in plain NumPy float32 (read `models/decoder.py` for their use).
+"""The definition of every operation, in plain NumPy float32.
 
-Every kernel is checked against these functions. Each docstring gives the formula, the shapes, and a bound on this code's
-own error against exact arithmetic on the same inputs. u is 2⁻²⁴, one rounding in float32; products may add in any order
-(BLAS does), so a sum of n of them has the bound of any order, n u Σ|x w| (Higham, Accuracy and Stability, section 3.1).
-Shape letters as in `interface.py`.
+Read `models/decoder.py` for their use.
+
+Every kernel is checked against these functions. Each docstring gives the formula, the shapes, and a
+bound on this code's own error against exact arithmetic on the same inputs. u is 2⁻²⁴, one rounding
+in float32; products may add in any order (BLAS does), so a sum of n of them has the bound of any
+order, n u Σ|x w| (Higham, Accuracy and Stability, section 3.1). Shape letters as in `interface.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ Updates = dict[int, tuple[F32, F32]]  # of one product, by slot
 
 @dataclass(slots=True)
 class ReferenceCache:
-    """Pages of one layer: keys and values [n_pages * P, G, D], in float32 what their codes stand for if they have any."""
+    """Pages of one layer: keys and values [n_pages * P, G, D].
+
+    Of types with codes, float32 values that the codes stand for.
+    """
 
     keys: NDArray[Any]
     values: NDArray[Any]
@@ -82,7 +87,7 @@ class ReferenceBackend:
         """NumPy's version and the processor, by which its BLAS chooses its order of sums."""
         return f"reference {np.__version__} {platform.machine()} {platform.processor()}"
 
-    # -- memory -------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> F32:
         """A constant, float32."""
         return np.array(values, np.float32)
@@ -171,9 +176,12 @@ class ReferenceBackend:
         assert self.inputs is not None, "operations are called inside a program's run"
         return self.inputs
 
-    # -- operations ---------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------
     def embed(self, table: F32, scale: float, out: F32) -> None:
-        """out[t] = table[ids[t]] * scale; table [V, C], out [T, C]. Error: 2u relative (the scale is float32)."""
+        """out[t] = table[ids[t]] * scale; table [V, C], out [T, C].
+
+        Error: 2u relative (the scale is float32).
+        """
         out[:] = table[self._step.ids] * np.float32(scale)
 
     def feed(self, out: F32) -> None:
@@ -181,7 +189,7 @@ class ReferenceBackend:
         out[:] = self._step.feed
 
     def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
-        """out = x / sqrt(mean(x²) + eps) * weight over groups of len(weight) columns (arXiv:1910.07467).
+        """out = x / sqrt(mean(x²) + eps) * weight by groups of W columns (arXiv:1910.07467).
 
         x, out [rows, n * W], weight [W]. Error: (W/2 + 5) u relative.
         """
@@ -190,7 +198,9 @@ class ReferenceBackend:
         out[:] = (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
 
     def linear(self, x: F32, weight: F32, out: F32, bias: F32 | None = None, residual: F32 | None = None) -> None:
-        """out[r, i] = Σⱼ x[r, j] weight[i, j] (+ bias[i]) (+ residual[r, i]); x [rows, K], weight [N, K].
+        """out[r, i] = Σⱼ x[r, j] weight[i, j] (+ bias[i]) (+ residual[r, i]).
+
+        X [rows, K], weight [N, K].
 
         Error: (K + 2) u (Σⱼ |x weight| + |bias| + |residual|).
         """
@@ -200,7 +210,9 @@ class ReferenceBackend:
         out[:] = product if residual is None else product + residual
 
     def lora(self, x: F32, table: Updates, out: F32) -> None:
-        """out[r] += b (a x[r]) with row r's own a [R, K] and b [N, R] (LoRA, arXiv:2106.09685); x [rows, K], out [rows, N].
+        """out[r] += b (a x[r]) with row r's own a [R, K] and b [N, R] (LoRA, arXiv:2106.09685).
+
+        X [rows, K], out [rows, N].
 
         Error: (K + R + 2) u (|b| |a| |x[r]| + |out|).
         """
@@ -212,12 +224,13 @@ class ReferenceBackend:
                 out[row] += b @ (a @ x[row])
 
     def rope(self, x: F32, head_dim: int, rope: Rope, out: F32) -> None:
-        """Pair (a, b) = (x[i], x[i + dims/2]) of a head becomes (a cos − b sin, b cos + a sin) (arXiv:2104.09864).
+        """(a, b) = (x[i], x[i + dims/2]) becomes (a cos − b sin, b cos + a sin) (arXiv:2104.09864).
 
-        The angle is position · frequency i, in float64; what lies beyond `dims` is copied. x, out [T, n * D].
-        Error: 3u magnitude (|a| + |b|).
+        The angle is position · frequency i, in float64; what lies beyond `dims` is copied. x, out
+        [T, n * D]. Error: 3u magnitude (|a| + |b|).
         """
-        angles = self._step.positions[:, None] * np.array(rope.inverse_frequencies)  # [T, dims/2], float64
+        # float64 [T, dims/2]
+        angles = self._step.positions[:, None] * np.array(rope.inverse_frequencies)
         cos = (np.cos(angles) * rope.magnitude).astype(np.float32)[:, None, :]
         sin = (np.sin(angles) * rope.magnitude).astype(np.float32)[:, None, :]
         heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
@@ -227,9 +240,12 @@ class ReferenceBackend:
         out[:] = np.concatenate(turned, axis=-1).reshape(x.shape)
 
     def kv_write(self, k: F32, v: F32, cache: ReferenceCache) -> None:
-        """Row t of k and v, [T, G * D], to slot t. float16 saturates at its largest value; error 2⁻¹¹ relative.
+        """Row t of k and v, [T, G * D], to slot t.
 
-        q8 and q4 lose what `kv_codes.py` says; q4 keeps float16 and makes codes of the pages that the step has filled.
+        float16 saturates at its largest value; error 2⁻¹¹ relative.
+
+        q8 and q4 lose what `kv_codes.py` says; q4 keeps float16 and makes codes of the pages that
+        the step has filled.
         """
         shape = (k.shape[0], *cache.keys.shape[1:])
         if cache.recent is not None:
@@ -258,19 +274,21 @@ class ReferenceBackend:
                 cache.values[target] = q4_values(recent.values[source].astype(np.float32))
 
     def attention(self, q: F32, cache: ReferenceCache, spec: Attention, out: F32) -> None:
-        """softmax(cap · tanh(scale · q kᵀ / cap) + mask) v, a head at a time (arXiv:1706.03762, 2305.13245).
+        """softmax(cap · tanh(scale · q kᵀ / cap) + mask) v by heads (arXiv:1706.03762, 2305.13245).
 
-        q, out [T, H * D]; head h reads KV head h // (H / G). Row t at position p sees its own sequence's positions
-        max(0, p − window + 1) … p. Error, with S seen: (S + 4 + 2 (D + 4) max|scale| Σ|q k|) u max|v|.
+        q, out [T, H * D]; head h reads KV head h // (H / G). Row t at position p sees its own
+        sequence's positions max(0, p − window + 1) … p. Error, with S seen: (S + 4 + 2 (D + 4)
+        max|scale| Σ|q k|) u max|v|.
         """
         step = self._step
         for first, stop, keys, values in self._visible(cache):  # [S, G, D]
             positions = np.arange(len(keys))
-            queries = q[first:stop].reshape(stop - first, spec.n_kv_heads, -1, spec.head_dim)  # [T, G, H/G, D]
+            # [T, G, H/G, D]
+            queries = q[first:stop].reshape(stop - first, spec.n_kv_heads, -1, spec.head_dim)
             scores = np.einsum("tghd,sgd->ghts", queries, keys) * np.float32(spec.scale)
             if spec.softcap is not None:
                 scores = np.float32(spec.softcap) * np.tanh(scores / np.float32(spec.softcap))
-            behind = step.positions[first:stop, None] - positions  # [T, S], how far back a position lies
+            behind = step.positions[first:stop, None] - positions  # [T, S], the distance back
             seen = behind >= 0
             if spec.window is not None:
                 seen &= behind < spec.window
@@ -280,7 +298,7 @@ class ReferenceBackend:
             out[first:stop] = np.einsum("ghts,sgd->tghd", weights, values).reshape(stop - first, -1)
 
     def _visible(self, cache: ReferenceCache) -> Iterator[tuple[int, int, F32, F32]]:
-        """Runs of rows that see the same numbers, and the keys and values [S, G, D] up to their last position."""
+        """Runs of rows that see the same numbers, with their keys and values, float32 [S, G, D]."""
         step, size = self._step, cache.page_size
         for b, pages in enumerate(step.page_table):
             first, stop = int(step.span_starts[b]), int(step.span_starts[b + 1])
@@ -299,7 +317,8 @@ class ReferenceBackend:
                 first += last - start + 1
 
     def act_mul(self, gate_up: F32, activation: Activation, out: F32) -> None:
-        """out = act(gate) * up; gate_up [rows, 2F] is gate, then up; out [rows, F] (arXiv:2002.05202).
+        """out = act(gate) * up; gate_up [rows, 2F] is gate, then up; out [rows, F]
+        (arXiv:2002.05202).
 
         Error: 8u |gate up|, and with GELU 4u more where erf or tanh cancels the 1.
         """
@@ -315,11 +334,16 @@ class ReferenceBackend:
         out[:] = x[self._step.logit_rows]
 
     def choose(self, logits: F32, out: F32) -> None:
-        """out[l, 0] = the first i with the largest logits[l, i], -1 where that is infinite or one is NaN; out [L, 1]. Exact."""
+        """out[l, 0] = the first i of the largest logits[l, i]; -1 if that is infinite or any is NaN.
+
+        logits [L, V], out [L, 1]. Exact.
+        """
         out[:, 0] = np.where(np.isfinite(logits.max(axis=1)), logits.argmax(axis=1), -1)
 
     def argmax(self, logits: F32, ids: F32, before: F32 | None, out: F32) -> None:
-        """out[l] = ids[i], p and p · before[l, 2], i the first of the largest logits[l] and p its share of Σ exp; out [L, 3].
+        """out[l] = (ids[i], p, p · before[l, 2]), i the first largest of logits[l], p its softmax.
+
+        logits [L, N], ids [N], before and out [L, 3].
 
         Error: (D + 4) u relative.
         """
@@ -329,7 +353,7 @@ class ReferenceBackend:
         out[:, 2] = out[:, 1] if before is None else out[:, 1] * before[:, 2]
 
     def advance(self, guesses: F32, x: F32, page_size: int) -> F32:
-        """The inputs become those of the next step, a row a sequence, in which all later operations are; x. Exact."""
+        """Make the inputs those of the next step, a row a sequence; returns x [L, C]. Exact."""
         step, rows = self._step, np.arange(len(x), dtype=np.int32)
         positions = step.positions[step.logit_rows] + 1
         slots = step.page_table[rows, positions // page_size] * page_size + positions % page_size

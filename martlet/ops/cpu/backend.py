@@ -1,4 +1,7 @@
-"""The CPU backend: the operations of `ops/interface.py` as records of compiled kernels (read `program.py` next)."""
+"""The CPU backend: the operations of `ops/interface.py` as records of compiled kernels.
+
+Read `program.py` next.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,8 @@ U8 = NDArray[np.uint8]
 class CpuBackend:
     """Kernels on `threads` threads. `kernels` is the folder for compiled code, None to keep none.
 
-    `isa` names an instruction set; without it MARTLET_ISA does, else it is the best that this processor has.
+    `isa` names an instruction set; without it MARTLET_ISA does, else it is the best that this
+    processor has.
     """
 
     name = "cpu"
@@ -60,20 +64,25 @@ class CpuBackend:
         self.store = KernelStore(self.isa, kernels, progress)
         self.threads = threads
         self._team = Team(self.store, threads)
-        self._step: NDArray[np.int64] = aligned(STEP_FIELDS * 8, np.int64)  # of the step that runs or ran last
+        # The header of the step that runs, or ran last.
+        self._step: NDArray[np.int64] = aligned(STEP_FIELDS * 8, np.int64)
         self._arena, self._pages = Arena(huge=True), Arena(huge=False)
         self._recorder: Recorder | None = None
         self._keep: list[Any] = []  # what records point to and nobody else holds
         self._scratch: F32 | None = None  # of attention, for each thread
         self._ranks: F32 | None = None  # of `lora`, for each thread
-        self._passing: dict[tuple[int, int, int], CpuCache] = {}  # recent pages by shape, for all layers of it
+        # Recent pages that all layers of a shape share, by shape.
+        self._passing: dict[tuple[int, int, int], CpuCache] = {}
         self._codebooks: dict[tuple[int, ...], NDArray[np.int8]] = {}
 
     def fingerprint(self) -> str:
-        """What the kernels' object code depends on, and this package; the number of threads changes no bit."""
+        """What the kernels' object code depends on, and this package.
+
+        The number of threads changes no bit.
+        """
         return f"cpu {environment_digest(self.isa, '.')}"
 
-    # -- memory -------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> F32:
         """A constant, float32, padded to whole registers."""
         flat = np.asarray(values, np.float32).reshape(-1)
@@ -109,7 +118,10 @@ class CpuBackend:
         return weight.nbytes
 
     def read_bandwidth(self, seconds: float = 0.5, mebibytes: int = 256) -> float:
-        """Bytes per second that the team reads from memory that no cache holds: the best of as many rounds as fit."""
+        """Bytes per second that the team reads from memory that no cache holds.
+
+        The best of as many rounds as fit.
+        """
         buffer, result = Arena(huge=True).take(mebibytes << 20), np.zeros(1, np.int64)
         buffer.fill(1)
         recorder = Recorder(self.store, StepLimits(1, 1, 1, 1))
@@ -136,7 +148,7 @@ class CpuBackend:
             recorder.emit(name, Rows.TOKENS, args, [], [])
         recorder.finish(self._team, self._step, None).replay()
 
-    # -- capture ------------------------------------------------------------------------------------------------
+    # -- capture -----------------------------------------------------------------------------------
     @property
     def _recording(self) -> Recorder:
         assert self._recorder is not None, "operations are called inside capture's function"
@@ -156,7 +168,7 @@ class CpuBackend:
         """Begin the program's next section."""
         self._recording.section()
 
-    # -- operations (each is defined in ops/reference.py) -----------------------------------------------------------
+    # -- operations (each is defined in ops/reference.py) ------------------------------------------
     def embed(self, table: CpuWeight, scale: float, out: CpuArray) -> None:
         """out[t] = table[ids[t]] * scale."""
         part, *others = table.parts
@@ -309,7 +321,10 @@ class CpuBackend:
         kv_pages.write_page(cache.parts, page, data)
 
     def kv_write(self, k: CpuArray, v: CpuArray, cache: CpuCache) -> None:
-        """Write row t of k and v to the step's slot t; of a q4 cache, then compress the pages that are full."""
+        """Write row t of k and v to the step's slot t.
+
+        Of a q4 cache, then compress the pages that are full.
+        """
         recorder, (to_keys, to_values) = self._recording, cache.addresses
         args = fields.KV_WRITE(
             K=k.address,

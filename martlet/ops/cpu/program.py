@@ -1,7 +1,10 @@
-"""Recording operations and replaying them: the captured step of the CPU backend (read `team.py` for who walks it).
+"""Recording operations and replaying them: the captured step of the CPU backend.
 
-While a step is captured each operation becomes a record. Two records need a barrier between them only if one touches
-memory that the other writes; the recorder knows what each reads and writes and asks for no more meetings than that.
+Read `team.py` for who walks it.
+
+While a step is captured each operation becomes a record. Two records need a barrier between them
+only if one touches memory that the other writes; the recorder knows what each reads and writes and
+asks for no more meetings than that.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class CpuArray:
-    """An activation: float32 [rows, width], rows `stride` floats apart, a view of columns of `buffer`."""
+    """An activation, float32 [rows, width]: columns of `buffer`, rows `stride` floats apart."""
 
     rows: Rows
     width: int
@@ -124,7 +127,7 @@ class Recorder:
         self._bytes: dict[Region, ByteRows] = {}  # activations of which a byte form is current
         self._spare: list[ByteRows] = []
         self._held: list[Any] = []  # the buffers that records point to
-        self._producer: Region | None = None  # what the last record writes, if it can write bytes as well
+        self._producer: Region | None = None  # the last record's output, if it can make bytes too
         self._states: NDArray[np.float32] | None = None
         self.angles: dict[Rope, CpuArray] = {}  # the tables of `rope`
         self.feed: CpuArray | None = None  # what comes from outside with each step
@@ -154,7 +157,10 @@ class Recorder:
         writes: list[Region],
         makes_bytes: bool = False,
     ) -> list[int]:
-        """Append an operation; `args` are its own fields. `makes_bytes`: it can make its output's byte form as well."""
+        """Append an operation; `args` are its own fields.
+
+        `makes_bytes`: it can make its output's byte form as well.
+        """
         touched = [(r, self._writes) for r in reads] + [(w, self._writes + self._reads) for w in writes]
         overlaps = any(region.overlaps(other) for region, others in touched for other in others)
         barrier, self._meets = max(self._meets, int(overlaps)), 0
@@ -173,11 +179,14 @@ class Recorder:
         return record
 
     def meet(self, may_end: bool = False) -> None:
-        """The next operation starts when all before it have ended; or the program ends, if `advance` said so."""
+        """The next operation starts when all before it have ended.
+
+        Or the program ends, if `advance` said so.
+        """
         self._meets = 2 if may_end else 1
 
     def as_bytes(self, x: CpuArray) -> ByteRows:
-        """The byte form of x: a current one, or made by the operation that has just written x, or by one of its own."""
+        """The byte form of x: a current form, or made by the last operation if it wrote x, or by a new one."""
         if x.region in self._bytes:
             return self._bytes[x.region]
         form = self._new_bytes(x)
@@ -196,7 +205,7 @@ class Recorder:
         return form
 
     def attention_states(self, n_kv_heads: int, head_dim: int) -> list[int]:
-        """Address and number of the states that threads share a token's segments through, one set for all layers.
+        """Address and number of the states by which threads share a token's segments; for all layers.
 
         There are enough for the longest sequence of a step, or for shorter ones as long together.
         """
@@ -230,7 +239,7 @@ class Recorder:
         self._sections.append(len(self._records))
 
     def finish(self, team: Team, step: NDArray[np.int64], outputs: Any) -> CpuProgram:
-        """The program, which writes its inputs' addresses and sizes to the header `step` before each run."""
+        """The program; before each run it writes addresses and sizes of its inputs to the header `step`."""
         return CpuProgram(team, step, (self._records, self._sections), self.limits, (outputs, self._held), self.feed)
 
 
@@ -274,7 +283,10 @@ class CpuProgram:
         self._record_address, self._step_address = self._records.ctypes.data, step.ctypes.data
 
     def run(self, inputs: StepInputs, first: int = 0, stop: int | None = None) -> Any:
-        """Replay the step's sections first … stop - 1 on `inputs`; returns the outputs of the captured function."""
+        """Replay the step's sections first … stop - 1 on `inputs`.
+
+        Returns the outputs of the captured function.
+        """
         step, buffers = self._step, self._inputs
         step[self._places] = self._addresses
         arrays = (
@@ -300,7 +312,8 @@ class CpuProgram:
         step[STEP_SEQS], step[STEP_PAGE_STRIDE] = table.shape
         step[STEP_LEAST] = float_bits(inputs.least) if inputs.least else 0
         self.replay(self._sections[first], self.n_records if stop is None else self._sections[stop])
-        # `advance` may have changed these, which say how much of an output there is, and set the last.
+        # `advance` may have changed these, which say how much of an output there is, and set the
+        # last.
         step[STEP_TOKENS], step[STEP_LOGITS], step[STEP_ENDED] = inputs.ids.size, inputs.logit_rows.size, 0
         return self._outputs
 

@@ -1,9 +1,12 @@
-"""Compiled kernels: found on disk or compiled once, loaded without Numba (read `table.py` next: the table of them).
+"""Compiled kernels: found on disk or compiled once, loaded without Numba.
 
-Object code lies in one folder for each digest of everything that it depends on: the kernels' source, the versions of
-Numba and LLVM, and the processor. A file carries the SHA-256 of its content and appears by renaming, so half-written,
-foreign or damaged files are never loaded; two processes compile behind a lock, the second finds the first's work. A
-folder that cannot be written only means that the next start compiles again.
+Read `table.py` next: the table of them.
+
+Object code lies in one folder for each digest of everything that it depends on: the kernels'
+source, the versions of Numba and LLVM, and the processor. A file carries the SHA-256 of its content
+and appears by renaming, so half-written, foreign or damaged files are never loaded; two processes
+compile behind a lock, the second finds the first's work. A folder that cannot be written only means
+that the next start compiles again.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ def source_digest(*folders: str) -> str:
 
 
 def environment_digest(isa: Isa, *folders: str) -> str:
-    """Hash of all that object code depends on, and of the text in `folders`; by default of what kernels are made from."""
+    """Hash of all that object code depends on, and of the text in `folders`.
+
+    By default of what kernels are made from.
+    """
     versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite")]
     cpu = [platform.machine(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), isa.name]
     source = source_digest(*(folders or ("kernels", "simd")))
@@ -51,7 +57,8 @@ def environment_digest(isa: Isa, *folders: str) -> str:
 class KernelStore:
     """Addresses of compiled kernels by name, each loaded or compiled when it is first asked for.
 
-    `folder` None keeps nothing on disk. `progress(name, done, total)` is called before each kernel that is compiled.
+    `folder` None keeps nothing on disk. `progress(name, done, total)` is called before each kernel
+    that is compiled.
     """
 
     def __init__(self, isa: Isa, folder: Path | None, progress: Progress | None = None) -> None:
@@ -111,7 +118,8 @@ class KernelStore:
         if self.folder is None:
             return
         with contextlib.suppress(OSError):  # read-only, or full: the next start compiles again
-            file = tempfile.NamedTemporaryFile(dir=self.folder, delete=False)  # noqa: SIM115  # it outlives its `with`
+            # It outlives its `with`.
+            file = tempfile.NamedTemporaryFile(dir=self.folder, delete=False)  # noqa: SIM115
             try:
                 with file:
                     file.write(hashlib.sha256(code).digest() + code)
@@ -122,7 +130,10 @@ class KernelStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the folder's lock, so that two processes do not compile the same kernels; none where it can't be had."""
+        """Hold the folder's lock, so that two processes do not compile the same kernels.
+
+        None where it can't be had.
+        """
         if self.folder is None:
             yield
             return

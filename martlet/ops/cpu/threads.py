@@ -1,4 +1,7 @@
-"""The team of threads, its Python side: starts workers, wakes them, runs programs (compiled side: `team.py`)."""
+"""The team of threads, its Python side.
+
+Starts workers, wakes them, runs programs (compiled side: `team.py`).
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ def aligned(n_bytes: int, dtype: Any = np.uint8, align: int = 64) -> NDArray[Any
 class Team:
     """`n_threads` threads that walk programs together; the caller's thread is number 0.
 
-    Workers look for the next step for about a millisecond and then sleep, so an idle team uses no processor. One run
-    at a time: the engine's thread is the only caller.
+    Workers look for the next step for about a millisecond and then sleep, so an idle team uses no
+    processor. One run at a time: the engine's thread is the only caller.
     """
 
     def __init__(self, store: KernelStore, n_threads: int) -> None:
@@ -88,11 +91,12 @@ class Team:
             self._workers = []
 
     def _finish(self) -> None:
-        """Walk a step that has begun and waits for sleepers, here or, after an interrupt in between, before the next."""
+        """Walk a step that has begun and waits for sleepers; after an interrupt, before the next step."""
         if self._control[LAUNCHED]:
             to_wake = self._control[TO_WAKE::LINE_WORDS]
             for i in np.flatnonzero(to_wake):
-                self._wake[i].release()  # once too often, if an interrupt came here: the worker looks and sleeps again
+                # After an interrupt this may wake a worker in vain: it looks and sleeps again.
+                self._wake[i].release()
             to_wake[:] = 0
             self._launch(*self._arguments, 1, self.n_threads)
 

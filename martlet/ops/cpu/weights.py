@@ -1,7 +1,9 @@
-"""Where weights, pages and adapters lie, and the packing of a file's tensors by the team (kernels: `pack.py`).
+"""Where weights, pages and adapters lie, and the packing of a file's tensors by the team (kernels:
+`pack.py`).
 
-A weight is a stack of parts, one for each run of tensors with the same block type. A type that has no kernel of its own
-is unpacked to float32, which loses nothing and costs memory; `docs/formats.md` has the table.
+A weight is a stack of parts, one for each run of tensors with the same block type. A type that has
+no kernel of its own is unpacked to float32, which loses nothing and costs memory; `docs/formats.md`
+has the table.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ PackJob = tuple[str, list[int]]  # a kernel's name and its record's own fields
 class Arena:
     """Memory for weights or KV pages, in large mappings that are handed out front to back.
 
-    `huge` puts it on huge pages where the system has them. Not KV pages: a huge page is cleared when it is first touched,
-    and the arrays of all layers come to new ones in the same step, which would then take a tenth of a second.
+    `huge` puts it on huge pages where the system has them. Not KV pages: a huge page is cleared
+    when it is first touched, and the arrays of all layers come to new ones in the same step, which
+    would then take a tenth of a second.
     """
 
     def __init__(self, *, huge: bool) -> None:
@@ -96,8 +99,9 @@ class CpuCache:
     keys: NDArray[np.uint8]
     values: NDArray[np.uint8]
     n_pages: int
-    recent: tuple[CpuCache, ...] = ()  # of q4: float16 pages of the newest positions, those kept and those that pass
-    recent_places: NDArray[np.int64] | None = None  # how many are kept, and where both start (`kv_q4.py`)
+    recent: tuple[CpuCache, ...] = ()  # of q4: float16 pages, the kept and the passing ones
+    # How many of these are kept, and where both begin (`kv_q4.py`).
+    recent_places: NDArray[np.int64] | None = None
 
     @staticmethod
     def zeros(arena: Arena, n_pages: int, n_kv_heads: int, head_dim: int, dtype: str) -> CpuCache:

@@ -1,1 +1,4 @@
-"""The kernels, and the fields and layouts that they read: all that object code is compiled from, with `simd`."""
+"""The kernels, and the fields and layouts that they read.
+
+All that object code is compiled from, with `simd`.
+"""

@@ -1,8 +1,8 @@
-"""The largest logit of each row, and several steps in one program that go on from it (used by `speculate/eagle.py`).
+"""The largest logit of each row, and further steps in one program (for `speculate/eagle.py`).
 
-`advance` turns the step's header, and the arrays that it points to, into those of the next step: a row a sequence. It is
-one thread's work of less than a microsecond, with a meeting of all before and after it. Where nothing is worth going on
-from, it ends the program.
+`advance` turns the step's header, and the arrays that it points to, into those of the next step: a
+row a sequence. It is one thread's work of less than a microsecond, with a meeting of all before and
+after it. Where nothing is worth going on from, it ends the program.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOKEN, PROBABILITY, CHANCE = range(3)  # columns of a guess
 
 
 def argmax_kernel(v: Verbs) -> Callable[..., None]:
-    """out = the token of the largest column, its probability, and the chance of it and those before; a unit is a row."""
+    """out = the largest logit's token, its probability, and the chain's. A unit of work is a row."""
     exp, lanes = exponential(v), v.lanes
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
@@ -73,7 +73,9 @@ def argmax_kernel(v: Verbs) -> Callable[..., None]:
 
 
 def choose_kernel(v: Verbs) -> Callable[..., None]:
-    """out = the first column of the largest logit, -1 where it is infinite or one is NaN; a unit is a row.
+    """out = the first column of the largest logit, -1 where it is infinite or one is NaN.
+
+    A unit is a row.
 
     Bound by reading the logits twice, the second time only up to the largest.
     """
@@ -104,7 +106,10 @@ def choose_kernel(v: Verbs) -> Callable[..., None]:
 
 
 def advance_kernel(v: Verbs) -> Callable[..., None]:
-    """The header and its arrays become those of the next step. Rows are in the order of sequences: none is written before it is read."""
+    """The header and its arrays become those of the next step.
+
+    Rows are in the order of sequences: none is written before it is read.
+    """
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         if thread != 0:

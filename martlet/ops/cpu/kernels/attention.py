@@ -1,17 +1,21 @@
-"""Paged attention with an online softmax (FlashAttention, arXiv:2205.14135; paged: arXiv:2309.06180; pages: `kv_float.py`).
+"""Paged attention with an online softmax (FlashAttention, arXiv:2205.14135; paged:
+arXiv:2309.06180; pages: `kv_float.py`).
 
-A tile is up to 8 (token, query head) pairs that share a KV head: each key and value loaded is used for all of them. A
-row goes over its pages in order of position: scores s, then with m the largest so far
+A tile is up to 8 (token, query head) pairs that share a KV head: each key and value loaded is used
+for all of them. A row goes over its pages in order of position: scores s, then with m the largest
+so far
 
     α = e^(m_old - m),  p = e^(s - m),  l = α l + Σ p,  sums = α sums + p V          and at last sums / l
 
-It starts anew at every segment of 256 positions, and the segments' (m, l, sums) are merged in order, in the same way:
-so the segments of one token may be computed by many threads (as in Flash-Decoding). A unit of work is a tile, or a
-tile's segment; whoever finishes a tile's last one merges. Pages and segments have fixed places, so a row's sums group
-the same way whatever shares its tile, and a page that a row must not see is an exact no-op for it (α = 1, p = 0).
+It starts anew at every segment of 256 positions, and the segments' (m, l, sums) are merged in
+order, in the same way: so the segments of one token may be computed by many threads (as in
+Flash-Decoding). A unit of work is a tile, or a tile's segment; whoever finishes a tile's last one
+merges. Pages and segments have fixed places, so a row's sums group the same way whatever shares its
+tile, and a page that a row must not see is an exact no-op for it (α = 1, p = 0).
 
-Of a q4 cache a row sees the positions of its own group in float16, and all before in 4 bits (`kv_q4.py`): a page that
-rows of a tile see differently is gone over twice, each time as a no-op for the rows of the other kind.
+Of a q4 cache a row sees the positions of its own group in float16, and all before in 4 bits
+(`kv_q4.py`): a page that rows of a tile see differently is gone over twice, each time as a no-op
+for the rows of the other kind.
 
 Bound by fused multiply-adds when many rows run, by reading the cache for one.
 """
@@ -69,7 +73,8 @@ Q, Q_STRIDE, OUT, OUT_STRIDE, KEYS, VALUES, KEY_BYTES, VALUE_BYTES, *_ = ATTENTI
 )
 
 
-PAGE_FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # how pages give scores, and sums of values
+# How pages of each type give scores, and sums of values.
+PAGE_FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "f16": (partial(float_scores, half=True), partial(float_sums, half=True)),
     "f32": (partial(float_scores, half=False), partial(float_sums, half=False)),
     "q8": (q8_scores, q8_sums),
@@ -78,7 +83,10 @@ PAGE_FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # how 
 
 
 class Unit(NamedTuple):
-    """Rows pair … pair + n - 1 of sequence b, KV head g: all segments, or `segment` alone, with states at `partials`."""
+    """Rows pair … pair + n - 1 of sequence b, KV head g.
+
+    All segments, or `segment` alone, with states at `partials`.
+    """
 
     b: int
     pair: int
@@ -89,7 +97,9 @@ class Unit(NamedTuple):
 
 
 def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(record, scratch, first_row, unit): the tile's queries, scaled, to the scratch; its outputs from the state."""
+    """(record, scratch, first_row, unit): the tile's queries, scaled, to the scratch; its outputs
+    from the state.
+    """
     lanes, quantize = v.lanes, quantizer(v, 1)
 
     @helper
@@ -112,7 +122,8 @@ def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[...
             total = v.splat(state[TOTALS + m])
             for d in range(0, size, lanes):
                 value = v.div(v.load_f32(state, SUMS + d * ROWS_PER_TILE + m * lanes), total)
-                value = v.add(value, v.splat(0.0))  # never -0, which another tile's hidden positions turn to 0
+                # Never -0, which hidden positions of another tile turn to 0.
+                value = v.add(value, v.splat(0.0))
                 v.store_first(out, start + d, value, size - d)
             if record[BYTES] != 0:
                 quantize(record, out, 0, t, start, start + size)
@@ -126,9 +137,11 @@ def first_seen(window: int, position: int) -> int:
 
 
 def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
-    """(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high): see one page.
+    """(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high):
+    see one page.
 
-    It is number `page` of the sequence; `ahead` is the place in the cache of the one that comes next.
+    It is number `page` of the sequence; `ahead` is the place in the cache of the one that comes
+    next.
     """
     lanes, tanh, float_place = v.lanes, hyperbolic_tangent(v), recent_place(v)
 
@@ -140,7 +153,7 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
                 v.store(scratch, i, v.mul(cap, tanh(v.div(v.load_f32(scratch, i), cap))))
 
     def form(kind: str, own: bool, earlier: bool) -> Callable[..., Any]:
-        """Go over a page: for rows whose own group it is in, for rows that it is earlier for, or for both."""
+        """See a page: for rows in its own group, for rows of later groups, or for both."""
         page_scores, page_sums = (make(v, rows) for make in PAGE_FORMS[kind])
         softmax_tile = softmax(v, rows, own, earlier)
 
@@ -184,9 +197,11 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
 
 
 def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
-    """(record, scratch, positions, pages, recent, first_row, unit, ahead): one unit of up to `rows` rows.
+    """(record, scratch, positions, pages, recent, first_row, unit, ahead): one unit of up to `rows`
+    rows.
 
-    `pages` and `recent` are the sequence's page numbers, `ahead` the place of the page that this thread goes to next.
+    `pages` and `recent` are the sequence's page numbers, `ahead` the place of the page that this
+    thread goes to next.
     """
     see_page = page_functions(v, rows, dtype)
     (clear, merge), (begin, finish) = state_functions(v, rows), row_functions(v, rows)
@@ -230,17 +245,18 @@ def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
 
 
 def tile_sizes(heads: int, most: int) -> tuple[int, int]:
-    """Rows of a tile of one token whose `heads` query heads share a KV head, and of one of a few tokens."""
+    """Rows of a tile of one token, where `heads` query heads share a KV head; and of a few tokens."""
     few = min(heads, most)
     return few, min(2 * max(few, 2), most)
 
 
 def unit_finder(v: Verbs, some: int) -> Callable[..., Any]:
-    """(record, step, n_threads, number, cursor) → (unit, cursor), for numbers that never fall; b is -1 after the last.
+    """(record, step, n_threads, number, cursor) → (unit, cursor), for numbers that never fall; b is
+    -1 after the last.
 
-    The cursor, (b, units before b, states used before b), starts as three zeros. A span's last tile, which has the most
-    to see, comes first; a tile that is its span's only one is shared if it sees more than a segment. Tiles have up to
-    `some` rows where that leaves fewer empty.
+    The cursor, (b, units before b, states used before b), starts as three zeros. A span's last
+    tile, which has the most to see, comes first; a tile that is its span's only one is shared if it
+    sees more than a segment. Tiles have up to `some` rows where that leaves fewer empty.
     """
     most, first_of, floats_of = v.rows, helper(first_seen), helper(state_floats)
 
@@ -275,7 +291,8 @@ def unit_finder(v: Verbs, some: int) -> Callable[..., Any]:
 
 
 def attention_kernel(v: Verbs, dtype: str, heads: int) -> Callable[..., None]:
-    """The kernel for one kind of cache, and for tiles of one token: `heads` query heads share a KV head.
+    """The kernel for one kind of cache, and for tiles of one token: `heads` query heads share a KV
+    head.
 
     A thread claims a unit ahead, to fetch its first page in time.
     """

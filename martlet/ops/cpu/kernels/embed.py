@@ -1,7 +1,10 @@
-"""Rows of a packed matrix as floats: the embedding of tokens, and the inverse of packing (layouts: `layout.py`).
+"""Rows of a packed matrix as floats.
 
-One row of a packed matrix is every sixteenth lane of a group, so this reads scattered bytes, one value at a time: some
-microseconds a token, a thousandth of a step. With the ids 0 … n - 1 it unpacks a whole matrix (tests do).
+The embedding of tokens, and the inverse of packing (layouts: `layout.py`).
+
+One row of a packed matrix is every sixteenth lane of a group, so this reads scattered bytes, one
+value at a time: some microseconds a token, a thousandth of a step. With the ids 0 … n - 1 it
+unpacks a whole matrix (tests do).
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ TABLE, N_COLUMNS, GROUP_BYTES, CODEBOOK, SCALE, OUT, OUT_STRIDE = EMBED
 
 
 def value_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
-    """(group, panel, block, row, k, codebook) → the value of column k of a block, float32; offsets in bytes."""
+    """(group, panel, block, row, k, codebook) → the value of column k of a block, float32; offsets
+    in bytes.
+    """
     bits, coded, kind, minimum = layout.bits, layout.codebook is not None, layout.scale, layout.minimum
     code_bytes, run_columns, runs = layout.code_bytes, layout.run, BLOCK // layout.run
     scales_at = layout.code_bytes + layout.high_bytes

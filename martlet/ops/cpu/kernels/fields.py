@@ -1,10 +1,13 @@
-"""A program's records: one operation each, as 32 int64 fields that a compiled kernel reads (read `program.py` next).
+"""A program's records: one operation each, as 32 int64 fields that a compiled kernel reads.
+
+Read `program.py` next.
 
     kernel(record, step, thread, n_threads)
 
-`record` points to the fields named here, `step` to the step's header: sizes and addresses that differ from step to
-step. Fields hold sizes, byte addresses or the bits of a float. They are plain integers because compiled code indexes
-with them. An operation's own fields begin at ARGS; a `Fields` names them, for its kernel and for who fills the record.
+`record` points to the fields named here, `step` to the step's header: sizes and addresses that
+differ from step to step. Fields hold sizes, byte addresses or the bits of a float. They are plain
+integers because compiled code indexes with them. An operation's own fields begin at ARGS; a
+`Fields` names them, for its kernel and for who fills the record.
 """
 
 from __future__ import annotations
@@ -106,18 +109,21 @@ SUMS_PER_BLOCK = 3  # of activations: columns 0 … 15, 16 … 31, and all 32
 
 # Fields of every record.
 KERNEL = 0  # address of the compiled kernel
-BARRIER = 1  # 1: all threads meet before this operation starts; 2: and then the program ends if STEP_ENDED is set
+BARRIER = 1  # 1: all threads meet before it; 2: and the program ends if STEP_ENDED is set
 COUNTER = 2  # address of the operation's count of claimed work
 ROWS = 3  # which field of the step holds the number of rows
 ARGS = 4
-BYTES = 24  # where to put the output's byte form as well (`quantize.py`): four addresses, then its blocks; 0: nowhere
-AHEAD, AHEAD_STRIDE = 30, 31  # what a waiting thread fetches already: an address, and bytes from thread to thread
+# Where the output's byte form goes (`quantize.py`): four addresses, then its blocks; 0: nowhere.
+BYTES = 24
+# What a waiting thread prefetches: an address, and bytes from thread to thread.
+AHEAD, AHEAD_STRIDE = 30, 31
 
 
 class Fields:
     """The names of one operation's own fields, in their order from ARGS on.
 
-    Iterating gives their numbers in a record; calling it with a value for each name gives the values in order.
+    Iterating gives their numbers in a record; calling it with a value for each name gives the
+    values in order.
     """
 
     def __init__(self, names: str) -> None:
@@ -144,11 +150,12 @@ ATTENTION = Fields(
     " RECENT N_PAGES"  # RECENT: of q4, as `recent_place` takes it
 )
 CHOOSE = Fields(_ROWWISE)
-EMBED = Fields("TABLE N_COLUMNS GROUP_BYTES CODEBOOK SCALE OUT OUT_STRIDE")  # CODEBOOK 0: codes are values
+# CODEBOOK 0, here and below: codes are values.
+EMBED = Fields("TABLE N_COLUMNS GROUP_BYTES CODEBOOK SCALE OUT OUT_STRIDE")
 KV_WRITE = Fields("K K_STRIDE V V_STRIDE TO_KEYS TO_VALUES KV_HEADS KV_DIM RECENT N_PAGES")
 LINEAR = Fields(
     "WEIGHT N_ROWS N_COLUMNS GROUP_BYTES CODEBOOK"
-    " X X_SCALES X_SUMS X_MINS X_STRIDE"  # a byte form has scales, sums and minimums; a float32 input has a stride
+    " X X_SCALES X_SUMS X_MINS X_STRIDE"  # bytes have scales, sums, minimums; float32 has a stride
     " OUT OUT_STRIDE BIAS RESIDUAL RESIDUAL_STRIDE"  # BIAS and RESIDUAL 0: none
 )
 LORA = Fields("IN IN_STRIDE OUT OUT_STRIDE K N TABLE SCRATCH BY_LOGIT_ROW")
@@ -169,8 +176,8 @@ TRIE_WALK = Fields(
 STEP_TOKENS, STEP_LOGITS, STEP_SEQS = 0, 1, 2  # T, L, B
 STEP_IDS, STEP_POSITIONS, STEP_SLOTS, STEP_SPAN_STARTS = 3, 4, 5, 6
 STEP_PAGE_TABLE, STEP_PAGE_STRIDE, STEP_LOGIT_ROWS = 7, 8, 9
-STEP_RECENT_SLOTS, STEP_RECENT_TABLE = 10, 11  # the table's rows are as far apart as the page table's
-STEP_LORA_SLOTS = 12  # each token row's slot in the tables of low-rank updates (`lora.py`), below 0: none
+STEP_RECENT_SLOTS, STEP_RECENT_TABLE = 10, 11  # the table has the page table's stride
+STEP_LORA_SLOTS = 12  # each row's slot in the tables of `lora.py`; below 0: none
 STEP_LEAST, STEP_ENDED = (
     16,
     17,
@@ -178,7 +185,8 @@ STEP_LEAST, STEP_ENDED = (
 STEP_FIELDS = 18
 MAX_RANK = 512  # of a low-rank update
 
-# A team's control block (`team.py`), in words of 8 bytes; what several threads write has a line of its own.
+# A team's control block (`team.py`), in words of 8 bytes; what several threads write has a line of
+# its own.
 LINE_WORDS = 8
 ARRIVALS, STEP_NUMBER = 0, LINE_WORDS
 BASE, RECORDS, N_RECORDS, STEP_ADDRESS, STOPPING = range(2 * LINE_WORDS, 2 * LINE_WORDS + 5)
@@ -190,13 +198,15 @@ TO_WAKE = SLEEPING + 1  # + LINE_WORDS * worker: 1 from `launch`, if Python has 
 CONTROL, LAST = 4, 5
 IDLE_SPINS = 40_000  # looks for a step before a worker sleeps: about a millisecond
 
-# Attention (`attention.py`): a page's positions, and a thread's scratch in floats: queries, scores and then p, α, a page's
-# largest scores and sums, and two states of a tile's rows: that of a segment and that of all before it. A state holds of each row the largest score and
-# the sum of p, how many segments have arrived (where threads share a row), and the rows' sums of p times values.
+# Attention (`attention.py`): a page's positions, and a thread's scratch in floats: queries, scores
+# and then p, α, a page's largest scores and sums, and two states of a tile's rows: that of a
+# segment and that of all before it. A state holds of each row the largest score and the sum of p,
+# how many segments have arrived (where threads share a row), and the rows' sums of p times values.
 PAGE, MAX_HEAD_DIM = 32, 512
-RECENT_TOKENS, KV_BLOCK = 64, 32  # those of kv_types.py, here because the store only knows this folder's code
+# As in kv_types.py; copied, because kernels are kept by the text of this folder alone.
+RECENT_TOKENS, KV_BLOCK = 64, 32
 SEGMENT_PAGES = 8
-Q_STRIDE_FLOATS = MAX_HEAD_DIM + 16  # rows a little apart from a power of two, where they would share cache sets
+Q_STRIDE_FLOATS = MAX_HEAD_DIM + 16  # no power of two, at which rows would share cache sets
 LARGEST, TOTALS, ARRIVED, SUMS = 0, 16, 32, 48
 SCORES = ROWS_PER_TILE * Q_STRIDE_FLOATS
 ALPHAS = SCORES + ROWS_PER_TILE * PAGE
@@ -215,7 +225,8 @@ def state_floats(head_dim: int) -> int:
 
 
 STATE = SEGMENT_STATE + state_floats(MAX_HEAD_DIM)
-SCALED_Q = STATE + state_floats(MAX_HEAD_DIM)  # of q4: queries, and p, times scales, and each row's constant
+# Of q4: queries times scales, p times scales, and each row's constant.
+SCALED_Q = STATE + state_floats(MAX_HEAD_DIM)
 SCALED_P = SCALED_Q + ROWS_PER_TILE * Q_STRIDE_FLOATS
 CONSTANTS = SCALED_P + ROWS_PER_TILE * PAGE
 SCRATCH_FLOATS = CONSTANTS + 16

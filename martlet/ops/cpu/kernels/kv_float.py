@@ -1,15 +1,18 @@
-"""KV pages of float16 or float32: writing them, scores against their keys, sums of their values (read `attention.py` next).
+"""KV pages of float16 or float32: writing them, scores against their keys, sums of their values.
 
-A page holds 32 positions of one layer, for each KV head its keys transposed, so that a register holds the same
-dimension of many positions and a score needs no horizontal sum, and its values in rows:
+Read `attention.py` next.
+
+A page holds 32 positions of one layer, for each KV head its keys transposed, so that a register
+holds the same dimension of many positions and a score needs no horizontal sum, and its values in
+rows:
 
     keys    [KV head][page][D][32]          values  [KV head][page][32][D, filled to 16]
 
 so that pages with numbers in a row are one stream of memory, which the processor fetches by itself.
 
-Each function also fetches the same place of the page that comes next: pages may lie anywhere, so the processor's own
-prefetchers lose them at every end. It goes to the second-level cache, which can wait for many more lines at a time than
-the first can.
+Each function also fetches the same place of the page that comes next: pages may lie anywhere, so
+the processor's own prefetchers lose them at every end. It goes to the second-level cache, which can
+wait for many more lines at a time than the first can.
 """
 
 from __future__ import annotations
@@ -40,9 +43,11 @@ K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM, _, N_PAGES = KV_
 
 
 def write_claimer(v: Verbs) -> Callable[..., Any]:
-    """(record, n_rows) → the next rows to write and their KV head, as (first, stop, head); no row when there is none.
+    """(record, n_rows) → the next rows to write and their KV head, as (first, stop, head); no row
+    when there is none.
 
-    A unit is as many rows as a page has: neighbours' keys share cache lines, on which two threads would wait for each other.
+    A unit is as many rows as a page has: neighbours' keys share cache lines, on which two threads
+    would wait for each other.
     """
 
     @njit(forceinline=True, **OPTIONS)
@@ -55,7 +60,10 @@ def write_claimer(v: Verbs) -> Callable[..., Any]:
 
 
 def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
-    """Row t of k and v to slot t: page slot // 32, place slot % 32. Pages stay finite: each type saturates."""
+    """Row t of k and v to slot t: page slot // 32, place slot % 32.
+
+    Pages stay finite: each type saturates.
+    """
     put = v.put_f16 if half else v.put_f32
     most = 65504.0 if half else 3.4028234663852886e38
     claim = write_claimer(v)
@@ -83,12 +91,17 @@ def kv_write_kernel(v: Verbs, half: bool) -> Callable[..., None]:
 
 
 def two_at_once(v: Verbs, rows: int) -> bool:
-    """Whether a tile is so narrow that two are computed together, lest a sum wait for itself (wider: measured slower)."""
+    """Whether a tile is so narrow that two are computed together, so that no sum waits for itself.
+
+    For wider tiles this measured slower.
+    """
     return rows * v.lanes <= 64
 
 
 def float_scores(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
-    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · key i of the page at `keys`."""
+    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · key i of the page
+    at `keys`.
+    """
     load, lanes, item = (v.load_f16 if half else v.load_f32), v.lanes, 2 if half else 4
     zero, two = v.tile_zero(rows), two_at_once(v, rows)
 
@@ -116,7 +129,9 @@ def float_scores(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
 
 
 def float_sums(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
-    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V over places first … stop - 1."""
+    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V over places first …
+    stop - 1.
+    """
     load, lanes, item = (v.load_f16 if half else v.load_f32), v.lanes, 2 if half else 4
     load_tile, two = v.tile_load(rows), two_at_once(v, rows)
 

@@ -1,14 +1,17 @@
-"""KV pages of 4-bit codes: packing them, scores against their keys, sums of their values (`ops/kv_codes.py` defines them).
+"""KV pages of 4-bit codes.
+
+Packing them, scores against their keys, sums of their values (`ops/kv_codes.py` defines them).
 
     keys    [KV head][page]{codes [D][16], scales float16 [D], minima float16 [D]}
     values  [KV head][page]{codes [block][32][16], for each block of 32 channels scales float16 [32], minima float16 [32]}
 
-A byte holds item i of its 32 in its low half and item i + 16 in its high half: positions of a key's channel, channels
-of a value's block. With x = s c + m a score is Σ (q s) c + Σ q m, and a sum Σ (p s) c + Σ p m: the scales go into q
-and p once a page, so that the inner loops multiply codes.
+A byte holds item i of its 32 in its low half and item i + 16 in its high half: positions of a key's
+channel, channels of a value's block. With x = s c + m a score is Σ (q s) c + Σ q m, and a sum Σ (p
+s) c + Σ p m: the scales go into q and p once a page, so that the inner loops multiply codes.
 
-A row first goes to a float16 page (`runtime/f16_window.py`), laid out as in `kv_float.py` but [page][KV head]; these lie in two places, those
-kept in the layer's own, those that pass in one that layers share.
+A row first goes to a float16 page (`runtime/f16_window.py`), laid out as in `kv_float.py` but
+[page][KV head]; these lie in two places, those kept in the layer's own, those that pass in one that
+layers share.
 """
 
 from __future__ import annotations
@@ -54,8 +57,8 @@ HALF = KV_BLOCK // 2
 def recent_place(v: Verbs) -> Callable[..., Any]:
     """(recent, page, head, heads, size) → where a float16 page has the head's keys and values.
 
-    `recent` is the address of five numbers: how many pages are kept, then where they start, keys and values, and where
-    those that pass do.
+    `recent` is the address of five numbers: how many pages are kept, then where they start, keys
+    and values, and where those that pass do.
     """
 
     @njit(forceinline=True, **OPTIONS)
@@ -99,7 +102,9 @@ def pack_q4_kernel(v: Verbs) -> Callable[..., None]:
 
     @njit(forceinline=True, **OPTIONS)
     def encode(source, start, count, codes, at, scales, minima, i):  # type: ignore[no-untyped-def]
-        """The block of float16 items source[start : start + count], filled with zeros, to 16 bytes codes[at :]."""
+        """The block of float16 items source[start : start + count], filled with zeros, to 16 bytes
+        codes[at :].
+        """
         low = v.keep_first(v.load_f16(source, start), count, v.splat(0.0))
         high = low
         for part in range(1, parts):
@@ -167,7 +172,9 @@ def pack_q4_kernel(v: Verbs) -> Callable[..., None]:
 
 
 def q4_scores(v: Verbs, rows: int) -> Callable[..., Any]:
-    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · key i of the page at `keys`."""
+    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · key i of the page
+    at `keys`.
+    """
     lanes, load_tile, two = v.lanes, v.tile_load(rows), two_at_once(v, rows)
 
     @njit(forceinline=True, **OPTIONS)
@@ -212,7 +219,9 @@ def q4_scores(v: Verbs, rows: int) -> Callable[..., Any]:
 
 
 def q4_sums(v: Verbs, rows: int) -> Callable[..., Any]:
-    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V over places first … stop - 1."""
+    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V over places first …
+    stop - 1.
+    """
     lanes, load_tile, two = v.lanes, v.tile_load(rows), two_at_once(v, rows)
 
     @njit(forceinline=True, **OPTIONS)

@@ -1,11 +1,14 @@
-"""KV pages of 8-bit codes: writing them, scores against their keys, sums of their values (`ops/kv_codes.py` defines them).
+"""KV pages of 8-bit codes.
+
+Writing them, scores against their keys, sums of their values (`ops/kv_codes.py` defines them).
 
 As in `kv_float.py`, with a float16 scale for each position and 32 channels behind the codes:
 
     keys    [KV head][page]{codes [D][32], scales [block][32]}
     values  [KV head][page]{codes [32][D, filled to 16], scales [block][32]}
 
-A key's scale multiplies what its block adds to the score, a value's scale p: so the inner loops are those of floats.
+A key's scale multiplies what its block adds to the score, a value's scale p: so the inner loops are
+those of floats.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
 
     @njit(forceinline=True, **OPTIONS)
     def encode(x, size, codes, scales, place):  # type: ignore[no-untyped-def]
-        """Codes of x[: size], filled with zeros to 16, and its blocks' scales to scales[place], a page apart."""
+        """Codes of x[:size], padded with zeros to 16; its blocks' scales to scales[place], a page apart."""
         for start in range(0, size, KV_BLOCK):
             stop = min(start + KV_BLOCK, (size + 15) // 16 * 16)
             largest = v.splat(0.0)
@@ -74,7 +77,8 @@ def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
                 k = v.f32p(record[K] + (t * record[K_STRIDE] + head * size) * 4)
                 x = v.f32p(record[V] + (t * record[V_STRIDE] + head * size) * 4)
                 to_keys, to_row = v.i8p(keys), v.i8p(values + place * padded)
-                encode(k, size, to_row, v.i8p(keys + size * PAGE), place)  # to a value's place, until the value comes
+                # The key's codes use the value's place, until the value comes.
+                encode(k, size, to_row, v.i8p(keys + size * PAGE), place)
                 for d in range(size):
                     to_keys[d * PAGE + place] = to_row[d]
                 encode(x, size, to_row, v.i8p(values + padded * PAGE), place)
@@ -83,7 +87,9 @@ def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
 
 
 def q8_scores(v: Verbs, rows: int) -> Callable[..., Any]:
-    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · key i of the page at `keys`."""
+    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · key i of the page
+    at `keys`.
+    """
     load, lanes, zero, two = v.load_i8, v.lanes, v.tile_zero(rows), two_at_once(v, rows)
 
     @njit(forceinline=True, **OPTIONS)
@@ -118,7 +124,9 @@ def q8_scores(v: Verbs, rows: int) -> Callable[..., Any]:
 
 
 def q8_sums(v: Verbs, rows: int) -> Callable[..., Any]:
-    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V over places first … stop - 1."""
+    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V over places first …
+    stop - 1.
+    """
     load, lanes = v.load_i8, v.lanes
     load_tile, two = v.tile_load(rows), two_at_once(v, rows)
 

@@ -1,8 +1,11 @@
-"""How a weight matrix lies in memory for the kernels (read `pack.py` for how it gets there, `linear.py` for its use).
+"""How a weight matrix lies in memory for the kernels.
 
-Rows stand side by side in groups of 16, so that one register holds the same position of 16 rows and a product needs no
-horizontal sum. Within a group the bytes lie in the order in which a product reads them, front to back, because that is
-what memory is fast at. A quantised group is a run of panels of 256 columns (the last may be shorter):
+Read `pack.py` for how it gets there, `linear.py` for its use.
+
+Rows stand side by side in groups of 16, so that one register holds the same position of 16 rows and
+a product needs no horizontal sum. Within a group the bytes lie in the order in which a product
+reads them, front to back, because that is what memory is fast at. A quantised group is a run of
+panels of 256 columns (the last may be shorter):
 
     panel   supers (an f16 for each row that multiplies byte scales, then one for byte minima; only such types), blocks
     block   32 columns: codes, high, scales
@@ -12,8 +15,8 @@ what memory is fast at. A quantised group is a run of panels of 256 columns (the
     high    the bits above the nibble: no line, 1 for 5-bit codes, 2 for 6-bit ones
     scales  one scale for each row and run of `run` columns, then the minima if there are any
 
-A weight is `scale * (code - zero_point)`, or `scale * code - minimum` (f16 minima are added, as Q4_1 stores them).
-Float matrices are one region: for each column, 16 rows.
+A weight is `scale * (code - zero_point)`, or `scale * code - minimum` (f16 minima are added, as
+Q4_1 stores them). Float matrices are one region: for each column, 16 rows.
 """
 
 from __future__ import annotations
@@ -40,8 +43,9 @@ BLOCK = 32  # columns that share an activation scale
 LINE = 64
 PANEL_BLOCKS = 8
 
-IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml's kvalues_iq4nl
-MXFP4_CODEBOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the E2M1 values (OCP MX 1.0)
+# ggml's kvalues_iq4nl, and twice the E2M1 values (OCP MX 1.0).
+IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+MXFP4_CODEBOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @dataclass(frozen=True, slots=True)

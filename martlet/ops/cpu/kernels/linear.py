@@ -1,15 +1,19 @@
-"""The product of activations with a packed weight, out = x Wᵀ: where an engine's time goes (layouts: `layout.py`).
+"""The product of activations with a packed weight, out = x Wᵀ.
 
-For each row n of W and each block b of 32 columns, with q the activations' bytes and s their scale (`quantize.py`):
+Where an engine's time goes (layouts: `layout.py`).
+
+For each row n of W and each block b of 32 columns, with q the activations' bytes and s their scale
+(`quantize.py`):
 
     out[t, n] = Σ_b  s[t,b] · scale[n,b] · Σ_k (code[n,k] - zero_point) · q[t,k]   (± minimum[n,b] · s[t,b] · Σ_k q[t,k])
 
-The inner sum is exact in int32. The outer one is float32, b in order, one fused multiply-add each: so a row of x gets
-the same bits alone and among others. One register holds 16 rows of W (or half of them), a tile up to 8 rows of x: a
-weight that was loaded and unpacked once is used for all of them.
+The inner sum is exact in int32. The outer one is float32, b in order, one fused multiply-add each:
+so a row of x gets the same bits alone and among others. One register holds 16 rows of W (or half of
+them), a tile up to 8 rows of x: a weight that was loaded and unpacked once is used for all of them.
 
-Bounds: one row reads each byte of W once, so memory's speed. Many rows: the byte product, 64 multiply-adds a cycle on
-AVX-512 VNNI; a block of 32 columns costs a row 8 of these, 4 float operations and its share of the unpacking.
+Bounds: one row reads each byte of W once, so memory's speed. Many rows: the byte product, 64
+multiply-adds a cycle on AVX-512 VNNI; a block of 32 columns costs a row 8 of these, 4 float
+operations and its share of the unpacking.
 """
 
 from __future__ import annotations
@@ -25,9 +29,11 @@ from martlet.ops.cpu.simd.verbs import Verbs
 
 __all__ = ["OPTIONS", "linear_float", "linear_quant", "sharer"]
 
-# No bounds or division checks raise, nothing is reassociated, and no wrapper for the interpreter is made.
+# No bounds or division checks raise, nothing is reassociated, and no wrapper for the interpreter is
+# made.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-L2_BYTES = 256 * 1024  # weights of a chunk that many rows come back to: a quarter of a common second-level cache
+# Weights of a chunk that many rows come back to: a quarter of a common second-level cache.
+L2_BYTES = 256 * 1024
 FETCHED_AHEAD = 8192  # bytes of weights, to the second-level cache
 TILE_BYTES = ROWS_PER_TILE * BLOCK
 
@@ -37,7 +43,7 @@ WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, CODEBOOK, *_ = LINEAR
 
 
 def code_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
-    """(group, line, high line, codebook, upper, j) → the bytes of columns 16 * upper + 4j … of this part's rows."""
+    """(group, line, high line, codebook, upper, j) → bytes of columns 16 * upper + 4j … of its rows."""
     bits, coded = layout.bits, layout.codebook is not None
 
     @njit(forceinline=True, **OPTIONS)
@@ -45,7 +51,7 @@ def code_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
         if bits == 8:
             return v.load_bytes(group, line + 64 * (4 * upper + j))
         word = v.and_mask(v.shift_right(v.as_ints(v.load_bytes(group, line + 64 * j)), 4 * upper), 0x0F0F0F0F)
-        if bits == 5:  # bit i of byte u of the high word belongs to column 4i + u, i = 4 * upper + j
+        if bits == 5:  # bit i of byte u of the high word: column 4i + u, i = 4 * upper + j
             extra = v.as_ints(v.load_bytes(group, high))
             if upper == 0:
                 extra = v.shift_left(extra, 4 - j)
@@ -100,7 +106,10 @@ def minimum_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
 
 
 def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]:
-    """The function that multiplies part of one group with `rows` rows of x: all blocks, one tile of sums."""
+    """The function that multiplies part of one group with `rows` rows of x.
+
+    All blocks, one tile of sums.
+    """
     code, scale, minimum = code_reader(v, layout), scale_reader(v, layout), minimum_reader(v, layout)
     bits = 8 if layout.codebook is not None else layout.bits
     zero_point = v.byte_zero_point if bits == 8 else layout.zero_point
@@ -121,7 +130,10 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
 
     @njit(forceinline=True, **OPTIONS)
     def product(group, lane, n_blocks, codebook, x, x_scales, x_sums, x_mins, row):  # type: ignore[no-untyped-def]
-        """`lane` is the first row of this part; row 0 of the tile is row `row` of the activations' tile."""
+        """`lane` is the first row of this part.
+
+        Row 0 of the tile is row `row` of the activations' tile.
+        """
         acc = zero()
         panel = 0
         for first in range(0, n_blocks, PANEL_BLOCKS):
@@ -184,10 +196,12 @@ def tile_writer(v: Verbs, rows: int) -> Callable[..., Any]:
 
 
 def sharer() -> Callable[..., Any]:
-    """(record, n_rows, n_groups, n_threads, ticket) → the groups (first, stop) that the ticket-th claim gets.
+    """(record, n_rows, n_groups, n_threads, ticket) → the groups (first, stop) that the ticket-th
+    claim gets.
 
-    A thread's first ticket is its number. One tile of rows streams the weights once: the first claim is then a long
-    run, three quarters of a fair share, and small ones level out what is left. Many rows come back to a chunk that stays in the second-level cache.
+    A thread's first ticket is its number. One tile of rows streams the weights once: the first
+    claim is then a long run, three quarters of a fair share, and small ones level out what is left.
+    Many rows come back to a chunk that stays in the second-level cache.
     """
 
     @njit(forceinline=True, **OPTIONS)

@@ -1,12 +1,15 @@
-"""Low-rank updates of products, each row's own: out += (x aᵀ) bᵀ (LoRA, arXiv:2106.09685; definition: `ops/reference.py`).
+"""Low-rank updates of products, each row's own.
 
-A unit of work is a row of the step: its x·a, `rank` float32 numbers, stays in the thread's scratch and is then spread over
-the output. Both sums go in the order of the columns and of the ranks, so a row gets the same bits alone and among others; a
-row without an adapter is not touched. Bounds: 4 rows of a are multiplied at a time, so the multiply-adds of float32; at
-rank 16 some 3 % of the product's own work.
+out += (x aᵀ) bᵀ (LoRA, arXiv:2106.09685; definition: `ops/reference.py`).
 
-A table has for each slot: the addresses of a [ranks, k] and bᵀ [ranks, n], rows padded to whole registers of zeros, and
-the number of ranks, padded to a multiple of 4. Zero ranks are no update.
+A unit of work is a row of the step: its x·a, `rank` float32 numbers, stays in the thread's scratch
+and is then spread over the output. Both sums go in the order of the columns and of the ranks, so a
+row gets the same bits alone and among others; a row without an adapter is not touched. Bounds: 4
+rows of a are multiplied at a time, so the multiply-adds of float32; at rank 16 some 3 % of the
+product's own work.
+
+A table has for each slot: the addresses of a [ranks, k] and bᵀ [ranks, n], rows padded to whole
+registers of zeros, and the number of ranks, padded to a multiple of 4. Zero ranks are no update.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""The online softmax of a tile of rows, and the states that it keeps (read `attention.py` next, which drives it).
+"""The online softmax of a tile of rows, and the states that it keeps.
 
-A state holds of each row the largest score so far, the sum of p = e^(score - largest), and the sums of p times values;
-`fields.py` says where. A page that a row does not see leaves its state as it is, exactly: α = 1 and p = 0.
+Read `attention.py` next, which drives it.
+
+A state holds of each row the largest score so far, the sum of p = e^(score - largest), and the sums
+of p times values; `fields.py` says where. A page that a row does not see leaves its state as it is,
+exactly: α = 1 and p = 0.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ HIDDEN = -1e30  # the score of a position that must not be seen
 
 
 def softmax(v: Verbs, rows: int, own: bool, earlier: bool) -> Callable[..., Any]:
-    """(scratch, state, positions, first_row, unit, page, heads, window): the tile's scores of a page to p, and m, l and α.
+    """(scratch, state, positions, first_row, unit, page, heads, window): the tile's scores of a
+    page to p, and m, l and α.
 
     Of a page of their own group only rows see anything if `own`, of one before only if `earlier`.
     """
@@ -81,7 +85,10 @@ def softmax(v: Verbs, rows: int, own: bool, earlier: bool) -> Callable[..., Any]
 
     @helper
     def places_seen(positions, first_row, unit, m, heads, window, page):  # type: ignore[no-untyped-def]
-        """The first place of a page that row m sees, and the one after its last; rows that are not there see as the last."""
+        """The first place of a page that row m sees, and the one after its last.
+
+        Rows that are not there see as the last.
+        """
         position = positions[first_row + (unit.pair + min(m, unit.n - 1)) // heads]
         skip, count = position - window + 1 - page * PAGE if window > 0 else 0, position + 1 - page * PAGE
         if not (own and earlier):
@@ -105,7 +112,9 @@ def softmax(v: Verbs, rows: int, own: bool, earlier: bool) -> Callable[..., Any]
 
 
 def state_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(state, size): nothing seen yet; (state, part, size): take in the segment after those that `state` has seen."""
+    """(state, size): nothing seen yet; (state, part, size): take in the segment after those that
+    `state` has seen.
+    """
     lanes, exp = v.lanes, exponential(v)
 
     @helper

@@ -1,9 +1,10 @@
 """Packing: a file's blocks into the kernels' layout, at the speed of memory (layouts: `layout.py`).
 
-A file stores a matrix row by row; a group needs 16 rows side by side. Everything here therefore gathers the same four
-bytes of each row into one vector and rearranges bits in all rows at once. `PACKERS` has a function for each block type,
-which packs block b (32 columns) of a panel (256), and those that share bytes with it, for the rows from `lane` on.
-Where a file's bits lie is llama.cpp's ggml-common.h, told one type at a time in `quant/ggml.py`.
+A file stores a matrix row by row; a group needs 16 rows side by side. Everything here therefore
+gathers the same four bytes of each row into one vector and rearranges bits in all rows at once.
+`PACKERS` has a function for each block type, which packs block b (32 columns) of a panel (256), and
+those that share bytes with it, for the rows from `lane` on. Where a file's bits lie is llama.cpp's
+ggml-common.h, told one type at a time in `quant/ggml.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ __all__ = ["pack_float", "pack_quant"]
 SRC, SRC_ROW_BYTES, DST, GROUP_BYTES, N_GROUPS, N_COLUMNS = PACK
 LOW = 0x0F0F0F0F
 
-BlockPacker = Callable[..., Any]  # (src, stride, dst, where block b goes, b, lane), all offsets in bytes
+# (src, stride, dst, where block b goes, b, lane), all offsets in bytes.
+BlockPacker = Callable[..., Any]
 
 
 def code_writer(v: Verbs) -> Callable[..., Any]:
@@ -37,7 +39,9 @@ def code_writer(v: Verbs) -> Callable[..., Any]:
 
 
 def simple_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
-    """Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4: scale, minimum, high bits, then nibbles already in our order."""
+    """Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4: scale, minimum, high bits, then nibbles already in our
+    order.
+    """
     has_minimum, five, exponent = layout.minimum is not None, layout.bits == 5, layout.scale == "e8m0"
     high_at = 4 if has_minimum else 2
     codes_at = 1 if exponent else high_at + (4 if five else 0)
@@ -49,7 +53,7 @@ def simple_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
         source = b * file_bytes
         for j in range(4):
             v.store(dst, (block + LINE * j) // 4 + lane, v.gather_dwords(src, source + codes_at + 4 * j, stride))
-        if five:  # bit 4i + u of 32 → bit i of byte u: times 0x204081 moves bit u of a nibble to bit 8u
+        if five:  # bit 4i + u → bit i of byte u: 0x204081 moves bit u of a nibble to bit 8u
             bits, word = v.gather_dwords(src, source + high_at, stride), v.splat_int(0)
             for i in range(8):
                 nibble = v.times(v.and_mask(v.shift_right(bits, 4 * i), 0xF), 0x00204081)
@@ -82,10 +86,11 @@ def q8_0_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
 
 
 def q45_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
-    """Q4_K and Q5_K: two f16, 12 bytes of 6-bit scales and minima, (32 bytes of fifth bits,) 4 × 32 bytes of nibbles.
+    """Q4_K and Q5_K: two f16, 12 bytes of 6-bit scales and minima, (32 bytes of fifth bits,) 4 × 32
+    bytes of nibbles.
 
-    A panel a call. Blocks b and b + 1 (b even) are the low and the high nibbles of the same 32 bytes; the fifth bits
-    of block b are bit b of their 32 bytes.
+    A panel a call. Blocks b and b + 1 (b even) are the low and the high nibbles of the same 32
+    bytes; the fifth bits of block b are bit b of their 32 bytes.
     """
     five, size = layout.bits == 5, layout.block_bytes
     codes_at = 48 if five else 16
@@ -95,7 +100,7 @@ def q45_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
     @njit(forceinline=True, **OPTIONS)
     def pack_scales(src, stride, dst, block, lane):  # type: ignore[no-untyped-def]
         s0, s1, s2 = v.gather_dwords(src, 4, stride), v.gather_dwords(src, 8, stride), v.gather_dwords(src, 12, stride)
-        for i in range(4):  # blocks i and 4 + i: the latter's have four bits here, two above those of the former
+        for i in range(4):  # blocks i and 4 + i; four bits of the latter, two of them high
             place, later = block + scales + i * size + lane, block + scales + (4 + i) * size + lane
             v.store_i8(dst, place, v.and_mask(s0, 63))
             v.store_i8(dst, place + GROUP, v.and_mask(s1, 63))
@@ -131,8 +136,8 @@ def q45_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
 def q6_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
     """128 bytes of nibbles, 64 of bit pairs, 16 signed scales, an f16.
 
-    Half a panel a call. Its blocks c and c + 2 (c = 0, 1) are the low and the high nibbles of the same 32 bytes; bits
-    2c and 2c + 1 of the half's 32 bytes of pairs are block c's.
+    Half a panel a call. Its blocks c and c + 2 (c = 0, 1) are the low and the high nibbles of the
+    same 32 bytes; bits 2c and 2c + 1 of the half's 32 bytes of pairs are block c's.
     """
     size = layout.block_bytes
     high, scales = layout.code_bytes, layout.code_bytes + layout.high_bytes
@@ -168,7 +173,10 @@ def q6_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
 
 
 def q2_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
-    """16 bytes of scale and minimum nibbles, 64 of bit pairs, two f16; kept as nibbles, which loses nothing."""
+    """16 bytes of scale and minimum nibbles, 64 of bit pairs, two f16.
+
+    Kept as nibbles, which loses nothing.
+    """
     scales, write = layout.code_bytes, code_writer(v)
 
     @njit(forceinline=True, **OPTIONS)
@@ -188,7 +196,10 @@ def q2_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
 
 
 def q3_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
-    """32 bytes of third bits, 64 of bit pairs, 12 of 6-bit scales, an f16; kept as nibbles, which loses nothing."""
+    """32 bytes of third bits, 64 of bit pairs, 12 of 6-bit scales, an f16.
+
+    Kept as nibbles, which loses nothing.
+    """
     scales, write = layout.code_bytes, code_writer(v)
 
     @njit(forceinline=True, **OPTIONS)
@@ -205,7 +216,8 @@ def q3_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
             upper = codes(src, stride, source + 16 + 4 * j, 16 + 4 * j, shift, b)
             write(dst, block, lane, j, low, upper)
         for run in range(2):
-            # scale i: nibble i of the first 8 bytes (low ones first), bits 2 (i // 4) of byte 8 + i % 4
+            # scale i: nibble i of the first 8 bytes (low ones first), bits 2 (i // 4) of byte 8 + i
+            # % 4
             i = 2 * b + run
             nibble = v.shift_right(v.gather_dwords(src, 96 + 4 * ((i & 7) >> 2), stride), 8 * (i & 3) + 4 * (i >> 3))
             top = v.shift_right(v.gather_dwords(src, 104, stride), 8 * (i & 3) + 2 * (i >> 2))
@@ -216,7 +228,7 @@ def q3_k_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
 
 
 def iq4_xs_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
-    """An f16, 2 bytes of upper and 4 of lower scale bits, 8 × 16 bytes of nibbles already in our order."""
+    """An f16, 2 bytes of upper and 4 of lower scale bits, 8 × 16 bytes of nibbles in our order."""
     scales = layout.code_bytes
 
     @njit(forceinline=True, **OPTIONS)
@@ -231,8 +243,8 @@ def iq4_xs_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
     return pack
 
 
-# Layout → what packs its blocks, how many a call, a panel's bytes in the file, the dword of it with the supers and how
-# far up they are.
+# Layout → what packs its blocks, how many a call, a panel's bytes in the file, the dword of it with
+# the supers and how far up they are.
 PACKERS: dict[str, tuple[Callable[..., BlockPacker], int, int, int, int]] = {
     "q4_0": (simple_packer, 1, 8 * 18, 0, 0),
     "q4_1": (simple_packer, 1, 8 * 20, 0, 0),
@@ -271,7 +283,7 @@ def pack_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
                     if two_supers:
                         v.store_i16(dst, panel // 2 + GROUP + lane, v.shift_right(both, 16))
                 n = min(n_blocks - first, PANEL_BLOCKS)
-                for b in range(0, n, at_once):  # panels of types that take several blocks a call are whole
+                for b in range(0, n, at_once):  # panels are whole where a call takes several blocks
                     pack(rows, stride, dst, panel + super_bytes + b * block_bytes, b, lane)
                 panel += super_bytes + n * block_bytes
 
@@ -300,8 +312,8 @@ def pack_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
 def group_kernel(v: Verbs, pack_group: Callable[..., Any]) -> Callable[..., None]:
     """The kernel that calls pack_group(record, g) for every group.
 
-    Threads take long runs of groups, as in a product of one row: neighbouring groups lie on the same huge page, which
-    two threads that touch it first at once would both clear.
+    Threads take long runs of groups, as in a product of one row: neighbouring groups lie on the
+    same huge page, which two threads that touch it first at once would both clear.
     """
     share = sharer()
 

@@ -1,15 +1,17 @@
 """Activations to bytes: what a quantised product multiplies (read `linear.py` next).
 
-A block of 32 columns of a row becomes q = round(x / s) with s = max|x| / 127, as in llama.cpp's Q8_0 (but s stays
-float32). Beside q lie, for columns 0 … 15, 16 … 31 and both: the negative sum of q, which takes zero points out of a
-product exactly, and s · Σ q, which multiplies the minima. Eight rows lie together, block by block:
+A block of 32 columns of a row becomes q = round(x / s) with s = max|x| / 127, as in llama.cpp's
+Q8_0 (but s stays float32). Beside q lie, for columns 0 … 15, 16 … 31 and both: the negative sum of
+q, which takes zero points out of a product exactly, and s · Σ q, which multiplies the minima. Eight
+rows lie together, block by block:
 
     q     int8    [T/8][block][8 rows][32]
     s     float32 [T/8][block][8 rows]
     sums  int32   [T/8][block][3][8 rows]       mins  float32, the same shape
 
-The operation before a product does this for the columns that it has just written and still holds in the first-level
-cache: its record's last fields, from BYTES on, say where to. `quantize` is for the products that follow none such.
+The operation before a product does this for the columns that it has just written and still holds in
+the first-level cache: its record's last fields, from BYTES on, say where to. `quantize` is for the
+products that follow none such.
 """
 
 from __future__ import annotations
@@ -31,16 +33,19 @@ COLUMNS_A_UNIT = 512
 
 
 def quantizer(v: Verbs, rows: int) -> Callable[..., Any]:
-    """(record, x, stride, t, first, stop): columns first … stop of rows t … t + rows - 1 to the record's bytes.
+    """(record, x, stride, t, first, stop): columns first … stop of rows t … t + rows - 1 to the
+    record's bytes.
 
-    x points to column 0 of row t, the next row is `stride` floats on. Rows that are there to fill a tile do no harm.
+    x points to column 0 of row t, the next row is `stride` floats on. Rows that are there to fill a
+    tile do no harm.
     """
     lanes, parts, store = v.lanes, BLOCK // v.lanes, v.store_rows(rows)
     load, zeros = v.tile_load(rows), v.tile_bias(rows, 0)
 
     @njit(forceinline=True, **OPTIONS)
     def quantize(record, x, stride, t, first, stop):  # type: ignore[no-untyped-def]
-        place = (t // ROWS_PER_TILE * record[BYTES + 4] + first // BLOCK) * ROWS_PER_TILE  # rows before this block
+        # Rows before this block.
+        place = (t // ROWS_PER_TILE * record[BYTES + 4] + first // BLOCK) * ROWS_PER_TILE
         row = t % ROWS_PER_TILE
         q, scales = v.i8p(record[BYTES]), v.f32p(record[BYTES + 1])
         sums, mins = v.i32p(record[BYTES + 2]), v.f32p(record[BYTES + 3])
@@ -70,7 +75,9 @@ def quantizer(v: Verbs, rows: int) -> Callable[..., Any]:
 
 
 def tile_quantizer(v: Verbs) -> Callable[..., Any]:
-    """(record, x, stride, t, n_rows, first, stop): as `quantizer`, for the rows of a tile that are there."""
+    """(record, x, stride, t, n_rows, first, stop): as `quantizer`, for the rows of a tile that are
+    there.
+    """
     together = min(ROWS_PER_TILE, v.lanes)
     one, many = quantizer(v, 1), quantizer(v, together)
 
@@ -86,9 +93,11 @@ def tile_quantizer(v: Verbs) -> Callable[..., Any]:
 
 
 def tile_claimer(v: Verbs) -> Callable[..., Any]:
-    """(record, step, pieces) → the next unit as (first row, row after the last, piece); no row when there is none.
+    """(record, step, pieces) → the next unit as (first row, row after the last, piece); no row when
+    there is none.
 
-    A unit is a tile of eight rows, whose byte forms share cache lines: two threads on them would wait for each other.
+    A unit is a tile of eight rows, whose byte forms share cache lines: two threads on them would
+    wait for each other.
     """
 
     @njit(forceinline=True, **OPTIONS)
@@ -101,7 +110,10 @@ def tile_claimer(v: Verbs) -> Callable[..., Any]:
 
 
 def quantize_kernel(v: Verbs) -> Callable[..., None]:
-    """The kernel for an activation that its producer has not made bytes of; a unit is a tile's run of columns."""
+    """The kernel for an activation that its producer has not made bytes of.
+
+    A unit is a tile's run of columns.
+    """
     quantize, claim = tile_quantizer(v), tile_claimer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]

@@ -1,7 +1,8 @@
-"""Rotary positions (definition: `ops/reference.py`; arXiv:2104.09864), in half-split pairs (i, i + dims/2).
+"""Rotary positions (definition: `ops/reference.py`; arXiv:2104.09864), in half-split pairs (i, i +
+dims/2).
 
-The angles of a step are computed once for all layers, in float64 and rounded to float32, by `rope_table`; `rope` then
-turns each head of each row by its row's angles.
+The angles of a step are computed once for all layers, in float64 and rounded to float32, by
+`rope_table`; `rope` then turns each head of each row by its row's angles.
 """
 
 from __future__ import annotations

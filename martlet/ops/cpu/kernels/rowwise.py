@@ -1,7 +1,9 @@
-"""Operations on each row by itself: norms, activations, additions, copies of rows (definitions: `ops/reference.py`).
+"""Operations on each row by itself: norms, activations, additions, copies of rows (definitions:
+`ops/reference.py`).
 
-A unit of work is a row, or a run of columns of one where rows are few. All are bound by reading their inputs, a
-hundredth of a step; sums go lane by lane in the order of the columns and then halves onto halves.
+A unit of work is a row, or a run of columns of one where rows are few. All are bound by reading
+their inputs, a hundredth of a step; sums go lane by lane in the order of the columns and then
+halves onto halves.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH = ACT_MUL  # and every other's first field
 
 
 def claimer(v: Verbs) -> Callable[..., Any]:
-    """(record, step) → the next unit as (row, first column, last column), row -1 when there is none."""
+    """(record, step) → the next unit: (row, first column, last column); row -1: there is none."""
 
     @njit(forceinline=True, **OPTIONS)
     def claim(record, step):  # type: ignore[no-untyped-def]
@@ -43,7 +45,10 @@ def claimer(v: Verbs) -> Callable[..., Any]:
 
 
 def rms_norm_kernel(v: Verbs) -> Callable[..., None]:
-    """out = x / sqrt(mean(x²) + eps) * weight over each group of WIDTH columns; a unit is a tile's group."""
+    """out = x / sqrt(mean(x²) + eps) * weight over each group of WIDTH columns.
+
+    A unit is a tile's group.
+    """
     lanes, quantize, claim = v.lanes, tile_quantizer(v), tile_claimer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]

@@ -1,6 +1,9 @@
-"""The table of kernels, and their compilation by Numba and LLVM (read `linear.py` or `attention.py` next).
+"""The table of kernels, and their compilation by Numba and LLVM.
 
-Imported only to compile: everything here needs Numba. `store.py` keeps the object code on disk, and a warm start loads it.
+Read `linear.py` or `attention.py` next.
+
+Imported only to compile: everything here needs Numba. `store.py` keeps the object code on disk, and
+a warm start loads it.
 """
 
 from __future__ import annotations
@@ -93,9 +96,11 @@ def _target_machine() -> llvm.TargetMachine:
 
 
 def compile_kernel(name: str, isa: Isa) -> bytes:
-    """Object code in which `name` is that kernel, made from the verbs of `isa`; UnsupportedError for an unknown name.
+    """Object code in which `name` is that kernel, made from the verbs of `isa`; UnsupportedError
+    for an unknown name.
 
-    Its C signature is `int name(void *unused, void *unused, int64 *record, int64 *step, int64 thread, int64 threads)`.
+    Its C signature is `int name(void *unused, void *unused, int64 *record, int64 *step, int64
+    thread, int64 threads)`.
     """
     if name not in BUILDERS:
         raise UnsupportedError(f"no kernel is called {name!r}", sorted(BUILDERS))

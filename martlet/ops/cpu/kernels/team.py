@@ -1,9 +1,12 @@
-"""The compiled side of the team of threads: how a program is walked and how threads meet (read `program.py` next).
+"""The compiled side of the team of threads: how a program is walked and how threads meet.
 
-All threads of a team walk the same records. Each claims its share of an operation with an atomic counter, and where a
-record says so they meet at a spin barrier before it starts: nobody returns to the interpreter within a step. A waiting
-thread yields the processor after a bounded spin, for machines whose cores are shared; a worker without a step goes to
-sleep after about a millisecond, in Python, where the main thread wakes it.
+Read `program.py` next.
+
+All threads of a team walk the same records. Each claims its share of an operation with an atomic
+counter, and where a record says so they meet at a spin barrier before it starts: nobody returns to
+the interpreter within a step. A waiting thread yields the processor after a bounded spin, for
+machines whose cores are shared; a worker without a step goes to sleep after about a millisecond, in
+Python, where the main thread wakes it.
 
 `control` is what they share, a cache line for each word that several threads write.
 """
@@ -50,7 +53,7 @@ __all__ = ["launch_kernel", "read_kernel", "serve_kernel"]
 BUFFER, N_CHUNKS, RESULT = READ
 
 AHEAD_BYTES = 4096  # what a thread fetches of its next weights before it waits
-CHUNK = 1 << 20  # bytes that a thread of `read` reads front to back: as long a stream as a matrix gives it
+CHUNK = 1 << 20  # bytes that a thread of `read` reads front to back, as long as a matrix's stream
 SPINS = 2000  # looks at a barrier before a thread yields: tens of microseconds
 
 
@@ -60,14 +63,17 @@ def kernel_caller() -> Any:
     kind = ir.FunctionType(I32, [pointer, pointer, word, word, I64, I64])
 
     def emit(b: Any, t: Any, address: Any, *args: Any) -> None:
-        unused = b.bitcast(cgutils.alloca_once(b, I64), pointer)  # where Numba's functions put results and errors
+        # Where Numba's functions put results and errors.
+        unused = b.bitcast(cgutils.alloca_once(b, I64), pointer)
         b.call(b.inttoptr(address, kind.as_pointer()), [unused, unused, *args])
 
     return verb(5, lambda *a: None, emit)
 
 
 def walker(v: Verbs) -> Callable[..., Any]:
-    """(control, step, thread, n_threads): this thread's share of every record of the current program."""
+    """(control, step, thread, n_threads): this thread's share of every record of the current
+    program.
+    """
     call_kernel = kernel_caller()
 
     @njit(forceinline=True, **OPTIONS)
@@ -93,7 +99,8 @@ def walker(v: Verbs) -> Callable[..., Any]:
                     for line in range(AHEAD_BYTES // 64):
                         v.prefetch(ahead, line * 64)
                 meet(control, target)
-                # Only where no thread can set it before all have looked: whoever sets it meets the others first.
+                # Only where no thread can set it before all have looked: whoever sets it meets the
+                # others first.
                 if record[BARRIER] == 2 and step[STEP_ENDED] != 0:
                     break
             call_kernel(record[KERNEL], record, step, thread, n_threads)
@@ -105,7 +112,8 @@ def walker(v: Verbs) -> Callable[..., Any]:
 def launch_kernel(v: Verbs) -> Callable[..., None]:
     """The main thread's entry: start a step; if nobody has to be woken, walk it at once.
 
-    LAUNCHED tells the caller that workers have to be woken, TO_WAKE which; called again as thread 1, it only walks.
+    LAUNCHED tells the caller that workers have to be woken, TO_WAKE which; called again as thread
+    1, it only walks.
     """
     walk = walker(v)
 
@@ -145,7 +153,8 @@ def serve_kernel(v: Verbs) -> Callable[..., None]:
                     if v.atomic_load(control, STEP_NUMBER) == last:
                         record[LAST] = last
                         return
-                    # A step began meanwhile: whoever takes the mark back first decides who wakes whom.
+                    # A step began meanwhile: whoever takes the mark back first decides who wakes
+                    # whom.
                     if v.atomic_exchange(control, SLEEPING + LINE_WORDS * thread, 0) == 0:
                         record[LAST] = last
                         return
@@ -158,7 +167,9 @@ def serve_kernel(v: Verbs) -> Callable[..., None]:
 
 
 def read_kernel(v: Verbs) -> Callable[..., None]:
-    """Reads N_CHUNKS mebibytes from BUFFER: the measure of what a decode cannot exceed (`bench/bandwidth.py`).
+    """Reads N_CHUNKS mebibytes from BUFFER.
+
+    The measure of what a decode cannot exceed (`bench/bandwidth.py`).
 
     RESULT gets bits of all that was read, so that no read is optimised away.
     """

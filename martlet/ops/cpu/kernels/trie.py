@@ -52,7 +52,9 @@ OUT, N_WORDS, SHARED, IDS, N_IDS = MASK_FILL
 
 
 def mask_fill_kernel(v: Verbs) -> Callable[..., None]:
-    """OUT becomes the mask SHARED (0: an empty one), joined with the tokens IDS; bound by writing 19 KB."""
+    """OUT becomes the mask SHARED (0: an empty one), joined with the tokens IDS; bound by writing
+    19 KB.
+    """
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         out, ids, shared = v.i32p(record[OUT]), v.i32p(record[IDS]), v.i32p(record[SHARED])
@@ -72,8 +74,8 @@ def mask_fill_kernel(v: Verbs) -> Callable[..., None]:
 def trie_walk_kernel(v: Verbs) -> Callable[..., None]:
     """From NODE, where the automaton is in state START, through all of its subtree.
 
-    A character begins with each byte that leads from state COUNTED on; what closes a string leads to a state that
-    accepts and is not counted. SCRATCH has two int32 a depth.
+    A character begins with each byte that leads from state COUNTED on; what closes a string leads
+    to a state that accepts and is not counted. SCRATCH has two int32 a depth.
     """
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]

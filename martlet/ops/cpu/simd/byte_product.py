@@ -1,9 +1,10 @@
-"""The byte product, the one instruction that decides how fast a quantised model runs, in each processor's form.
+"""The byte product, which decides how fast a quantised model runs, in each processor's form.
 
-Each form adds to the int32 lanes of `acc` the products of four weight vectors with 16 consecutive activations of one
-row: `acc[lane] += sum over j, u < 4 of w_j[4 lane + u] * x_j[u]`. Weights are unsigned and of `bits` bits; with 8 bits
-they are stored 128 too high, and a processor that multiplies signed bytes takes the 128 off first (`ZERO_POINTS` tells
-a kernel which). All sums are exact integers, so every form gives the same bits.
+Each form adds to the int32 lanes of `acc` the products of four weight vectors with 16 consecutive
+activations of one row: `acc[lane] += sum over j, u < 4 of w_j[4 lane + u] * x_j[u]`. Weights are
+unsigned and of `bits` bits; with 8 bits they are stored 128 too high, and a processor that
+multiplies signed bytes takes the 128 off first (`ZERO_POINTS` tells a kernel which). All sums are
+exact integers, so every form gives the same bits.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def vnni(b: Any, acc: Any, weights: Weights, x: Weights, bits: int) -> Any:
 def maddubs(b: Any, acc: Any, weights: Weights, x: Weights, bits: int) -> Any:
     """AVX2: vpmaddubsw sums pairs in 16 bits, vpmaddwd widens them.
 
-    A pair is at most 2 * 127 * (2^bits - 1), so 16 bits hold the pairs of all four vectors for 5-bit weights
-    (31,496 of 32,767), of two for 6-bit ones, and of one for 8-bit ones, signed.
+    A pair is at most 2 * 127 * (2^bits - 1), so 16 bits hold the pairs of all four vectors for
+    5-bit weights (31,496 of 32,767), of two for 6-bit ones, and of one for 8-bit ones, signed.
     """
     i16 = ir.VectorType(I16, 16)
     together = {4: 4, 5: 4, 6: 2, 8: 1}[bits]
@@ -58,7 +59,10 @@ def maddubs(b: Any, acc: Any, weights: Weights, x: Weights, bits: int) -> Any:
 
 
 def sdot(b: Any, acc: Any, weights: Weights, x: Weights, bits: int) -> Any:
-    """Arm dotprod: sdot, signed times signed bytes; up to 6 bits are the same signed. Not yet run on hardware."""
+    """Arm dotprod: sdot, signed times signed bytes; up to 6 bits are the same signed.
+
+    Not yet run on hardware.
+    """
     for w, v in zip(weights, x, strict=True):
         signed = b.xor(w, constant(w.type, -128)) if bits == 8 else w
         acc = call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", acc.type, acc, signed, b.bitcast(v, w.type))

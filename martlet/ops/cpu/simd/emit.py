@@ -1,4 +1,6 @@
-"""How a SIMD verb becomes LLVM: vector types for Numba and the helpers that emit code (read `verbs.py` next).
+"""How a SIMD verb becomes LLVM: vector types for Numba and the helpers that emit code.
+
+Read `verbs.py` next.
 
 `b` is always llvmlite's IR builder, `t` the Numba types of a verb's arguments.
 """
@@ -86,7 +88,8 @@ def verb(n_args: int, result: Callable[..., types.Type | None], emit: Callable[.
 
         return (types.none if kind is None else kind)(*args), codegen
 
-    # Numba reads the number of arguments from the signature, so each count needs a function of its own.
+    # Numba reads the number of arguments from the signature, so each count needs a function of its
+    # own.
     names = "".join(f", a{i}" for i in range(n_args))
     scope: dict[str, Any] = {"typer": typer}
     exec(f"def fixed(typing_context{names}): return typer(typing_context{names})", scope)

@@ -1,7 +1,8 @@
 """Which processor the kernels are compiled for (read `verbs.py` next: the verbs that depend on it).
 
-An `Isa` says how wide a register is and which instruction multiplies bytes. The generic one uses plain LLVM vectors
-and runs everywhere. MARTLET_ISA names one to use in place of the processor's best. The AVX-512 and Arm forms of the byte product follow Intel's and Arm's manuals.
+An `Isa` says how wide a register is and which instruction multiplies bytes. The generic one uses
+plain LLVM vectors and runs everywhere. MARTLET_ISA names one to use in place of the processor's
+best. The AVX-512 and Arm forms of the byte product follow Intel's and Arm's manuals.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def host_features() -> Mapping[str, bool]:
 
 
 def runnable_isas(features: Mapping[str, bool] | None = None) -> list[Isa]:
-    """The entries of `ISAS` whose needs this processor (or `features`) meets, best first; `generic` is the last."""
+    """The entries of `ISAS` whose needs this processor (or `features`) meets, best first; `generic`
+    is the last.
+    """
     have = {name for name, on in (host_features() if features is None else features).items() if on}
     return [isa for isa in ISAS if isa.needs <= have]
 
@@ -59,7 +62,9 @@ def chosen_isa() -> Isa:
 
 
 def isa_named(name: str, source: str = "isa") -> Isa:
-    """The entry called `name`; UnsupportedError with the choices if it is unknown or this processor cannot run it."""
+    """The entry called `name`; UnsupportedError with the choices if it is unknown or this processor
+    cannot run it.
+    """
     choices = {isa.name: isa for isa in runnable_isas()}
     if name in choices:
         return choices[name]

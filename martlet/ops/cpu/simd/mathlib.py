@@ -1,7 +1,10 @@
-"""Functions of float32 vectors that no instruction computes: exp, tanh and the activations (read `rowwise.py` next).
+"""Functions of float32 vectors that no instruction computes: exp, tanh and the activations.
 
-exp follows the usual route (as in Cephes): x = n·ln 2 + r with |r| ≤ ln 2 / 2, a polynomial for e^r, and 2^n put
-together from its bits. exp(0) is exactly 1 and exp of anything below -87 exactly 0; attention relies on both.
+Read `rowwise.py` next.
+
+exp follows the usual route (as in Cephes): x = n·ln 2 + r with |r| ≤ ln 2 / 2, a polynomial for
+e^r, and 2^n put together from its bits. exp(0) is exactly 1 and exp of anything below -87 exactly
+0; attention relies on both.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ def exponential(v: Verbs) -> Callable[..., Any]:
     def exp(x):  # type: ignore[no-untyped-def]
         bounded = v.max(v.min(x, v.splat(89.0)), v.splat(-88.0))
         n = v.round_even(v.mul(bounded, v.splat(1.4426950408889634)))
-        r = v.fma(n, v.splat(-0.693359375), x)  # ln 2 in two parts, the first exact in few bits; from x, to keep a NaN
+        # ln 2 in two parts, the first exact in few bits; from x, to keep a NaN.
+        r = v.fma(n, v.splat(-0.693359375), x)
         r = v.fma(n, v.splat(2.12194440e-4), r)
         y = v.splat(1.9875691500e-4)
         y = v.fma(y, r, v.splat(1.3981999507e-3))

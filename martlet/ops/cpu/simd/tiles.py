@@ -1,6 +1,9 @@
-"""The verbs of tiles: the same for each of several activation rows (read `linear.py` next to see them used).
+"""The verbs of tiles: the same for each of several activation rows.
 
-A tile's rows are independent: no verb mixes them, but those that reduce each row to one lane of a vector.
+Read `linear.py` next to see them used.
+
+A tile's rows are independent: no verb mixes them, but those that reduce each row to one lane of a
+vector.
 """
 
 from __future__ import annotations
@@ -95,7 +98,9 @@ class TileVerbs(ModuleType):
             return each_row(b, t[0], lambda m: call(b, f"llvm.maxnum.v{n}f32", f32.ir, get(b, x, m), get(b, y, m)))
 
         def tile_codes(b: Any, t: Any, tile: Any, factors: Any) -> Any:
-            """int32 tile: tile[m] times lane m of `factors`, to the nearest integer (`nearest_int`)."""
+            """int32 tile: tile[m] times lane m of `factors`, to the nearest integer
+            (`nearest_int`).
+            """
 
             def row(m: int) -> Any:
                 factor = b.shuffle_vector(factors, factors, ir.Constant(ir.VectorType(I32, n), [m] * n))
@@ -143,8 +148,8 @@ class TileVerbs(ModuleType):
     def tile_bias(self, rows: int, zero_point: int) -> Any:
         """The verb (p, i) → int tile: every lane of row m is zero_point * p[i + m].
 
-        A byte product takes unsigned weights, stored zero_point too high: with p the negative sum of the row's
-        activations, starting from this value takes the excess out again, exactly.
+        A byte product takes unsigned weights, stored zero_point too high: with p the negative sum
+        of the row's activations, starting from this value takes the excess out again, exactly.
         """
         tile = Tile(self.i32, rows)
 
@@ -188,7 +193,10 @@ class TileVerbs(ModuleType):
 
 
 def nearest_int(b: Any, x: Any) -> Any:
-    """int32 of float32 below 2^22 in size, half to even: at 1.5 · 2^23 a float has no bits of a fraction, so adding that rounds."""
+    """int32 of float32 below 2^22 in size, half to even.
+
+    At 1.5 · 2^23 a float has no bits of a fraction, so adding that rounds.
+    """
     n = x.type.count
     moved = b.bitcast(b.fadd(x, constant(x.type, 1.5 * 2**23)), ir.VectorType(I32, n))
     return b.sub(moved, constant(moved.type, 0x4B400000))
@@ -197,7 +205,8 @@ def nearest_int(b: Any, x: Any) -> Any:
 def reduce_rows(b: Any, tile: Tile, x: Any, combine: Callable[[Any, Any], Any]) -> Any:
     """A vector whose lane m is row m reduced, for `combine` of which no order matters.
 
-    Two vectors of w lanes a row become one of w / 2 lanes a row of twice as many rows, until a row has one lane.
+    Two vectors of w lanes a row become one of w / 2 lanes a row of twice as many rows, until a row
+    has one lane.
     """
     n, vectors = tile.vec.ir.count, [b.extract_value(x, m) for m in range(tile.rows)]
     width = n

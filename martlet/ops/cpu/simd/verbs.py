@@ -1,9 +1,13 @@
-"""The verbs that kernels are written in: arithmetic on SIMD registers (read `tiles.py` next, then `linear.py` to see them used).
+"""The verbs that kernels are written in: arithmetic on SIMD registers.
 
-A `Vec` is one register: `lanes` float32 or int32, or 4 * lanes bytes. A `Tile` is a column of vectors, one for each of
-several activation rows, so that a kernel reads as arithmetic on whole tiles and its one-row and many-row forms are the
-same text; its verbs are in `tiles.py`. Verbs take a pointer and an index in elements. `Verbs(isa)` makes the set for one processor; what depends on
-the processor is the byte product (`dot16`) and the lookup of nibbles (`lookup`), the rest is plain LLVM.
+Read `tiles.py` next, then `linear.py` to see them used.
+
+A `Vec` is one register: `lanes` float32 or int32, or 4 * lanes bytes. A `Tile` is a column of
+vectors, one for each of several activation rows, so that a kernel reads as arithmetic on whole
+tiles and its one-row and many-row forms are the same text; its verbs are in `tiles.py`. Verbs take
+a pointer and an index in elements. `Verbs(isa)` makes the set for one processor; what depends on
+the processor is the byte product (`dot16`) and the lookup of nibbles (`lookup`), the rest is plain
+LLVM.
 
 No verb reassociates: one lane of one row is computed in the order in which the kernel names it.
 """
@@ -77,7 +81,8 @@ class Verbs(TileVerbs):
 
         self.f32p, self.f64p, self.i64p = cast(F32P, F32), cast(F64P, ir.DoubleType()), cast(I64P, I64)
         self.i32p, self.i16p, self.i8p = cast(I32P, I32), cast(I16P, I16), cast(I8P, I8)
-        self.advance = verb(2, lambda p, i: F32P, lambda b, t, p, i: at(b, p, i, F32))  # a float32 pointer, by floats
+        # A float32 pointer, by floats.
+        self.advance = verb(2, lambda p, i: F32P, lambda b, t, p, i: at(b, p, i, F32))
 
     def _loads_and_stores(self) -> None:
         """(pointer, index) → vector; (pointer, index, vector) → nothing."""
@@ -108,7 +113,7 @@ class Verbs(TileVerbs):
         self.load_i32 = loader(i32, I32, lambda b, x: x)
         self.store = storer(lambda b, x: x)
         self.store_f16 = storer(lambda b, x: b.fptrunc(x, half))
-        self.store_i8 = storer(lambda b, x: b.trunc(x, byte))  # int32 lanes, of which the low byte is kept
+        self.store_i8 = storer(lambda b, x: b.trunc(x, byte))  # the low bytes of int32 lanes
         self.store_i16 = storer(lambda b, x: b.trunc(x, word))
         raw = self.bytes
         self.load_bytes = verb(2, lambda p, i: raw, lambda b, t, p, i: load(b, p, i, raw.ir))
@@ -117,10 +122,13 @@ class Verbs(TileVerbs):
             fetch, how = ("llvm.prefetch.p0", ir.VoidType()), [constant(I32, hint) for hint in (0, locality, 1)]
             return verb(2, lambda p, i: None, lambda b, t, p, i: call(b, *fetch, at(b, p, i, I8), *how) and None)
 
-        self.prefetch, self.prefetch_l2 = prefetch(3), prefetch(2)  # (pointer, byte): to the first cache, to the second
+        # (pointer, byte): to the first cache, to the second.
+        self.prefetch, self.prefetch_l2 = prefetch(3), prefetch(2)
 
         def gather(item: ir.Type) -> Any:
-            """(p, i, stride) → int32 lane r = the item at byte i + r * stride: the same one of each of `lanes` rows."""
+            """(p, i, stride) → int32 lane r = the item at byte i + r * stride: the same one of each
+            of `lanes` rows.
+            """
 
             def emit(b: Any, t: Any, p: Any, i: Any, stride: Any) -> Any:
                 out = ir.Constant(i32.ir, ir.Undefined)
@@ -134,7 +142,9 @@ class Verbs(TileVerbs):
         self.gather_dwords, self.gather_words = gather(I32), gather(I16)
 
     def _partial_loads_and_stores(self) -> None:
-        """The first `count` float32 lanes only: (p, i, count) → vector with zeros; (p, i, vector, count)."""
+        """The first `count` float32 lanes only: (p, i, count) → vector with zeros; (p, i, vector,
+        count).
+        """
         n, f32 = self.lanes, self.f32
         align = () if LLVM_VERSION >= 22 else (constant(I32, 4),)
 
@@ -149,7 +159,7 @@ class Verbs(TileVerbs):
 
         self.load_first = verb(3, lambda p, i, c: f32, load_first)
         self.store_first = verb(4, lambda p, i, x, c: None, store_first)
-        self.keep_first = verb(  # (x, count, other): x in the first `count` lanes, other in the rest
+        self.keep_first = verb(  # (x, count, other): x in the first `count` lanes, then other
             3, lambda x, c, y: f32, lambda b, t, x, c, y: b.select(first_lanes(b, c, n), x, y)
         )
 
@@ -218,7 +228,8 @@ class Verbs(TileVerbs):
         self.as_ints = verb(1, lambda x: i32, lambda b, t, x: b.bitcast(x, i32.ir))
         self.as_bytes = verb(1, lambda x: raw, lambda b, t, x: b.bitcast(x, raw.ir))
         self.splat_int = verb(1, lambda x: i32, lambda b, t, x: splat(b, b.trunc(x, I32), n))
-        self.lookup = verb(2, lambda x, p: raw, self._emit_lookup)  # (bytes 0 … 15, pointer to 16 bytes) → bytes
+        # (bytes 0 … 15, pointer to 16 bytes) → bytes.
+        self.lookup = verb(2, lambda x, p: raw, self._emit_lookup)
 
     def _emit_lookup(self, b: Any, t: Any, x: Any, p: Any) -> Any:
         """Replace each byte 0 … 15 of x by the byte that it selects in the 16 at pointer p."""
@@ -235,7 +246,9 @@ class Verbs(TileVerbs):
         return out
 
     def _scalars(self) -> None:
-        """One value: (pointer, index) → float32, and conversions that keep Numba from widening to float64."""
+        """One value: (pointer, index) → float32, and conversions that keep Numba from widening to
+        float64.
+        """
 
         def reader(stored: ir.Type, convert: Callable[[Any, Any], Any]) -> Any:
             return verb(2, lambda p, i: types.float32, lambda b, t, p, i: convert(b, load(b, p, i, stored)))
@@ -262,7 +275,8 @@ class Verbs(TileVerbs):
         self.bound = verb(2, lambda x, most: types.float32, bound)
         self.put_f32, self.put_f16 = putter(F32), putter(ir.HalfType())
         self.int_to_f32 = verb(1, lambda x: types.float32, lambda b, t, x: b.sitofp(x, F32))
-        self.narrow = verb(1, lambda x: types.float32, lambda b, t, x: b.fptrunc(x, F32))  # from float64
+        # From float64.
+        self.narrow = verb(1, lambda x: types.float32, lambda b, t, x: b.fptrunc(x, F32))
         self.float_bits = verb(1, lambda x: types.float32, lambda b, t, x: b.bitcast(b.trunc(x, I32), F32))
 
     def _threads(self) -> None:
