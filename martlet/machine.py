@@ -138,8 +138,8 @@ def _mounts(root: Path, names: str, controller: str) -> list[Path]:
     return [folder for folder in dict.fromkeys(candidates) if folder.is_dir()]
 
 
-def _least(found: Iterator[tuple[float, str]]) -> tuple[float | None, str | None]:
-    return min(found, key=lambda entry: entry[0], default=(None, None))
+def _least(limits: Iterator[tuple[float, str]]) -> tuple[float | None, str | None]:
+    return min(limits, key=lambda entry: entry[0], default=(None, None))
 
 
 def _read(path: Path) -> str | None:

@@ -123,8 +123,8 @@ class ReferenceBackend:
     ) -> ReferenceCache:
         """Zeroed pages of one layer."""
         self.abilities.require_kv_type(dtype)
-        shape, kind = (n_pages * page_size, n_kv_heads, head_dim), np.float16 if dtype == "f16" else np.float32
-        cache = ReferenceCache(np.zeros(shape, kind), np.zeros(shape, kind), page_size, dtype)
+        shape, element = (n_pages * page_size, n_kv_heads, head_dim), np.float16 if dtype == "f16" else np.float32
+        cache = ReferenceCache(np.zeros(shape, element), np.zeros(shape, element), page_size, dtype)
         if dtype == "q4":
             assert recent is not None
             assert RECENT_TOKENS % page_size == 0

@@ -188,8 +188,8 @@ def pack_weight(tensors: Sequence[RawTensor], arena: Arena, run: Callable[[list[
     assert all(len(t.shape) == 2 and t.shape[1] == k for t in tensors)
     tensors = [_with_kernel(t) for t in tensors]
     parts: list[Part] = []
-    for kind, same in groupby(tensors, key=lambda t: t.type):
-        parts += _pack_run(LAYOUTS[kind], list(same), arena, run)
+    for block_type, same in groupby(tensors, key=lambda t: t.type):
+        parts += _pack_run(LAYOUTS[block_type], list(same), arena, run)
     return CpuWeight(sum(p.n for p in parts), k, tuple(parts))
 
 

@@ -152,9 +152,9 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
             for i in range(SCORES, SCORES + rows * PAGE, lanes):
                 v.store(scratch, i, v.mul(cap, tanh(v.div(v.load_f32(scratch, i), cap))))
 
-    def form(kind: str, own: bool, earlier: bool) -> Callable[..., Any]:
+    def form(cache_type: str, own: bool, earlier: bool) -> Callable[..., Any]:
         """See a page: for rows in its own group, for rows of later groups, or for both."""
-        page_scores, page_sums = (make(v, rows) for make in PAGE_FORMS[kind])
+        page_scores, page_sums = (make(v, rows) for make in PAGE_FORMS[cache_type])
         softmax_tile = softmax(v, rows, own, earlier)
 
         @helper

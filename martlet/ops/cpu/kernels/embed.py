@@ -28,7 +28,7 @@ def value_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
     """(group, panel, block, row, k, codebook) → the value of column k of a block, float32; offsets
     in bytes.
     """
-    bits, coded, kind, minimum = layout.bits, layout.codebook is not None, layout.scale, layout.minimum
+    bits, coded, scale_type, minimum = layout.bits, layout.codebook is not None, layout.scale, layout.minimum
     code_bytes, run_columns, runs = layout.code_bytes, layout.run, BLOCK // layout.run
     scales_at = layout.code_bytes + layout.high_bytes
     zero_point = 0 if coded else layout.zero_point
@@ -52,15 +52,15 @@ def value_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
     def value(group, panel, block, row, k, codebook):  # type: ignore[no-untyped-def]
         scales, run = block + scales_at, k // run_columns
         code = v.int_to_f32(code_at(group, block, row, k, codebook) - zero_point)
-        if kind == "f16":
+        if scale_type == "f16":
             scaled = v.f16_at(group, scales // 2 + row) * code
             if minimum == "f16":
                 return scaled + v.f16_at(group, scales // 2 + GROUP + row)
             return scaled
-        if kind == "e8m0":
+        if scale_type == "e8m0":
             return v.exponent_at(group, scales + row) * v.int_to_f32(1) / v.int_to_f32(2) * code
         place = scales + run * GROUP + row
-        scale = group[place] & 0xFF if kind == "u8" else group[place] + 0
+        scale = group[place] & 0xFF if scale_type == "u8" else group[place] + 0
         scaled = v.f16_at(group, panel // 2 + row) * v.int_to_f32(scale) * code
         if minimum == "u8":
             least = v.int_to_f32(group[scales + (runs + run) * GROUP + row] & 0xFF)

@@ -134,9 +134,9 @@ def group_bytes(layout: Layout, k: int) -> int:
     return _lines(n_blocks * layout.block_bytes + -(-n_blocks // PANEL_BLOCKS) * layout.super_bytes)
 
 
-def packed_bytes(kind: BlockType, n: int, k: int) -> int:
+def packed_bytes(block_type: BlockType, n: int, k: int) -> int:
     """Bytes of a packed matrix [n, k]; what has no kernel of its own is packed as float32."""
-    layout = LAYOUTS.get(kind)
+    layout = LAYOUTS.get(block_type)
     if layout is None or (isinstance(layout, QuantLayout) and k % BLOCK):
         layout = LAYOUTS[BlockType.F32]
     return -(-n // GROUP) * group_bytes(layout, k)

@@ -74,16 +74,16 @@ def code_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
 
 def scale_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
     """(group, scales, supers, run, lane) → the scales of this part's rows, float32."""
-    kind = layout.scale
+    scale_type = layout.scale
 
     @njit(forceinline=True, **OPTIONS)
     def scale(group, scales, supers, run, lane):  # type: ignore[no-untyped-def]
-        if kind == "f16":
+        if scale_type == "f16":
             return v.load_f16(group, (scales >> 1) + lane)
-        if kind == "e8m0":
+        if scale_type == "e8m0":
             return v.mul(v.load_exponent(group, scales + lane), v.splat(0.5))
         d = v.load_f16(group, (supers >> 1) + lane)
-        if kind == "u8":
+        if scale_type == "u8":
             return v.mul(d, v.load_u8(group, scales + run * GROUP + lane))
         return v.mul(d, v.load_i8(group, scales + run * GROUP + lane))
 
@@ -92,11 +92,11 @@ def scale_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
 
 def minimum_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
     """(group, scales, supers, run, lane) → what multiplies the activations' sum, its sign included."""
-    kind, runs = layout.minimum, BLOCK // layout.run
+    minimum_type, runs = layout.minimum, BLOCK // layout.run
 
     @njit(forceinline=True, **OPTIONS)
     def minimum(group, scales, supers, run, lane):  # type: ignore[no-untyped-def]
-        if kind == "f16":
+        if minimum_type == "f16":
             return v.load_f16(group, (scales >> 1) + GROUP + lane)
         d = v.load_f16(group, (supers >> 1) + GROUP + lane)
         m = v.load_u8(group, scales + (runs + run) * GROUP + lane)

@@ -76,9 +76,9 @@ def rms_norm_kernel(v: Verbs) -> Callable[..., None]:
     return kernel
 
 
-def act_mul_kernel(v: Verbs, kind: Activation) -> Callable[..., None]:
+def act_mul_kernel(v: Verbs, function: Activation) -> Callable[..., None]:
     """out = act(gate) * up; the gate's WIDTH columns are followed by up's."""
-    act, claim, lanes, quantize = activation(v, kind), tile_claimer(v), v.lanes, tile_quantizer(v)
+    act, claim, lanes, quantize = activation(v, function), tile_claimer(v), v.lanes, tile_quantizer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         width = record[WIDTH]

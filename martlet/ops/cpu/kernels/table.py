@@ -75,7 +75,7 @@ BUILDERS: dict[str, Builder] = {
         for dtype in KV_TYPES
         for n in range(1, ROWS_PER_TILE + 1)
     },
-    **{f"act_mul_{kind.value}": partial(act_mul_kernel, kind=kind) for kind in Activation},
+    **{f"act_mul_{function.value}": partial(act_mul_kernel, function=function) for function in Activation},
 }
 for layout in LAYOUTS.values():
     make = linear_quant if isinstance(layout, QuantLayout) else linear_float

@@ -60,12 +60,12 @@ SPINS = 2000  # looks at a barrier before a thread yields: tens of microseconds
 def kernel_caller() -> Any:
     """The verb (address, record, step, thread, n_threads): call a compiled kernel."""
     pointer, word = I8.as_pointer(), I64.as_pointer()
-    kind = ir.FunctionType(I32, [pointer, pointer, word, word, I64, I64])
+    llvm_type = ir.FunctionType(I32, [pointer, pointer, word, word, I64, I64])
 
     def emit(b: Any, t: Any, address: Any, *args: Any) -> None:
         # Where Numba's functions put results and errors.
         unused = b.bitcast(cgutils.alloca_once(b, I64), pointer)
-        b.call(b.inttoptr(address, kind.as_pointer()), [unused, unused, *args])
+        b.call(b.inttoptr(address, llvm_type.as_pointer()), [unused, unused, *args])
 
     return verb(5, lambda *a: None, emit)
 

@@ -27,10 +27,10 @@ ZERO_POINTS = {"vnni": 128, "maddubs": 0, "sdot": 0, "generic": 128}
 def vnni(b: Any, acc: Any, weights: Weights, x: Weights, bits: int) -> Any:
     """AVX-512 VNNI: vpdpbusd, unsigned times signed bytes added to int32 without saturation."""
     lanes = acc.type.count
-    kind = ir.VectorType(I8, 4 * lanes) if LLVM_VERSION >= 22 else acc.type
+    llvm_type = ir.VectorType(I8, 4 * lanes) if LLVM_VERSION >= 22 else acc.type
     for w, v in zip(weights, x, strict=True):
         name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-        acc = call(b, name, acc.type, acc, b.bitcast(w, kind), b.bitcast(v, kind))
+        acc = call(b, name, acc.type, acc, b.bitcast(w, llvm_type), b.bitcast(v, llvm_type))
     return acc
 
 

@@ -80,13 +80,13 @@ def verb(n_args: int, result: Callable[..., types.Type | None], emit: Callable[.
     """An intrinsic: `result(*types)` is its type (None: no value), `emit(b, t, *values)` its code."""
 
     def typer(typing_context: Any, *args: types.Type) -> Any:
-        kind = result(*args)
+        numba_type = result(*args)
 
         def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
             out = emit(builder, sig.args, *values)
-            return context.get_dummy_value() if kind is None else out
+            return context.get_dummy_value() if numba_type is None else out
 
-        return (types.none if kind is None else kind)(*args), codegen
+        return (types.none if numba_type is None else numba_type)(*args), codegen
 
     # Numba reads the number of arguments from the signature, so each count needs a function of its
     # own.
@@ -98,20 +98,20 @@ def verb(n_args: int, result: Callable[..., types.Type | None], emit: Callable[.
 
 def call(b: Any, name: str, result: ir.Type, *args: Any) -> Any:
     """Call the LLVM intrinsic or C function `name`."""
-    kind = ir.FunctionType(result, [a.type for a in args])
-    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+    llvm_type = ir.FunctionType(result, [a.type for a in args])
+    return b.call(cgutils.get_or_insert_function(b.module, llvm_type, name), args)
 
 
-def constant(kind: ir.Type, value: float) -> ir.Constant:
-    """A constant of `kind`, the same in every lane of a vector."""
-    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+def constant(llvm_type: ir.Type, value: float) -> ir.Constant:
+    """A constant of `llvm_type`, the same in every lane of a vector."""
+    return ir.Constant(llvm_type, [value] * llvm_type.count if isinstance(llvm_type, ir.VectorType) else value)
 
 
 def splat(b: Any, value: Any, n: int) -> Any:
     """`value` in each of n lanes."""
-    kind = ir.VectorType(value.type, n)
-    first = b.insert_element(ir.Constant(kind, ir.Undefined), value, constant(I32, 0))
-    return b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(ir.VectorType(I32, n), [0] * n))
+    llvm_type = ir.VectorType(value.type, n)
+    first = b.insert_element(ir.Constant(llvm_type, ir.Undefined), value, constant(I32, 0))
+    return b.shuffle_vector(first, ir.Constant(llvm_type, ir.Undefined), ir.Constant(ir.VectorType(I32, n), [0] * n))
 
 
 def at(b: Any, pointer: Any, index: Any, element: ir.Type) -> Any:
@@ -119,11 +119,11 @@ def at(b: Any, pointer: Any, index: Any, element: ir.Type) -> Any:
     return b.gep(b.bitcast(pointer, element.as_pointer()), [index], source_etype=element)
 
 
-def load(b: Any, pointer: Any, index: Any, kind: ir.Type, element: ir.Type | None = None) -> Any:
-    """Load a `kind` that starts at `index`, counted in its own elements or in `element`s."""
+def load(b: Any, pointer: Any, index: Any, llvm_type: ir.Type, element: ir.Type | None = None) -> Any:
+    """Load a `llvm_type` that starts at `index`, counted in its own elements or in `element`s."""
     if element is None:
-        element = kind.element if isinstance(kind, ir.VectorType) else kind
-    return b.load(b.bitcast(at(b, pointer, index, element), kind.as_pointer()), align=1, typ=kind)
+        element = llvm_type.element if isinstance(llvm_type, ir.VectorType) else llvm_type
+    return b.load(b.bitcast(at(b, pointer, index, element), llvm_type.as_pointer()), align=1, typ=llvm_type)
 
 
 def store(b: Any, value: Any, pointer: Any, index: Any) -> None:

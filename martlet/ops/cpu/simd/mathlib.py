@@ -79,7 +79,7 @@ def error_function(v: Verbs) -> Callable[..., Any]:
     return erf
 
 
-def activation(v: Verbs, kind: Activation) -> Callable[..., Any]:
+def activation(v: Verbs, function: Activation) -> Callable[..., Any]:
     """The non-linearity of a feed-forward part, in each lane."""
     exp, tanh, erf = exponential(v), hyperbolic_tangent(v), error_function(v)
 
@@ -96,4 +96,4 @@ def activation(v: Verbs, kind: Activation) -> Callable[..., Any]:
     def gelu(x):  # type: ignore[no-untyped-def]
         return v.mul(v.mul(x, v.splat(0.5)), v.add(v.splat(1.0), erf(v.mul(x, v.splat(0.7071067811865476)))))
 
-    return {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh, Activation.GELU: gelu}[kind]
+    return {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh, Activation.GELU: gelu}[function]

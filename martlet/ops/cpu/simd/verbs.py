@@ -76,8 +76,8 @@ class Verbs(TileVerbs):
     def _pointers(self) -> None:
         """Addresses, which a record holds as int64, to typed pointers."""
 
-        def cast(kind: Any, element: Any) -> Any:
-            return verb(1, lambda a: kind, lambda b, t, a: b.inttoptr(a, element.as_pointer()))
+        def cast(numba_type: Any, element: Any) -> Any:
+            return verb(1, lambda a: numba_type, lambda b, t, a: b.inttoptr(a, element.as_pointer()))
 
         self.f32p, self.f64p, self.i64p = cast(F32P, F32), cast(F64P, ir.DoubleType()), cast(I64P, I64)
         self.i32p, self.i16p, self.i8p = cast(I32P, I32), cast(I16P, I16), cast(I8P, I8)
@@ -89,8 +89,8 @@ class Verbs(TileVerbs):
         n, f32, i32 = self.lanes, self.f32, self.i32
 
         def loader(out: Vec, stored: ir.Type, convert: Callable[[Any, Any], Any]) -> Any:
-            kind = ir.VectorType(stored, n)
-            return verb(2, lambda p, i: out, lambda b, t, p, i: convert(b, load(b, p, i, kind)))
+            llvm_type = ir.VectorType(stored, n)
+            return verb(2, lambda p, i: out, lambda b, t, p, i: convert(b, load(b, p, i, llvm_type)))
 
         def storer(convert: Callable[[Any, Any], Any]) -> Any:
             return verb(3, lambda p, i, x: None, lambda b, t, p, i, x: store(b, convert(b, x), p, i))
