@@ -30,7 +30,7 @@ from martlet.metrics import StartPhase
 from martlet.models.lora import Adapter
 from martlet.models.weights import load_model
 from martlet.ops.backends import abilities_of, make_backend
-from martlet.ops.interface import Ability, Backend, StepLimits
+from martlet.ops.interface import Ability, StepLimits
 from martlet.runtime.executors import LocalExecutor
 from martlet.runtime.kv import allocate_caches, kv_bytes_per_token
 from martlet.runtime.rank import Rank
@@ -139,7 +139,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
             tier = open_disk_pages(config, checkpoint, model.spec, ops, kv, resources)
         with timeline.phase("compile"):
-            grammars = _grammars(config, tokenizer, model.spec.vocab, ops)
+            grammars = _grammars(config, tokenizer, model.spec.vocab)
             sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)
             runner = Rank(ops, model, kv, limits, config.page_size, sampler, tier)
             reader = runner.head = load_drafter(
@@ -192,9 +192,9 @@ def _planned(checkpoint: Checkpoint, config: EngineConfig) -> tuple[MemoryPlan, 
     return plan_memory(footprint, config, abilities_of(config).memory_available()), adapters
 
 
-def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int, ops: Backend) -> Grammars:
+def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int) -> Grammars:
     n_vocab = min(tokenizer.vocab_size, n_logits)
-    return Grammars(tokenizer, n_vocab, getattr(ops, "store", None), (config.string_limit, config.item_limit))
+    return Grammars(tokenizer, n_vocab, (config.string_limit, config.item_limit))
 
 
 def _scheduler(

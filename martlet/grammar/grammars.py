@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from martlet.errors import RequestError
 from martlet.structured import ITEM_LIMIT, STRING_LIMIT, Structured
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from martlet.grammar.matcher import Grammar, Matcher
     from martlet.grammar.states import State
     from martlet.grammar.vocabulary import Vocabulary
+    from martlet.ops.cpu.store import KernelStore
 
 __all__ = ["Grammars"]
 
@@ -35,17 +36,16 @@ class Grammars:
         self,
         tokenizer: Tokenizer,
         n_vocab: int | None = None,
-        kernels: Any = None,
         limits: tuple[int, int] = (STRING_LIMIT, ITEM_LIMIT),
     ) -> None:
-        """`n_vocab` is the width of the logits; without the compiled `kernels` masks are slow.
+        """`n_vocab` is the width of the logits.
 
         `limits` are the `string_limit` and `item_limit` of requests that name none.
         """
         self._limits = limits
         self._tokenizer = tokenizer
         self._n_vocab = n_vocab or tokenizer.vocab_size
-        self._kernels = kernels
+        self._kernels: KernelStore | None = None  # opened for the first grammar, whatever the backend
         self._vocabularies: dict[frozenset[str], Vocabulary] = {}
         self._compiled: OrderedDict[Structured, Grammar] = OrderedDict()
         self._lock = threading.Lock()
@@ -91,12 +91,14 @@ class Grammars:
     def _vocabulary(self, marks: frozenset[str]) -> Vocabulary:
         """The tokens as bytes; of the control tokens, only those whose texts are `marks`."""
         from martlet.grammar.vocabulary import Vocabulary
+        from martlet.ops.cpu.store import KernelStore
 
         tokenizer = self._tokenizer
         controls = {t for t in tokenizer.special_ids if tokenizer.token_text(t) in marks}
         key = frozenset(tokenizer.token_text(t) for t in controls)
         vocabulary = self._vocabularies.get(key)
         if vocabulary is None:
+            self._kernels = self._kernels or KernelStore.open()
             n = min(self._n_vocab, tokenizer.vocab_size)
             unused = tokenizer.unused_ids
             tokens = [

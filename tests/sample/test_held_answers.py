@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -341,3 +342,12 @@ def test_the_limit_is_a_number() -> None:
         for wrong in (-1, 1.5, True, "9"):
             with pytest.raises(RequestError, match=name):
                 Structured(json={}, **{name: wrong})
+
+
+def test_masks_have_a_kernel_store_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the model runs on, in the cache folder; and nothing is opened before a form is asked for."""
+    monkeypatch.setenv("MARTLET_HOME", str(tmp_path))
+    grammars = Grammars(toy())
+    assert not list(tmp_path.iterdir())
+    grammars.compile(Structured.from_value({"regex": "a+"}))  # type: ignore[arg-type]
+    assert {file.name for file in tmp_path.rglob("*.o")} == {"mask_fill.o", "trie_walk.o"}

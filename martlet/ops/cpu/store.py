@@ -25,7 +25,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from martlet.ops.cpu.simd.isa import Isa
+from martlet.config import cache_dir
+from martlet.ops.cpu.simd.isa import Isa, chosen_isa
 
 __all__ = ["KERNEL_TYPE", "KernelStore", "environment_digest"]
 
@@ -68,6 +69,11 @@ class KernelStore:
         self._progress = progress
         self._addresses: dict[str, int] = {}
         self._engine: Any = None
+
+    @classmethod
+    def open(cls) -> KernelStore:
+        """The store that processes of this machine share, in the cache folder."""
+        return cls(chosen_isa(), cache_dir() / "kernels")
 
     def ensure(self, names: list[str]) -> None:
         """Load the kernels `names`, compiling those that are not on disk."""
