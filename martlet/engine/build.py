@@ -28,9 +28,9 @@ from martlet.grammar.grammars import Grammars
 from martlet.kv_types import parse_kv_types, share_tokens
 from martlet.metrics import StartPhase
 from martlet.models.lora import Adapter
-from martlet.models.weights import load_model
+from martlet.models.weights import Model, load_model
 from martlet.ops.backends import abilities_of, make_backend
-from martlet.ops.interface import Ability, StepLimits
+from martlet.ops.interface import Ability, Backend, StepLimits
 from martlet.runtime.executors import LocalExecutor
 from martlet.runtime.kv import allocate_caches, kv_bytes_per_token
 from martlet.runtime.rank import Rank
@@ -131,9 +131,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             ops = make_backend(config)
             resources.callback(ops.close)
             model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
-            limits = step_limits(config, model.spec.vocab, plan.context)
-            if Ability.SECTIONS not in ops.abilities.features:
-                limits = replace(limits, layered_rows=0)
+            limits = _limits(config, model, plan.context, ops)
             kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
             head = open_draft_head(config, checkpoint, model.spec, resources)
             model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
@@ -151,16 +149,7 @@ def build(config: EngineConfig, progress: Progress | None = None) -> Built:
             load_s = runner.probe_load()
         pages = PagePool(plan.n_pages, config.page_size)
         cache = make_cache(config, pages, tier)
-        scheduler = _scheduler(
-            config,
-            plan.context,
-            len(model.spec.layers),
-            limits,
-            pages,
-            tokenizer.eog_ids,
-            cache,
-            ops.abilities.row_tile,
-        )
+        scheduler = _scheduler(config, plan.context, model, ops, limits, pages, tokenizer.eog_ids, cache)
         if load_s is not None:
             scheduler.cost.observe_load(1, load_s)
         watching = observers(config, plan, checkpoint, ops, resources)
@@ -197,15 +186,21 @@ def _grammars(config: EngineConfig, tokenizer: Tokenizer, n_logits: int) -> Gram
     return Grammars(tokenizer, n_vocab, (config.string_limit, config.item_limit))
 
 
+def _limits(config: EngineConfig, model: Model, context: int, ops: Backend) -> StepLimits:
+    """The largest step; a backend without sections computes no chunk between layers."""
+    limits = step_limits(config, model.spec.vocab, context)
+    return limits if Ability.SECTIONS in ops.abilities.features else replace(limits, layered_rows=0)
+
+
 def _scheduler(
     config: EngineConfig,
     context: int,
-    n_layers: int,
+    model: Model,
+    ops: Backend,
     step: StepLimits,
     pages: PagePool,
     eos_ids: frozenset[int],
     cache: RadixCache | None,
-    row_tile: int,
 ) -> Scheduler:
     limits = SchedulerLimits(
         context,
@@ -216,10 +211,12 @@ def _scheduler(
         config.max_waiting_tokens,
         None if config.stall_ms is None else config.stall_ms / 1000,
         step.layered_rows,
-        n_layers,
+        len(model.spec.layers),
     )
     policy, group = POLICIES[config.policy], share_tokens(config.kv_dtype)
-    return Scheduler(pages, limits, eos_ids, cache=cache, policy=policy, share_tokens=group, row_tile=row_tile)
+    return Scheduler(
+        pages, limits, eos_ids, cache=cache, policy=policy, share_tokens=group, row_tile=ops.abilities.row_tile
+    )
 
 
 def measure_for(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
