@@ -220,7 +220,7 @@ def environment_api_keys(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def environment_isa(environ: Mapping[str, str] | None = None) -> str | None:
-    """The instruction set that MARTLET_ISA names (`ops/cpu/simd/isa.py` knows the names); None: the best one."""
+    """The instruction set in MARTLET_ISA (`ops/cpu/simd/isa.py` has the names); None: the best."""
     environ = os.environ if environ is None else environ
     return environ.get("MARTLET_ISA", "").strip().lower() or None
 

@@ -1,7 +1,7 @@
 """`--offline`: a process without network (read `config.py` next, which has the setting).
 
-Martlet itself opens a connection only to fetch a model by name. `forbid_network` makes that a guarantee
-for the whole process, libraries included, through the interpreter's audit events (PEP 578).
+Martlet itself opens a connection only to fetch a model by name. `forbid_network` makes that a
+guarantee for the whole process, libraries included, through audit events (PEP 578).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["forbid_network"]
 
 
 def forbid_network() -> None:
-    """Refuse, for the rest of the process's life, connections to other machines and the look-up of their names.
+    """Refuse connections to other machines, and look-ups of their names, until the process ends.
 
-    Sockets of this machine (loopback, Unix) still work. Audit hooks cannot be removed: call it from a
-    program, not from a library.
+    Sockets of this machine (loopback, Unix) still work. Audit hooks cannot be removed: call it from
+    a program, not from a library.
     """
     sys.addaudithook(_refuse)
 

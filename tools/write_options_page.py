@@ -1,4 +1,4 @@
-"""Write docs/options.md: every option with its names, range, default and meaning, from their declarations.
+"""Write docs/options.md: every option with names, values, default and meaning.
 
 python -m tools.write_options_page
 """

@@ -15,7 +15,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from martlet.commands.arguments import add_engine_options, add_watch_options, open_llm
-from martlet.commands.speed import bytes_per_token
+from martlet.commands.speed import bytes_per_token, read_bandwidth
 from martlet.commands.workload import KINDS, WORKLOAD_OPTIONS, add_workload_options, execute_workload, refuse_unused
 from martlet.errors import RequestError, nearest
 from martlet.sampling_params import SamplingParams
@@ -81,8 +81,6 @@ def _kind_and_model(words: list[str]) -> tuple[str, str]:
 
 
 def _measure(llm: LLM, args: Namespace) -> dict[str, Any]:
-    from martlet.bench.bandwidth import read_bandwidth
-
     report: dict[str, Any] = {
         "model": llm.config.model,
         "threads": llm.config.threads,

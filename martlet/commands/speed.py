@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from martlet.config import cache_dir
 from martlet.machine import read_machine
 from martlet.saved_measurements import load_notes, save_note
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from martlet.engine.outputs import RequestOutput
     from martlet.llm import LLM
 
-__all__ = ["bandwidth", "bytes_per_token", "process_age_s", "save_prediction", "speed_lines"]
+__all__ = ["bandwidth", "bytes_per_token", "process_age_s", "read_bandwidth", "save_prediction", "speed_lines"]
 
 LOW_SHARE = 0.30
 LEAST_TOKENS = 16  # of a decode, to say anything about its speed
@@ -79,14 +80,27 @@ def _likely_cause(llm: LLM) -> str:
     return "See `martlet doctor` for what this machine offers; a small model is bound by more than its weights."
 
 
+def read_bandwidth(threads: int, seconds: float = 0.5) -> float:
+    """The read bandwidth of `threads` threads in bytes/s, measured for about `seconds`.
+
+    The cpu backend's thread team reads a buffer larger than any cache, in order and on huge pages,
+    as weights are stored. The best of several rounds counts: other programs only slow rounds down.
+    """
+    from martlet.ops.cpu.backend import CpuBackend  # slow to import
+
+    ops = CpuBackend(threads, cache_dir() / "kernels")
+    try:
+        return ops.read_bandwidth(seconds)
+    finally:
+        ops.close()
+
+
 def bandwidth(threads: int) -> float:
     """Bytes per second that this machine reads, measured once and kept."""
     key = f"{platform.node()}, {platform.machine()}, {threads}"
     known = load_notes("bandwidth").get(key)
     if isinstance(known, float) and known > 0:
         return known
-    from martlet.bench.bandwidth import read_bandwidth
-
     measured = read_bandwidth(threads, 0.3)
     save_note("bandwidth", key, measured)
     return measured

@@ -188,18 +188,7 @@ class OutputBuilder:
             self.output.prompt_logprobs.extend(
                 Logprobs(entry, self._tokenizer.texts_alone) for entry in event.prompt_logprobs
             )
-        stop = None
-        if event.token_id is not None:
-            completion.token_ids.append(event.token_id)
-            if event.logprobs is not None and completion.logprobs is not None:
-                completion.logprobs.append(Logprobs(event.logprobs, self._tokenizer.texts_alone))
-                completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + event.logprobs.logprob
-            if (
-                event.finish is not FinishReason.STOP and self.request.params.detokenize
-            ):  # the token that ends an answer is not part of its text
-                stop = self._add(completion, self._answers[event.index].text.feed(event.token_id))
-        if event.finish is not None and stop is None:
-            stop = self._add(completion, self._answers[event.index].text.finish())
+        stop = self._extend(completion, event)
         if stop is not None:
             completion.finish_reason, completion.stop_reason = FinishReason.STOP.value, stop
             if event.finish is None:
@@ -215,6 +204,21 @@ class OutputBuilder:
             self.output.cache = explain_cache(self.request.prompt_ids, self.output.metrics, self._tokenizer)
         if self.output.finished and len(self.output.outputs) > self._n:
             self._choose_best()
+
+    def _extend(self, completion: CompletionOutput, event: Event) -> str | None:
+        """Add the event's token and text to an answer; return the stop string that it completes."""
+        text, stop = self._answers[event.index].text, None
+        if event.token_id is not None:
+            completion.token_ids.append(event.token_id)
+            if event.logprobs is not None and completion.logprobs is not None:
+                completion.logprobs.append(Logprobs(event.logprobs, self._tokenizer.texts_alone))
+                completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + event.logprobs.logprob
+            # the token that ends an answer is not part of its text
+            if event.finish is not FinishReason.STOP and self.request.params.detokenize:
+                stop = self._add(completion, text.feed(event.token_id))
+        if event.finish is not None and stop is None:
+            stop = self._add(completion, text.finish())
+        return stop
 
     def end_stopped(self) -> None:
         """End the sequences that reached a stop string; after all events of a step are accepted."""

@@ -91,7 +91,7 @@ def test_what_is_refused(
 
 @pytest.mark.model
 def test_the_bars_on_smollm2(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """q8 takes at most 0.55 and q4 0.33 of the memory; on its own docs the answers hardly change."""
+    """q8 takes at most 0.55 and q4 0.33 of the memory; on its own docs answers hardly change."""
     text = str(Path(__file__).parents[2] / "docs" / "architecture.md")
     status, found = run(capsys, str(smollm2_path), text, "-c", "1024", "--chunks", "1")
     q8, q4 = found["types"]

@@ -1,4 +1,4 @@
-"""Every option of `LLM` is refused by its name when it is wrong, and shown as the caller's when it is right."""
+"""Options: wrong values are refused by name, right ones count; command line and page agree."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def serve_kernel(v: Verbs) -> Callable[..., None]:
 def read_kernel(v: Verbs) -> Callable[..., None]:
     """Reads N_CHUNKS mebibytes from BUFFER.
 
-    The measure of what a decode cannot exceed (`bench/bandwidth.py`).
+    The measure of what a decode cannot exceed (`commands/speed.py`).
 
     RESULT gets bits of all that was read, so that no read is optimised away.
     """
