@@ -1,9 +1,10 @@
-"""What this machine lets the process use: cores, CPU quota, memory (read `config.py` next, which decides with it).
+"""What this machine lets the process use: cores, CPU quota, memory. Read `config.py` next.
 
-Every number is read from files under `root`, so a test can describe any machine with a folder of small files.
-Control groups: version 2 has one tree (cpu.max, memory.max), version 1 a tree a controller (cpu.cfs_quota_us,
-memory.limit_in_bytes). A limit of any ancestor holds for the group, so all of them are read. Source: the Linux kernel's
-Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/.
+Every number is read from files under `root`, so a test can describe any machine with a folder of
+small files. Control groups: version 2 has one tree (cpu.max, memory.max), version 1 a tree a
+controller (cpu.cfs_quota_us, memory.limit_in_bytes). A limit of any ancestor holds for the group,
+so all of them are read. Source: the Linux kernel's Documentation/admin-guide/cgroup-v2.rst and
+cgroup-v1/.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class MachineLimits:
     physical_cores: int  # distinct cores among the CPUs of the affinity mask
     cpu_quota: float | None  # CPUs' worth of time that the control group may use
     quota_source: str | None
-    memory_available: int | None  # bytes: the least of what the system and the control group have left
+    memory_available: int | None  # bytes: the least that the system and the control group have left
     memory_source: str | None
 
 
@@ -38,7 +39,7 @@ class ThreadChoice:
 
 
 def read_machine(root: Path = Path("/"), affinity: frozenset[int] | None = None) -> MachineLimits:
-    """Read the limits; `affinity` is the set of CPUs that may be used, by default this process's own."""
+    """Read the limits; `affinity` is the set of CPUs that may be used, None: this process's own."""
     cpus = affinity if affinity is not None else _affinity()
     quota, quota_source = _least(_quotas(root))
     memory, memory_source = _least(_memory(root))
@@ -60,8 +61,9 @@ def memory_available() -> int | None:
 def choose_threads(limits: MachineLimits) -> ThreadChoice:
     """The least of affinity, whole CPUs of the quota, and physical cores; at least 1.
 
-    A quota rounds down: with more threads than quota the kernel suspends the whole team for the rest of the period, in
-    the middle of a barrier, which costs far more than the fraction of a CPU that is left unused.
+    A quota rounds down: with more threads than quota the kernel suspends the whole team for the
+    rest of the period, in the middle of a barrier, which costs far more than the fraction of a CPU
+    that is left unused.
     """
     rules = [
         (limits.physical_cores, f"{limits.physical_cores} physical cores"),
@@ -80,7 +82,7 @@ def _affinity() -> frozenset[int]:
 
 
 def _physical_cores(root: Path, cpus: frozenset[int]) -> int:
-    """Count distinct (package, core) pairs; a CPU without a topology entry counts as a core of its own."""
+    """Count distinct (package, core) pairs; a CPU without a topology entry counts as one core."""
     cores = set()
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
@@ -112,19 +114,21 @@ def _memory(root: Path) -> Iterator[tuple[float, str]]:
         for folder in _group_folders(root, controller):
             limit, usage = _number(folder / limit_name), _number(folder / usage_name)
             if limit is not None and usage is not None:
-                # File pages that nobody uses are charged to the group, but the kernel drops them when it needs room.
+                # File pages that nobody uses are charged to the group, but the kernel drops them
+                # when it needs room.
                 yield max(0, limit - usage + _statistic(folder / "memory.stat", cache_name)), source
 
 
 def _group_folders(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and its ancestors; `controller` is "" for version 2."""
+    """Folders of the process's control group and its ancestors; `controller` is "" in version 2."""
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         if controller not in names.split(","):
             continue
         for mount in _mounts(root, names, controller):
-            # Inside a container the path may be the host's, which is not there: the mount itself is then the group.
+            # Inside a container the path may be the host's, which is not there: the mount itself is
+            # then the group.
             relative = Path(path.strip("/"))
             for parent in (relative, *relative.parents):
                 if ".." not in parent.parts and (mount / parent).is_dir():

@@ -1,7 +1,8 @@
 """How much memory an engine needs, and the context that fits: planned before anything is allocated.
 
-`measure` runs the model's loading and one step on the null backend, which only writes down what is done, so that the plan and the allocator are
-the same code: `engine/build.py` refuses with this sum, and `martlet plan` prints it (read `build.py` next).
+`measure` runs the model's loading and one step on the null backend, which only writes down what is
+done, so that the plan and the allocator are the same code: `engine/build.py` refuses with this sum,
+and `martlet plan` prints it (read `build.py` next).
 
     total = weights + adapters + n_pages * page_size * kv_per_token + recent + activations + logits + overhead
 """
@@ -36,10 +37,10 @@ __all__ = [
 ]
 
 OVERHEAD_BYTES = 200 << 20  # the interpreter, NumPy, Numba with its compiled code, the tokenizer
-USABLE_SHARE = 0.9  # of what is available: the rest stays free for others, and for what a plan cannot know
+USABLE_SHARE = 0.9  # of what is available; the rest is for other programs and unplanned needs
 LOGIT_BYTES = 32 << 20  # of a step's logits, at most, unless the running sequences need more
 MAX_LOGIT_ROWS = 64
-LAYERED_ROWS = 16  # of a chunk that goes through the layers in several steps: more rows cost no less each
+LAYERED_ROWS = 16  # of a chunk that pauses between layers: more rows cost no less each
 KV_SHARE = 0.25  # of what is available, for KV pages beyond the one context that there must be
 
 
@@ -115,7 +116,7 @@ class MemoryPlan:
 
 
 def step_limits(config: EngineConfig, vocab: int, context: int) -> StepLimits:
-    """The largest step: as many rows of logits as fit LOGIT_BYTES, at least one a running sequence and one more."""
+    """The largest step: rows of logits that fit LOGIT_BYTES, and max_seqs + 1 at least."""
     rows = min(MAX_LOGIT_ROWS, LOGIT_BYTES // (4 * vocab))
     return StepLimits(
         max_tokens=config.max_step_tokens,
@@ -127,7 +128,9 @@ def step_limits(config: EngineConfig, vocab: int, context: int) -> StepLimits:
 
 
 def measure(checkpoint: Any, config: EngineConfig, abilities: Abilities) -> Footprint:
-    """Load the model on the null backend and record a step; `abilities` says what things occupy on another.
+    """The memory that a model needs on the backend of these `abilities`, but for its pages.
+
+    Loads it on the null backend and records a step there.
 
     Raises FormatError and UnsupportedError as `load_model` does.
     """
@@ -168,17 +171,18 @@ def with_head(
 
 
 def with_adapters(footprint: Footprint, nbytes: int) -> Footprint:
-    """The footprint of a model with adapters of so many bytes in all, whose step is a program of its own."""
+    """The footprint with adapters of so many bytes in all; their step is a program of its own."""
     return replace(footprint, adapters=nbytes + footprint.activations + footprint.logits) if nbytes else footprint
 
 
 def plan_memory(footprint: Footprint, config: EngineConfig, available: int | None) -> MemoryPlan:
     """Choose the context and the number of pages, and check that everything fits.
 
-    The context is max_context if given, else the smaller of the model's own and what fits. The pages hold as much as
-    kv_memory says; without it a quarter of the available memory, but at least one full context and at most one for each
-    sequence that may run. Raises RequestError for a context beyond the model's, and CapacityError, with
-    the sum and what to change, where the memory is too small.
+    The context is max_context if given, else the smaller of the model's own and what fits. The
+    pages hold as much as kv_memory says; without it a quarter of the available memory, but at least
+    one full context and at most one for each sequence that may run. Raises RequestError for a
+    context beyond the model's, and CapacityError, with the sum and what to change, where the memory
+    is too small.
     """
     spec = footprint.spec
     if config.max_context is not None and config.max_context > spec.context:
@@ -212,7 +216,7 @@ def plan_memory(footprint: Footprint, config: EngineConfig, available: int | Non
 
 
 def _with_room(plan: MemoryPlan, config: EngineConfig) -> MemoryPlan:
-    """The plan with pages for more than one context, where the memory has them: others run, prefixes stay cached."""
+    """The plan with pages for more than one context where memory allows it."""
     if plan.available is None or plan.usable is None:
         return plan
     budget = min(plan.available * KV_SHARE, plan.usable - plan.fixed) // (plan.kv_per_token * plan.page_size)
@@ -227,7 +231,7 @@ def context_table(
     contexts: Sequence[int],
     sequences: Sequence[int] = (1,),
 ) -> list[MemoryPlan]:
-    """The plan of each context, number of sequences and KV type, fitting or not: what `martlet plan` prints.
+    """The plan of each context, number of sequences and KV type, whether it fits or not.
 
     A row's `kv` given as kv_memory makes an engine of its pages.
     """

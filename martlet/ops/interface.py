@@ -46,7 +46,7 @@ U8 = NDArray[np.uint8]
 
 
 class Rows(Enum):
-    """A domain of rows. `StepLimits.most` gives its largest size, `StepInputs.n_rows` the step's."""
+    """A domain of rows. `StepLimits.most` is its largest size, `StepInputs.n_rows` the step's."""
 
     TOKENS = "T"
     LOGITS = "L"
@@ -235,7 +235,7 @@ class Backend(Protocol):
         """A program of the operations that `step` calls; `step` returns the Arrays to hand out."""
 
     def section(self) -> None:
-        """Begin the next section; sections are numbered from 0. Only inside `capture`'s function."""
+        """Begin the next section, numbered from 0. Only inside `capture`'s function."""
 
     # -- operations --------------------------------------------------------------------------------
     def embed(self, table: Weight, scale: float, out: Array) -> None:

@@ -142,7 +142,7 @@ class Slice:
 
 
 class Results:
-    """Which result an array holds at a point of a recording. Each output is a result with a number."""
+    """Which result an array holds at a point of a recording. Every output is a numbered result."""
 
     def __init__(self) -> None:
         # (start, stop, number of the result), the newest last.

@@ -186,7 +186,7 @@ class Recorder:
         self._meets = 2 if may_end else 1
 
     def as_bytes(self, x: CpuArray) -> ByteRows:
-        """The byte form of x: a current form, or made by the last operation if it wrote x, or by a new one."""
+        """The current byte form of x; else the operation that wrote x makes it, or a new one."""
         if x.region in self._bytes:
             return self._bytes[x.region]
         form = self._new_bytes(x)
@@ -205,7 +205,7 @@ class Recorder:
         return form
 
     def attention_states(self, n_kv_heads: int, head_dim: int) -> list[int]:
-        """Address and number of the states by which threads share a token's segments; for all layers.
+        """Address and number of the states by which threads share a token's segments.
 
         There are enough for the longest sequence of a step, or for shorter ones as long together.
         """
@@ -239,7 +239,7 @@ class Recorder:
         self._sections.append(len(self._records))
 
     def finish(self, team: Team, step: NDArray[np.int64], outputs: Any) -> CpuProgram:
-        """The program; before each run it writes addresses and sizes of its inputs to the header `step`."""
+        """The program, which writes its inputs' addresses and sizes to the header `step`."""
         return CpuProgram(team, step, (self._records, self._sections), self.limits, (outputs, self._held), self.feed)
 
 
@@ -318,7 +318,7 @@ class CpuProgram:
         return self._outputs
 
     def replay(self, start: int = 0, end: int | None = None) -> None:
-        """Walk the records start … end - 1, None: all that follow, with the step's header as it is."""
+        """Walk the records start … end - 1 (None: to the last) with the step's header as it is."""
         end = self.n_records if end is None else end
         self._counters.fill(0)
         address = self._record_address + start * self._records.strides[0]
