@@ -1,9 +1,9 @@
-"""The equality matrix: what it compares, its features, and how each shows that it happened (read `test_pairs.py` next).
+"""The equality matrix: what it compares, its features, and how each shows that it happened (read `covering.py` next).
 
 The plain run answers one request at a time on one thread, the whole prompt in one step, nothing cached, nothing forked.
-A row turns one or two features on, and must give the same bits: logits, log-probabilities, tokens, ends. A row in which
-its feature did not happen fails: every feature has a `proof` that reads what the run has done. A new feature of the
-engine is a new entry of FEATURES; a new type of KV pages is a parameter.
+A row turns one or two features on, and must give the same bits: logits, log-probabilities, tokens,
+ends. A row fails if its feature did not happen: every feature has a `proof` that reads what the run has
+done. A new feature of the engine is a new entry of FEATURES; `covering.py` makes the rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from martlet.models.families import spec_of
 from martlet.types import MissReason, Request
 from tests.models.adapter_files import random_updates, write_peft
 
-__all__ = ["FEATURES", "check", "kind_of", "open_row", "pairs_of", "plain_answers", "run_row"]
+__all__ = ["FEATURES", "Feature", "check", "open_row", "plain_answers", "run_row"]
 
 PAGE = 32
 PLENTY = 64  # pages, where there shall be enough
@@ -127,11 +127,17 @@ FEATURES: dict[str, Feature] = {
         batch=True,
         excludes=("swap", "disk"),
     ),
-    "swap": Feature(  # what was lost came from the disk; beside slow prompts it may still have been in memory
+    # What was lost came from the disk; beside slow prompts it may still have been in memory, and
+    # beside pages that are shared in long runs only, too little may have been lost to be kept.
+    "swap": Feature(
         lambda seen: (
             seen.n_preempted > 0
             and seen.n_failed == 0
-            and (seen.n_swapped > 0 or (max(seen.chunks.values()) > 20 and seen.n_again == 0))
+            and (
+                seen.n_swapped > 0
+                or (max(seen.chunks.values()) > 20 and seen.n_again == 0)
+                or (seen.share > PAGE and seen.n_again < seen.share * seen.n_preempted)
+            )
         ),
         {"prefix_cache": True},
         max_seqs=8,
@@ -174,20 +180,6 @@ FEATURES: dict[str, Feature] = {
     ),
     "beams": Feature(lambda seen: seen.beside_beams > 0 or seen.n_preempted > 0, max_seqs=4, beams=True),
 } | {f"policy {name}": _policy(name, name == "priority") for name in POLICIES}
-
-
-def pairs_of(names: Sequence[str] = tuple(FEATURES)) -> list[tuple[str, str]]:
-    """All pairs of features that can be on together."""
-    return [
-        (one, other)
-        for one, other in itertools.combinations([name for name in names if FEATURES[name].in_pairs], 2)
-        if other not in FEATURES[one].excludes and one not in FEATURES[other].excludes
-    ]
-
-
-def kind_of(names: Sequence[str], kind: str) -> str:
-    """The kind of model for some features: the one that is wished for, unless one of them needs another."""
-    return next((needed for name in names if (needed := FEATURES[name].kind) is not None), kind)
 
 
 @cache
@@ -324,6 +316,9 @@ def check(path: Path, load: Load, plain: Answers, kv_dtype: str, features: Seque
     assert missing == [], f"features that did not happen: {missing}"
 
 
+_GRAMMARS: dict[Path, Any] = {}
+
+
 def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any) -> LLM:
     """An engine that is plain but for `options`. No measured time decides what happens: all steps take equally long."""
     plain = {
@@ -338,6 +333,8 @@ def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any
     page_bytes = _page_bytes(path, kv_dtype, draft if draft.startswith("eagle=") or draft == "mtp" else "off")
     memory = {"kv_dtype": kv_dtype, "kv_memory": pages * page_bytes}
     llm = LLM(str(path), **{**plain, **memory, **options})
+    grammars = llm._parts.grammars
+    grammars._loaded = _GRAMMARS.setdefault(path, grammars._grammars())  # compiled forms serve all engines
     seconds = itertools.count(1)
     llm.engine.clock = llm.engine._recorder._clock = lambda: float(next(seconds))
     llm.engine.scheduler.cost.load_s = lambda n_pages: 0.0  # type: ignore[method-assign]
