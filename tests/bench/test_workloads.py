@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from martlet import toy
 from martlet.bench.drive import drive
 from martlet.bench.report import chart, compare, summary, table
 from martlet.bench.svg import line_chart
 from martlet.bench.workloads import Arrival, Workload, arrivals
 from martlet.cli import main
 from martlet.errors import MartletError, RequestError
-from tests.equality.tiny_model import write_tiny_model
 from tests.null.test_metrics import Clock, make
 
 PREFIX = Workload("prefix", 4, 2, prompt_tokens=3, gen_tokens=2, shared_tokens=5, seed=3)
@@ -139,7 +139,7 @@ class TestChart:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("bench") / "tiny.gguf"))
+    return str(toy.write_model(tmp_path_factory.mktemp("bench") / "tiny.gguf"))
 
 
 class TestCommand:

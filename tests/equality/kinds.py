@@ -1,36 +1,35 @@
-"""A tiny random model of each kind of attention, with a tokenizer, as GGUF files that an LLM loads.
+"""The models of the equality matrix: a toy model of each kind of attention, as GGUF files that an LLM loads.
 
-`quantised` is that of tiny_model.py; the others are those of tests/models/tiny.py with more room, float32. Their windows
-are longer than a page, and shorter than the prompts of the matrix.
+`quantised` has block types, the others are float32. Windows are longer than a page and shorter than the
+prompts of the matrix.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from test_mtp import tensors_of
-from test_mtp import write as write_model
-from tiny_model import V, add_tokenizer, write_tiny_model
+from test_mtp import write as write_own_layer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-import tiny
+from martlet import toy
 
-__all__ = ["KINDS", "OWN_LAYER", "WINDOW", "write_kind"]
+__all__ = ["KINDS", "NAN_ID", "OWN_LAYER", "WINDOW", "write_kind", "write_nan_model"]
 
 WINDOW = 40
+NAN_ID = 255  # its embedding is NaN in `write_nan_model`'s
 OWN_LAYER = "own layer"  # for multi-token prediction: test_mtp.py's, a folder
-# kind → (case of tests/models, what else its config says); None: tiny_model.py's
-KINDS: Mapping[str, tuple[str, Mapping[str, Any]] | None] = MappingProxyType(
+# kind → (family, what its metadata says beside)
+KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        "quantised": None,  # full attention, products of bytes
-        "window": ("llama3", {"sliding_window": WINDOW}),  # in all layers
-        "softcap": ("gemma2", {"sliding_window": WINDOW}),  # scores capped, a window in every other layer
-        "qk norm": ("gemma3", {"sliding_window": WINDOW}),  # normed queries and keys, two RoPE bases
+        "quantised": ("llama", {}),  # full attention, products of bytes
+        "window": ("llama", {"attention.sliding_window": WINDOW}),  # in all layers
+        "softcap": ("gemma2", {"attention.sliding_window": WINDOW}),  # scores capped, a window in every other layer
+        "qk norm": ("gemma3", {"attention.sliding_window": WINDOW}),  # normed queries and keys, two RoPE bases
     }
 )
 
@@ -38,14 +37,18 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]] | None] = MappingProxyType(
 def write_kind(kind: str, folder: Path) -> Path:
     """Write the model of a kind."""
     if kind == OWN_LAYER:
-        return write_model(folder / "own-layer", tensors_of())
+        return write_own_layer(folder / "own-layer", tensors_of())
+    family, settings = KINDS[kind]
     path = folder / f"{kind.replace(' ', '-')}.gguf"
-    made = KINDS[kind]
-    if made is None:
-        return write_tiny_model(path)
-    case, more = made
-    config, tensors, _ = tiny.golden(case)
-    shapes = {name: [V if n == tiny.V else n for n in values.shape] for name, values in tensors.items()}
-    config = {**config, **more, "vocab_size": V, "max_position_embeddings": 256}
-    values = {name: np.ascontiguousarray(array) for name, array in tiny.weights(case, shapes).items()}
-    return tiny.write_gguf(config, values, path, add_tokenizer)
+    return toy.write_model(path, family, quantised=kind == "quantised", settings=settings)
+
+
+def write_nan_model(path: Path) -> Path:
+    """Write a model whose logits are NaN after NAN_ID, and only then: its output matrix is another than the embedding."""
+
+    def spoil(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        if name == "token_embd.weight":
+            values[NAN_ID] = np.nan
+        return values
+
+    return toy.write_model(path, tied=False, change=spoil)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from martlet import toy
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.llm import LLM
 from martlet.models.families import spec_of
 from martlet.sampling_params import SamplingParams
 from martlet.types import FinishReason, Request
-from tests.equality.tiny_model import write_tiny_model
 from tests.models.adapter_files import random_updates, write_peft
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0, logprobs=2, ignore_eos=True)
@@ -25,7 +25,7 @@ NAMES = ("", "one", "two")
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("adapters")
-    model = write_tiny_model(folder / "tiny.gguf")
+    model = toy.write_model(folder / "tiny.gguf")
     with open_checkpoint(model) as checkpoint:
         spec = spec_of(checkpoint, 64)
     return {

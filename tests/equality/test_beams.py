@@ -9,18 +9,27 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from kinds import NAN_ID, write_nan_model
 
+from martlet import toy
 from martlet.errors import MartletError, RequestError
 from martlet.llm import LLM, BeamSearchParams
 from martlet.sampling_params import SamplingParams
-from tests.equality.tiny_model import CONTEXT, END, NAN_ID, C, D, F, G, H, L, V, write_tiny_model
+from martlet.toy import CONTEXT, END
+from martlet.toy import FFN_HIDDEN as F
+from martlet.toy import HEAD_DIM as D
+from martlet.toy import HIDDEN as C
+from martlet.toy import N_HEADS as H
+from martlet.toy import N_KV_HEADS as G
+from martlet.toy import N_LAYERS as L
+from martlet.toy import VOCAB as V
 
 PROMPT = list(b"The quick brown fox jumps over the dog")  # more than a page
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with LLM(str(write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")), threads=1) as loaded:
+    with LLM(str(toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")), threads=1) as loaded:
         yield loaded
 
 
@@ -114,7 +123,7 @@ def test_a_beam_wider_than_the_vocabulary_is_refused(llm: LLM) -> None:
 
 
 def test_broken_logits_fail_and_leave_the_engine_of_use(tmp_path: Path) -> None:
-    with LLM(str(write_tiny_model(tmp_path / "nan.gguf", nan=True)), threads=1) as llm:
+    with LLM(str(write_nan_model(tmp_path / "nan.gguf")), threads=1) as llm:
         params = BeamSearchParams(beam_width=2, max_tokens=3)
         with pytest.raises(MartletError, match="not usable"):
             llm.beam_search({"prompt_token_ids": [NAN_ID]}, params)
@@ -140,7 +149,7 @@ def test_every_continuation_counted(llm: LLM) -> None:
 def test_transformers_finds_the_same_beams(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    path = write_tiny_model(tmp_path / "float.gguf", quantised=False)
+    path = toy.write_model(tmp_path / "float.gguf", quantised=False)
     tensors = {t.name: np.array(t.data) for t in gguf.GGUFReader(path).tensors}
     names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_output": "self_attn.o_proj"}
     names |= {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_head import HeadReference, followed, head_tensors, write_head
-from tiny_model import C, V, write_tiny_model
 
-from martlet import LLM, SamplingParams
+from martlet import LLM, SamplingParams, toy
 from martlet.errors import FormatError, MartletError, RequestError, UnsupportedError
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.decoder import Features, forward, hidden_states
@@ -27,12 +26,14 @@ from martlet.ops.reference import ReferenceBackend
 from martlet.quant.encode import encode
 from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
+from martlet.toy import HIDDEN as C
+from martlet.toy import VOCAB as V
 from martlet.types import Request
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    return toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import NAN_ID, write_nan_model
 
+from martlet import toy
 from martlet.errors import CapacityError, FormatError, OracleError, RequestError
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.llm import LLM, RequestOutput
@@ -22,7 +24,6 @@ from martlet.ops.oracle import OracleBackend
 from martlet.ops.reference import ReferenceBackend
 from martlet.quant.table import RawTensor
 from martlet.sampling_params import SamplingParams
-from tests.equality.tiny_model import NAN_ID, write_tiny_model
 
 PAGE_BYTES = 32 * 3 * 2 * 2 * 16 * 2  # tokens, layers, K and V, KV heads, head dim, f16
 
@@ -44,7 +45,7 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    return toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
 
 
 def essence(output: RequestOutput) -> tuple[Any, ...]:
@@ -146,7 +147,7 @@ def test_f32_pages_are_exact_too(model: Path) -> None:
 
 def test_the_cpu_agrees_with_the_reference(tmp_path: Path) -> None:
     """Float weights: greedy tokens are equal, and log-probabilities to what float32 sums differ by."""
-    path = str(write_tiny_model(tmp_path / "float.gguf", quantised=False))
+    path = str(toy.write_model(tmp_path / "float.gguf", quantised=False))
     params = SamplingParams(max_tokens=20, temperature=0, logprobs=0, prompt_logprobs=0, ignore_eos=True)
     outputs = []
     for backend in ("cpu", "reference"):
@@ -176,7 +177,7 @@ def test_embeddings_do_not_depend_on_chunks(model: Path) -> None:
 
 def test_nan_ends_the_request_that_has_it(tmp_path: Path) -> None:
     """fault SMP-17"""
-    path = str(write_tiny_model(tmp_path / "nan.gguf", nan=True))
+    path = str(write_nan_model(tmp_path / "nan.gguf"))
     with LLM(path, threads=1) as llm:
         [alone] = llm.generate(PROMPTS[1], PARAMS[0])
         good, bad = llm.generate([PROMPTS[1], [97, NAN_ID]], PARAMS[0])

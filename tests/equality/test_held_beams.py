@@ -8,10 +8,11 @@ from functools import cache
 
 import pytest
 
+from martlet import toy
 from martlet.errors import RequestError
 from martlet.llm import LLM, BeamSearchParams, BeamSearchSequence
 from martlet.sampling_params import SamplingParams
-from tests.equality.tiny_model import END, write_tiny_model
+from martlet.toy import END
 
 PROMPT = list(b"The quick brown fox jumps over the dog")  # more than a page
 CHOICE = ("cat", "car", "carts", "the", "thin", "o")
@@ -20,7 +21,7 @@ Beam = tuple[tuple[int, ...], float]
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with LLM(str(write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")), threads=1) as loaded:
+    with LLM(str(toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")), threads=1) as loaded:
         yield loaded
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_model import write_tiny_model
 
+from martlet import toy
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.weights import load_model
 from martlet.ops.cpu.backend import CpuBackend
@@ -20,14 +20,14 @@ from martlet.runtime.fingerprint import kv_fingerprint
 
 @pytest.fixture(scope="module")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("identity") / "tiny.gguf")
+    return toy.write_model(tmp_path_factory.mktemp("identity") / "tiny.gguf")
 
 
 def test_whatever_changes_bits_changes_the_fingerprint(tiny_path: Path, tmp_path: Path) -> None:
     ops = ReferenceBackend()
     with (
         open_checkpoint(tiny_path) as checkpoint,
-        open_checkpoint(write_tiny_model(tmp_path / "f32", quantised=False)) as f32,
+        open_checkpoint(toy.write_model(tmp_path / "f32", quantised=False)) as f32,
     ):
         spec = load_model(checkpoint, NullBackend()).spec
         turned = replace(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from martlet import toy
 from martlet.kv_types import parse_kv_types
 from martlet.llm import LLM, RequestOutput
 from martlet.runtime.kv import kv_bytes_per_token
 from martlet.sampling_params import SamplingParams
-from tests.equality.tiny_model import write_tiny_model
 
 PROMPTS = [
     "a",
@@ -39,7 +39,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    return toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
 
 
 def essence(output: RequestOutput) -> tuple[Any, ...]:

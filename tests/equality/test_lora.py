@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from martlet import LLM, LoRARequest, SamplingParams
+from martlet import LLM, LoRARequest, SamplingParams, toy
 from martlet.cli import main
 from martlet.errors import CapacityError, RequestError
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.llm import BeamSearchParams
 from martlet.machine import MachineLimits
 from martlet.models.families import spec_of
-from tests.equality.tiny_model import write_tiny_model
 from tests.models.adapter_files import random_updates, write_gguf_adapter, write_peft
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -27,7 +26,7 @@ PROMPT = "The quick brown fox"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With tiny.gguf, one/ and two.gguf."""
     folder = tmp_path_factory.mktemp("lora")
-    with open_checkpoint(write_tiny_model(folder / "tiny.gguf")) as checkpoint:
+    with open_checkpoint(toy.write_model(folder / "tiny.gguf")) as checkpoint:
         spec = spec_of(checkpoint, 64)
     write_peft(folder / "one", random_updates(spec, 4, 1))
     write_gguf_adapter(folder / "two.gguf", random_updates(spec, 7, 2, products=("attn_v", "ffn_down")))

@@ -11,14 +11,15 @@ import pytest
 from safetensors.numpy import save_file
 from test_draft_head import watched, with_guesses
 from tiny_head import followed
-from tiny_model import C, V, write_tiny_model
 
-from martlet import LLM, SamplingParams
+from martlet import LLM, SamplingParams, toy
 from martlet.errors import FormatError, MartletError, UnsupportedError
 from martlet.models.eagle_head import CODES, OUTPUT_CODES
 from martlet.quant.encode import encode
 from martlet.quant.ggml import decode
 from martlet.quant.table import BlockType, RawTensor
+from martlet.toy import HIDDEN as C
+from martlet.toy import VOCAB as V
 
 HEADS, BLOCKS = 3, 2
 NAMES = {  # of a weight and a bias of a block, and of an output
@@ -33,7 +34,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    return toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
 
 
 def tensors_of(layout: str, rows: int = V) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from test_draft_head import as_packed, watched, with_guesses
 from tiny_head import followed
-from tiny_model import V, write_tiny_model
 
-from martlet import LLM, SamplingParams
+from martlet import LLM, SamplingParams, toy
 from martlet.errors import FormatError, MartletError, RequestError, UnsupportedError
+from martlet.toy import VOCAB as V
 
 C, F, L, H, G, D, EPS, BASE = 64, 96, 3, 4, 2, 16, 1e-5, 640.0
 CONFIG = {
@@ -77,7 +77,7 @@ def tensors_of(seed: int = 3) -> Tensors:
 
 
 def write(folder: Path, tensors: Tensors, **config: Any) -> Path:
-    """A Hugging Face folder; the vocabulary is that of tiny_model.py."""
+    """A Hugging Face folder; the vocabulary is that of the toy models."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # GPT-2's letters for bytes
     rest = {byte: chr(256 + number) for number, byte in enumerate(b for b in range(256) if b not in kept)}
@@ -228,7 +228,7 @@ def test_a_layer_that_does_not_fit_is_refused(
 
 
 def test_a_model_without_such_layers_is_refused(tmp_path: Path) -> None:
-    path = write_tiny_model(tmp_path / "tiny.gguf")
+    path = toy.write_model(tmp_path / "tiny.gguf")
     with pytest.raises(RequestError, match="no layers for multi-token prediction") as refused:
         LLM(str(path), draft="mtp", threads=1)
     assert refused.value.param == "draft"

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from martlet import LLM, SamplingParams
+from martlet import LLM, SamplingParams, toy
 from martlet.cli import main
 from martlet.sched.cost import CostModel
-from tests.equality.tiny_model import write_tiny_model
 
 PAGE_BYTES_TINY = 32 * 3 * 2 * 2 * 16 * 2  # positions, layers, keys and values, heads, values, bytes
 PAGE_BYTES_SMOLLM2 = 32 * 23_040
@@ -59,12 +58,12 @@ def check(model: Path, folder: Path, capsys: pytest.CaptureFixture[str], *sizes:
 
 
 def test_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check(write_tiny_model(tmp_path / "tiny.gguf"), tmp_path, capsys, 8, PAGE_BYTES_TINY, 192)
+    check(toy.write_model(tmp_path / "tiny.gguf"), tmp_path, capsys, 8, PAGE_BYTES_TINY, 192)
 
 
 def test_held_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names are forced, several tokens in a step; strings end at a limit; two answers are free or of another form."""
-    model, capsule = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "held.capsule"
+    model, capsule = toy.write_model(tmp_path / "tiny.gguf"), tmp_path / "held.capsule"
     pair = {"direction": {"enum": ["north", "south"]}, "what": {"type": "string", "minLength": 8}}
     schema = {"type": "object", "properties": pair, "required": list(pair), "additionalProperties": False}
     held: dict[str, Any] = {"temperature": 1.0, "max_tokens": 90}
@@ -100,7 +99,7 @@ def test_pages_that_went_to_disk_and_came_back(
 ) -> None:
     """The replay writes and reads pages of its own; one that an earlier process had written it cannot have."""
     monkeypatch.setattr(CostModel, "load_s", lambda self, n_pages: 0.0)  # a tiny model would rather compute
-    model = write_tiny_model(tmp_path / "tiny.gguf")
+    model = toy.write_model(tmp_path / "tiny.gguf")
     prompts = [[n] * 5 + list(range(100)) for n in (1, 2, 3, 1, 2)]
 
     def record(name: str) -> list[int]:
@@ -125,13 +124,13 @@ def test_pages_that_went_to_disk_and_came_back(
 class TestMismatch:
     @pytest.fixture
     def capsule(self, tmp_path: Path) -> Path:
-        model = write_tiny_model(tmp_path / "tiny.gguf")
+        model = toy.write_model(tmp_path / "tiny.gguf")
         with LLM(str(model), capsule=str(tmp_path / "c.json"), max_context=64, backend="null") as llm:
             llm.generate("hello", SamplingParams(max_tokens=4, ignore_eos=True))
         return tmp_path / "c.json"
 
     def test_another_model(self, capsule: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        other = write_tiny_model(tmp_path / "other.gguf", quantised=False)
+        other = toy.write_model(tmp_path / "other.gguf", quantised=False)
         assert main(["replay", str(capsule), "--model", str(other)]) == 2
         error = capsys.readouterr().err
         assert "'tiny.gguf'" in error

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from martlet import toy
 from martlet.config import Origin, Setting
 from martlet.llm import LLM
 from martlet.sampling_params import SamplingParams
-from tests.equality.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+    return str(toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from kinds import write_kind
-from tiny_model import END, write_tiny_model
 
-from martlet import LLM, SamplingParams
+from martlet import LLM, SamplingParams, toy
 from martlet.errors import RequestError
 from martlet.speculate.ngram import DraftRequest, Proposal
 from martlet.structured import Structured
+from martlet.toy import END
 
 HALF = (65, 66)
 
@@ -51,7 +51,7 @@ class Oracle:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    return toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")

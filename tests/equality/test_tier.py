@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import write_tiny_model
 
-from martlet import LLM, SamplingParams
+from martlet import LLM, SamplingParams, toy
 from martlet.runtime.disk_file import DiskFile
 from martlet.sched.cost import CostModel
 from martlet.sched.scheduler import Scheduler
@@ -63,7 +62,7 @@ def run(llm: LLM, first: int, stop: int, at_a_time: int) -> tuple[list[Any], int
 
 @pytest.fixture(scope="module")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tier") / "tiny.gguf")
+    return toy.write_model(tmp_path_factory.mktemp("tier") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")

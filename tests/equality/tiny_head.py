@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from tiny_model import C, V
 
 from martlet import LLM
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.quant.ggml import decode
+from martlet.toy import HIDDEN as C
+from martlet.toy import VOCAB as V
 from martlet.types import Request
 
 __all__ = ["HeadReference", "fit_head", "followed", "head_tensors", "write_head"]
@@ -25,7 +26,7 @@ KNOWN = range(32, 128)  # ids of a random head
 
 
 def _config(**more: Any) -> dict[str, Any]:
-    """config.json for tiny_model.py's model."""
+    """config.json for a toy model."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

@@ -28,10 +28,9 @@ from eagle.training import Loss, Plan, batches, measure, step_loss, train
 from numpy.typing import NDArray
 from speculation import prompts_of
 from tiny import IDS, C, V, golden, write_hf
-from tiny_model import write_tiny_model
 from train_eagle import new_head
 
-from martlet import LLM
+from martlet import LLM, toy
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models import decoder
 from martlet.models.weights import load_model
@@ -108,7 +107,7 @@ def test_answers_come_with_their_states(tmp_path: Path, monkeypatch: pytest.Monk
     """Interrupted, it goes on: what is there stays. A state of the last norm tells the token that came next."""
     monkeypatch.setattr(corpus, "WRITTEN", 0.0)
     monkeypatch.setattr(corpus, "BATCH", 4)
-    model = str(write_tiny_model(tmp_path / "tiny.gguf"))
+    model = str(toy.write_model(tmp_path / "tiny.gguf"))
     lines_of, states = tmp_path / "corpus.jsonl", tmp_path / "states.f16"
     generate(model, lines_of, states, Order(4, 8, 3, 1, 200))
     before = lines_of.read_text()
@@ -129,7 +128,7 @@ def test_answers_come_with_their_states(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_user_turn_ends_where_the_words_begin(tmp_path: Path) -> None:
-    with LLM(str(write_tiny_model(tmp_path / "tiny.gguf")), threads=1, backend="reference", draft="off") as llm:
+    with LLM(str(toy.write_model(tmp_path / "tiny.gguf")), threads=1, backend="reference", draft="off") as llm:
         text = llm.chat_prompt([{"role": "user", "content": "Why"}])[0]
         assert llm.get_tokenizer().decode(user_turn(llm)) == text[: text.index("Why")]
 

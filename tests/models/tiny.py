@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,7 +152,6 @@ def write_gguf(
     config_keys: Mapping[str, Any],
     tensors: Mapping[str, F32],
     path: Path,
-    add_tokenizer: Callable[[Any], None] = lambda writer: None,
 ) -> Path:
     """Write the model as llama.cpp's converter would, in float32."""
     import gguf
@@ -162,7 +161,6 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, arch)
     _sizes(writer, config, arch)
     _rope(writer, config, arch)
-    add_tokenizer(writer)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
     for name, values in tensors.items():
         if arch in ("llama", "granite", "smollm3") and ".q_proj." in name:

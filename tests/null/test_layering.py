@@ -22,7 +22,7 @@ RANKS = {
             "speculate observe",
             "engine",
             "disagg",
-            "server llm cli commands hub wheels bench __init__ __main__",
+            "toy server llm cli commands hub wheels bench __init__ __main__",
         )
     )
     for name in names.split()

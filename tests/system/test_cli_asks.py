@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from martlet import toy
 from martlet.cli import main
 from martlet.engine.memory import USABLE_SHARE
 from martlet.machine import MachineLimits, read_machine
 from martlet.ops.cpu.backend import CpuBackend
 from martlet.spec import Activation
-from tests.equality.tiny_model import write_tiny_model
 
 ANSWER = ("--raw", "--temp", "0", "--ignore-eos", "-n", "20")
 SLOW = "martlet: that is slow."
@@ -25,7 +25,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+    return str(toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
 
 
 @pytest.fixture

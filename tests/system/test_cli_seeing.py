@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from martlet import toy
 from martlet.cli import main
 from martlet.observe.trace import read_trace
-from tests.equality.tiny_model import write_tiny_model
 
 COMMON = ["--max-tokens", "4", "--ignore-eos", "--temperature", "0", "-c", "200"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("seeing") / "tiny.gguf"))
+    return str(toy.write_model(tmp_path_factory.mktemp("seeing") / "tiny.gguf"))
 
 
 def test_run_explains_the_cache(model: str, capsys: pytest.CaptureFixture[str]) -> None:

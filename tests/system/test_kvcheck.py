@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from martlet import toy
 from martlet.cli import main
-from tests.equality.tiny_model import write_tiny_model
 
 TEXT = "the thin thread of the thing that thaws " * 8
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+    return str(toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
 
 
 @pytest.fixture

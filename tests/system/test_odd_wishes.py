@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
+from martlet import toy
 from martlet.cli import main
 from martlet.engine.beams import BeamSearchParams
 from martlet.errors import CapacityError, RequestError
 from martlet.llm import LLM
 from martlet.runtime import disk_file as tier_file
 from martlet.sampling_params import SamplingParams
+from martlet.toy import CONTEXT
 from martlet.types import Scheduling
-from tests.equality.tiny_model import CONTEXT, write_tiny_model
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 STORY = "once upon a time there was a bird that never landed " * 3
@@ -28,7 +29,7 @@ STORY = "once upon a time there was a bird that never landed " * 3
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model."""
-    return write_tiny_model(tmp_path_factory.mktemp("odd") / "tiny.gguf")
+    return toy.write_model(tmp_path_factory.mktemp("odd") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,17 @@ import threading
 
 import pytest
 
+from martlet import toy
 from martlet.errors import MartletError
 from martlet.llm import LLM
 from martlet.sampling_params import SamplingParams
-from tests.equality.tiny_model import write_tiny_model
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+    return str(toy.write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
