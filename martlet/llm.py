@@ -111,7 +111,16 @@ class LLM:
         Raises RequestError for a wrong option, FormatError or UnsupportedError for the file, and
         CapacityError if the memory cannot hold the model and its context.
         """
-        built = build(_located({"model": model, **options}, progress), progress)
+        self._start(build(_located({"model": model, **options}, progress), progress))
+
+    @classmethod
+    def from_built(cls, built: Built) -> LLM:
+        """Return an LLM around parts that were made elsewhere; it closes them (`toy.py` makes such parts)."""
+        llm = cls.__new__(cls)
+        llm._start(built)
+        return llm
+
+    def _start(self, built: Built) -> None:
         self._built: Built | None = built
         self._driver = Driver(built.engine, built.tokenizer)
         self._maker: RequestMaker | None = RequestMaker(built)

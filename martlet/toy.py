@@ -3,7 +3,7 @@
 They run the whole engine without a download, for tests, docs and experiments:
 
 >>> from martlet import LLM, SamplingParams, toy
->>> path = toy.write_model("/tmp/toy.gguf", family="llama")
+>>> path = toy.write_model("toy.gguf", family="llama")
 >>> with LLM(str(path), threads=1) as llm:
 ...     output = llm.generate("hello", SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))[0]
 >>> len(output.outputs[0].token_ids)
@@ -18,7 +18,7 @@ With `scripted_llm` no model computes: every other part is real, and the answer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,11 +26,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from martlet.cache.pages import PagePool
+from martlet.cache.radix import RadixCache
+from martlet.config import EngineConfig, resolve_config
+from martlet.engine.build import Built
+from martlet.engine.engine import Engine
+from martlet.engine.memory import Footprint, plan_memory
 from martlet.errors import UnsupportedError
 from martlet.formats.gguf_write import write_gguf
+from martlet.llm import LLM
+from martlet.models.lora import Adapter
 from martlet.quant.encode import encode
 from martlet.quant.table import BlockType, RawTensor
+from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm
+from martlet.tokenizer.chat_template import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
+from martlet.types import Load, PageId, Sampled, SeqId, SlotId, Span, StepPlan, StepResult, TokenLogprobs
+from martlet.types import Sequence as EngineSequence
 
 __all__ = [
     "CONTEXT",
@@ -43,16 +56,27 @@ __all__ = [
     "N_KV_HEADS",
     "N_LAYERS",
     "VOCAB",
+    "Script",
+    "ScriptedExecutor",
     "byte_tokenizer",
+    "scripted_built",
+    "scripted_llm",
+    "spell",
     "tokenizer_metadata",
     "write_model",
 ]
 
 F32 = NDArray[np.float32]
+Script = Callable[[EngineSequence, int], int | str]  # sequence, number of the token → its id, or an error's text
 
 END = 256  # the id of the end token; the ids below it are the bytes
 VOCAB = 258  # the bytes, the end token, and the pair "th"
 HIDDEN, FFN_HIDDEN, N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM, CONTEXT = 64, 96, 3, 4, 2, 16, 256
+
+PAGE = 4  # positions of a page beneath a script
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
 
 _BIASES = {
     "attn_q.bias": N_HEADS * HEAD_DIM,
@@ -170,3 +194,199 @@ def _shapes(n_layers: int, vectors: Mapping[str, int], tied: bool) -> dict[str, 
     if not tied:
         shapes["output.weight"] = ((VOCAB, HIDDEN), f32)
     return shapes
+
+
+def spell(text: str) -> Script:
+    """Return a script that answers with the bytes of `text`, then ends."""
+    ids = [*text.encode(), END]
+    return lambda seq, number: ids[min(number, len(ids) - 1)]
+
+
+class _Rows:
+    """A worker's record of a sequence: its ids and its page table."""
+
+    def __init__(self, seq: EngineSequence) -> None:
+        self.seq = seq
+        self.ids = list(seq.ids)
+        self.pages: list[PageId] = []
+        self.histories: list[int] = []  # the number of the prefix that ends at each position
+
+
+class ScriptedExecutor:
+    """An executor without a model: token number i of a sequence is `script(sequence, i)`.
+
+    It checks every plan. Like a worker in another process it keeps its own record, and for every position
+    of every page the prefix that was computed there. A span may only be computed where all positions
+    before it hold the sequence's own prefix, so any page that is shared, copied, loaded or evicted
+    wrongly raises AssertionError. `fails` says which loads from disk fail.
+    """
+
+    def __init__(self, script: Script, page_size: int, fails: Callable[[Load], bool] | None = None) -> None:
+        self._script = script
+        self._page_size = page_size
+        self._fails = fails
+        self._sequences: dict[SeqId, _Rows] = {}
+        self._prefixes: dict[tuple[int, int], int] = {}  # number of a prefix and the next id → number of both together
+        self._contents: dict[PageId, list[int]] = {}
+        self._tier: dict[SlotId, tuple[bytes, list[int]]] = {}
+        self._begun: tuple[SeqId, int, int, int] | None = None  # a chunk between two layers: whose, start, count, layer
+        self.adapters: set[str] = set()
+        self.plans: list[StepPlan] = []
+        self.keep_plans = True
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self.keep_plans:
+            self.plans.append(plan)
+        for seq_id in plan.dropped:
+            self._sequences.pop(seq_id, None)  # it may have been added by a plan that nobody ran
+        if self._begun is not None and self._begun[0] in (*plan.dropped, *plan.preempted):
+            self._begun = None
+        for seq in plan.added:
+            assert seq.seq_id not in self._sequences
+            assert seq.request.adapter in ("", *self.adapters)
+            self._sequences[seq.seq_id] = _Rows(seq)
+        for save in plan.saves:
+            self._tier[save.slot] = save.key, list(self._page(save.page))
+        failed = []
+        for load in plan.loads:
+            key, contents = self._tier.get(load.slot, (b"", []))
+            if key != load.key or (self._fails is not None and self._fails(load)):
+                failed.append(load.slot)
+                self._contents[load.page] = [-2] * self._page_size  # whatever was read
+            else:
+                self._contents[load.page] = list(contents)
+        for copy in plan.copies:
+            self._contents[copy.target] = list(self._page(copy.source))
+        sampled = [self._span(span) for span in plan.spans]
+        found = tuple(entry for entry in sampled if entry is not None)
+        return StepResult(plan.step, found, failed_loads=tuple(failed), load_s=1e-4 * len(plan.loads))
+
+    def _page(self, page: PageId) -> list[int]:
+        return self._contents.setdefault(page, [-1] * self._page_size)
+
+    def _span(self, span: Span) -> Sampled | None:
+        rows, size = self._sequences[span.seq], self._page_size
+        if span.new_pages:
+            assert span.first_page <= len(rows.pages)
+            rows.pages[span.first_page :] = span.new_pages
+        end = span.start + span.count
+        assert span.count >= 1
+        ids = [*rows.ids, *span.draft] if span.draft else rows.ids
+        assert end <= len(ids)
+        if span.draft:
+            assert end == len(ids)
+            assert span.count == span.n_logits == len(span.draft) + 1
+        assert len(rows.pages) * size >= end, "a position has no page"
+        assert 0 <= span.n_logits <= span.count
+        for position in range(len(rows.histories), end):
+            before = rows.histories[-1] if rows.histories else 0
+            prefix = before, ids[position]
+            rows.histories.append(self._prefixes.setdefault(prefix, len(self._prefixes) + 1))
+        if self._goes_on(span):
+            return None
+        for first in range(0, span.start, size):
+            count = min(size, span.start - first)
+            found = self._page(rows.pages[first // size])[:count]
+            assert found == rows.histories[first : first + count], "a page does not hold the sequence's prefix"
+        for position in range(span.start, end):
+            self._page(rows.pages[position // size])[position % size] = rows.histories[position]
+        if span.n_logits == 0:
+            assert end < len(rows.ids), "a finished prompt asks for no token"
+            return None
+        seq = rows.seq
+        scored = tuple(
+            TokenLogprobs(seq.ids[position + 1], -1.0, 1)
+            for position in range(end - span.n_logits, end)
+            if seq.request.params.prompt_logprobs is not None and seq.index == 0 and position + 1 < seq.n_prompt
+        )
+        if end < len(rows.ids) or seq.request.params.max_tokens == 0:
+            return Sampled(span.seq, None, prompt_logprobs=scored)
+        token = self._script(seq, len(rows.ids) - seq.n_prompt)
+        if isinstance(token, str):
+            return Sampled(span.seq, None, error=token)
+        rows.ids.append(token)
+        more = self._verify(rows, span)
+        del rows.histories[len(rows.ids) - 1 :]  # of wrong guesses
+        return Sampled(span.seq, token, prompt_logprobs=scored, more=more)
+
+    def _goes_on(self, span: Span) -> bool:
+        """Whether layers are to come. What is begun is taken further in order, and nobody else's is before it ends."""
+        if span.is_layered and span.first_layer == 0:
+            assert self._begun is None, "two chunks are between layers"
+        elif span.first_layer > 0 or (self._begun is not None and self._begun[0] == span.seq):
+            assert self._begun == (span.seq, span.start, span.count, span.first_layer)
+        else:
+            return False
+        rows, size = self._sequences[span.seq], self._page_size
+        for position in range(span.start, span.start + span.count):
+            self._page(rows.pages[position // size])[position % size] = -4  # not to be read yet
+        if span.stop_layer is None:
+            self._begun = None
+            return False
+        assert span.n_logits == 0
+        self._begun = span.seq, span.start, span.count, span.stop_layer
+        return True
+
+    def _verify(self, rows: _Rows, span: Span) -> tuple[tuple[int, None], ...]:
+        """The tokens after the first, as long as the guess before each was right."""
+        seq, found = rows.seq, []
+        for guess in span.draft:
+            ends = rows.ids[-1] in seq.stop_ids and len(rows.ids) - seq.n_prompt >= seq.request.params.min_tokens
+            token = self._script(seq, len(rows.ids) - seq.n_prompt)
+            if rows.ids[-1] != guess or ends or isinstance(token, str):
+                break
+            rows.ids.append(token)
+            found.append((token, None))
+        return tuple(found)
+
+    def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:
+        assert len(pages) * self._page_size >= len(ids)
+        for page in pages:
+            self._contents[page] = [-3] * self._page_size
+        return np.array([len(ids), 0.0], dtype=np.float32)
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        self.adapters.add(adapter.digest)
+
+    def remove_adapter(self, digest: str) -> None:
+        self.adapters.remove(digest)
+
+    def close(self) -> None:
+        self._sequences.clear()
+
+
+def scripted_built(
+    config: EngineConfig,
+    script: Script,
+    *,
+    context: int = 64,
+    n_pages: int = 64,
+    template: str = TEMPLATE,
+    suggested: Mapping[str, Any] = MappingProxyType({}),
+    wrap: Callable[[ScriptedExecutor], Any] = lambda executor: executor,
+    prefix_cache: bool = False,
+    **limits: int,
+) -> Built:
+    """Return all parts of an engine around a script; `limits` are further fields of SchedulerLimits."""
+    norm = Norm(1e-5)
+    layer = Layer(Attention(1, 1, 8, 1.0, None), DenseFfn(8, Activation.SILU), norm, norm)
+    spec = ModelSpec("llama", "scripted", 257, 8, context, (layer,), norm, True)
+    tokenizer = byte_tokenizer()
+    pages = PagePool(n_pages, PAGE)
+    cache = RadixCache(pages) if prefix_cache else None
+    scheduler = Scheduler(pages, SchedulerLimits(context, 16, 4, 8, **limits), frozenset({END}), cache=cache)
+    return Built(
+        config=config,
+        engine=Engine(scheduler, wrap(ScriptedExecutor(script, PAGE)), pages),
+        tokenizer=tokenizer,
+        template=ChatTemplate(template, tokenizer),
+        spec=spec,
+        plan=plan_memory(Footprint(spec, 0, 0, 0), config, None),
+        suggested=suggested,
+    )
+
+
+def scripted_llm(script: Script, **options: Any) -> LLM:
+    """Return an LLM that answers with `script`; `options` are those of `scripted_built`."""
+    config = resolve_config({"model": __file__, "backend": "null"})  # any file that is there
+    return LLM.from_built(scripted_built(config, script, **options))

@@ -20,7 +20,7 @@ from martlet.bench.load_generator import Load, LoadRun, bodies, read_dataset, ru
 from martlet.bench.load_report import load_chart, load_compare, load_summary, load_table, read_slo
 from martlet.cli import main
 from martlet.errors import RequestError
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import serving
 
 SERVER = {"url": "http://x", "model": "m", "dataset": None}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from martlet.toy import spell
 from tests.browser.chatting import HOSTILE
-from tests.system.scripted_llm import spell
 from tests.system.serving import Served, serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")

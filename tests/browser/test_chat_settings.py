@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from martlet.toy import spell
 from tests.browser.chatting import Open, answered, ask, opened
 from tests.browser.waiting import until
-from tests.system.scripted_llm import spell
 from tests.system.serving import Served, serving
 from tests.system.test_server_models import Loader
 

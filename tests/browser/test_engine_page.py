@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from martlet.toy import spell
 from tests.browser.waiting import until
-from tests.system.scripted_llm import spell
 from tests.system.serving import Served, serving, wait_until
 
 pytestmark = pytest.mark.browser

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import serving
 
 pytestmark = pytest.mark.browser

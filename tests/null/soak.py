@@ -17,13 +17,20 @@ from martlet.sampling_params import SamplingParams
 from martlet.sched.page_reserve import MAX_PREEMPTED
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.toy import ScriptedExecutor
 from martlet.types import Event, FinishReason, Load, Request, Scheduling, SeqId, Sequence, StepPlan
-from tests.null.scripted import ScriptedExecutor, rows_of
 
-__all__ = ["EOS", "Soak", "SoakOptions", "expected_answer"]
+__all__ = ["EOS", "Soak", "SoakOptions", "expected_answer", "rows_of"]
 
 EOS = 2
 ALPHABET = (10, 11, 12)  # few, so that prompts often begin alike
+
+
+def rows_of(plan: StepPlan, n_layers: int) -> float:
+    """The rows of a step; one that goes through a third of the layers is a third."""
+    return sum(
+        s.count * ((n_layers if s.stop_layer is None else s.stop_layer) - s.first_layer) / n_layers for s in plan.spans
+    )
 
 
 def next_id(ids: list[int], index: int) -> int:

@@ -21,9 +21,9 @@ from martlet.observe.capsule_replay import differences, replay, replay_options, 
 from martlet.ops.interface import StepLimits
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.toy import ScriptedExecutor
 from martlet.types import Copy, Load, Request, Save, Span, StepPlan, StepResult
 from martlet.types import Sequence as EngineSequence
-from tests.null.scripted import ScriptedExecutor
 from tests.null.test_drafts import Guesser, token
 
 PAGE, CONTEXT, N_PAGES, VOCAB = 4, 32, 10, 64

@@ -12,8 +12,8 @@ from martlet.sampling_params import SamplingParams
 from martlet.sched.budget import MORE, MOST, ROWS, StepBudget, stall_limit
 from martlet.sched.cost import CostModel, Work
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.toy import ScriptedExecutor
 from martlet.types import Request, StepPlan, StepResult
-from tests.null.scripted import ScriptedExecutor
 
 
 def machine(work: Work, slow: float = 1.0) -> float:

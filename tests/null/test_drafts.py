@@ -16,9 +16,9 @@ from martlet.engine.engine import Engine
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.speculate.ngram import DraftRequest, Proposal
+from martlet.toy import ScriptedExecutor
 from martlet.types import Request, SeqId
 from martlet.types import Sequence as Running
-from tests.null.scripted import ScriptedExecutor
 
 SIZE, CONTEXT, END = 4, 64, 99
 

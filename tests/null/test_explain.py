@@ -6,8 +6,8 @@ import pytest
 
 from martlet.metrics import RequestMetrics
 from martlet.observe.cache_report import CacheReport, explain_cache
+from martlet.toy import byte_tokenizer
 from martlet.types import CacheUse, MissReason
-from tests.system.scripted_llm import byte_tokenizer
 
 PROMPT = [*b"system: be kind\n\nuser: hello"]
 

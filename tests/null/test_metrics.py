@@ -10,8 +10,8 @@ from martlet.engine.engine import Engine
 from martlet.metrics import Observer, StepRecord, percentile
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.toy import ScriptedExecutor
 from martlet.types import CacheUse, FinishReason, MissReason, Request, StepPlan, StepResult
-from tests.null.scripted import ScriptedExecutor
 
 PAGE = 4
 

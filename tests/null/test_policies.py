@@ -17,8 +17,9 @@ from martlet.sched.page_reserve import MAX_PREEMPTED
 from martlet.sched.planner import NO_DRAFTS, Drafts
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.toy import ScriptedExecutor
 from martlet.types import Event, FinishReason, Request, Scheduling, StepPlan
-from tests.null.scripted import ScriptedExecutor, rows_of
+from tests.null.soak import rows_of
 
 
 @dataclass

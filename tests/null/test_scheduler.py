@@ -14,8 +14,8 @@ from martlet.engine.engine import Engine
 from martlet.errors import CapacityError, RequestError
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.toy import Script, ScriptedExecutor
 from martlet.types import Event, FinishReason, Request, Sequence
-from tests.null.scripted import Script, ScriptedExecutor
 
 EOS = 2
 PAGE = 4

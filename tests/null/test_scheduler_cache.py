@@ -12,8 +12,8 @@ from martlet.cache.radix import RadixCache
 from martlet.engine.engine import Engine
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
+from martlet.toy import Script, ScriptedExecutor
 from martlet.types import Event, Load, MissReason, Request, Scheduling
-from tests.null.scripted import Script, ScriptedExecutor
 
 PAGE = 4
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from martlet.errors import RequestError, SampleError
 from martlet.sample.bad_words import bad_word_ids
 from martlet.sampling_params import DEFAULT_ORDER, SamplingParams
+from martlet.toy import byte_tokenizer
 from tests.sample.toy import logits, sampler, sequence
-from tests.system.scripted_llm import byte_tokenizer
 
 
 def first(row: NDArray[np.float32], *, vocab: int | None = None, prompt: Any = (0,), **settings: Any) -> int:

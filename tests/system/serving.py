@@ -19,9 +19,8 @@ from martlet.engine.build import Built
 from martlet.server.lifecycle import Server
 from martlet.server.service import Service
 from martlet.server.settings import ServerSettings
+from martlet.toy import Script, ScriptedExecutor, scripted_built
 from martlet.types import StepPlan, StepResult
-from tests.null.scripted import Script, ScriptedExecutor
-from tests.system.scripted_llm import scripted_built
 
 __all__ = ["Served", "Slow", "events", "serving", "wait_until"]
 

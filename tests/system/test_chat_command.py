@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 
 from martlet.commands.chat import Conversation
-from tests.system.scripted_llm import scripted_llm, spell
+from martlet.toy import scripted_llm, spell
 
 Captured = pytest.CaptureFixture[str]
 GREEDY: dict[str, object] = {"temperature": 0.0}
 
 
-def test_an_answer_without_end_leaves_room_for_the_next_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_an_answer_without_end_leaves_room_for_the_next_message(capsys: Captured) -> None:
     """Context 64, a token a byte: "u:hi;a:" takes 7, the answer ends at 7/8 of 64."""
-    with scripted_llm(monkeypatch, lambda seq, number: ord("x")) as llm:
+    with scripted_llm(lambda seq, number: ord("x")) as llm:
         talk = Conversation(llm, None, GREEDY)
         talk.handle("hi")
         assert capsys.readouterr().err.splitlines()[0] == "[stopped at the limit of 49 tokens, which -n sets]"
@@ -31,18 +29,16 @@ def test_an_answer_without_end_leaves_room_for_the_next_message(
         assert (talk.left_out, talk.messages) == (0, [])
 
 
-def test_a_limit_that_was_set_is_the_limit(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    with scripted_llm(monkeypatch, lambda seq, number: ord("x")) as llm:
+def test_a_limit_that_was_set_is_the_limit(capsys: Captured) -> None:
+    with scripted_llm(lambda seq, number: ord("x")) as llm:
         Conversation(llm, None, {**GREEDY, "max_tokens": 3}).handle("hi")
     found = capsys.readouterr()
     assert found.out == "xxx\n"
     assert "[stopped at the limit of 3 tokens, which -n sets]" in found.err
 
 
-def test_the_system_message_stays_and_half_of_the_context_is_free(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    with scripted_llm(monkeypatch, spell("ok")) as llm:
+def test_the_system_message_stays_and_half_of_the_context_is_free(capsys: Captured) -> None:
+    with scripted_llm(spell("ok")) as llm:
         talk = Conversation(llm, "S", GREEDY)
         prompts = []
         for _ in range(6):  # a turn takes "u:hi;" and "a:ok;", 10 tokens, and the system message 4
@@ -55,8 +51,8 @@ def test_the_system_message_stays_and_half_of_the_context_is_free(
     assert capsys.readouterr().err.count("not shown") == 1
 
 
-def test_a_message_too_long_for_the_context_is_refused_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, spell("ok")) as llm:
+def test_a_message_too_long_for_the_context_is_refused_and_forgotten() -> None:
+    with scripted_llm(spell("ok")) as llm:
         talk = Conversation(llm, None, GREEDY)
         with pytest.raises(Exception, match="context"):
             talk.handle("y" * 100)

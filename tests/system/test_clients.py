@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import Served, serving
 
 CLIENTS = Path(__file__).parents[1] / "clients"

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import serving
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"

@@ -16,7 +16,7 @@ from martlet.commands.serve import _keys_in
 from martlet.errors import RequestError
 from martlet.server.settings import ServerSettings
 from martlet.server.startup_checks import check_listening
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import serving
 
 

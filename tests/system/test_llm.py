@@ -12,27 +12,26 @@ import pytest
 from martlet.config import Origin
 from martlet.errors import MartletError, RequestError
 from martlet.sampling_params import SamplingParams
+from martlet.toy import END, ScriptedExecutor, scripted_llm, spell
 from martlet.types import StepPlan, StepResult
-from tests.null.scripted import ScriptedExecutor
-from tests.system.scripted_llm import EOS, scripted_llm, spell
 
 
 def params(**given: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 40, **given})
 
 
-def test_a_string_gives_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, spell("Hello there")) as llm:
+def test_a_string_gives_one_answer() -> None:
+    with scripted_llm(spell("Hello there")) as llm:
         [output] = llm.generate("Hi", params())
     [answer] = output.outputs
     assert (output.prompt, output.prompt_token_ids, output.finished) == ("Hi", [72, 105], True)
     assert answer.text == "Hello there"
-    assert answer.token_ids == [*b"Hello there", EOS]
+    assert answer.token_ids == [*b"Hello there", END]
     assert (answer.finish_reason, answer.stop_reason, answer.logprobs) == ("stop", None, None)
 
 
-def test_prompts_of_every_kind_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, lambda seq, number: seq.ids[0] if number < seq.n_prompt else EOS) as llm:
+def test_prompts_of_every_kind_in_their_order() -> None:
+    with scripted_llm(lambda seq, number: seq.ids[0] if number < seq.n_prompt else END) as llm:
         outputs = llm.generate(
             ["a", {"prompt": "bbb"}, {"prompt_token_ids": [99, 99]}, [100], {"prompt": "e", "prompt_token_ids": [101]}],
             params(),
@@ -43,8 +42,8 @@ def test_prompts_of_every_kind_in_their_order(monkeypatch: pytest.MonkeyPatch) -
         assert llm.generate([], params()) == []
 
 
-def test_one_params_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, spell("abcdef")) as llm:
+def test_one_params_a_prompt() -> None:
+    with scripted_llm(spell("abcdef")) as llm:
         outputs = llm.generate(["x", "y"], [params(max_tokens=2), params(max_tokens=4)])
         assert [output.outputs[0].text for output in outputs] == ["ab", "abcd"]
         assert [output.outputs[0].finish_reason for output in outputs] == ["length", "length"]
@@ -67,17 +66,17 @@ def test_one_params_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
         [None],
     ],
 )
-def test_prompts_that_are_wrong(monkeypatch: pytest.MonkeyPatch, prompt: Any) -> None:
+def test_prompts_that_are_wrong(prompt: Any) -> None:
     """fault SRV-19: a token id outside the vocabulary, and other things that are no prompt."""
-    with scripted_llm(monkeypatch, spell("ok")) as llm:
+    with scripted_llm(spell("ok")) as llm:
         with pytest.raises(RequestError):
             llm.generate(prompt, params())
         assert llm.generate("x", params())[0].outputs[0].text == "ok"
 
 
-def test_a_prompt_beyond_the_context_is_refused_before_any_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_beyond_the_context_is_refused_before_any_runs() -> None:
     """fault CTX-01"""
-    with scripted_llm(monkeypatch, spell("ok"), context=64) as llm:
+    with scripted_llm(spell("ok"), context=64) as llm:
         with pytest.raises(RequestError, match=r"100 tokens.*64") as caught:
             llm.generate(["x", "y" * 100], params())
         assert caught.value.code == "context_length_exceeded"
@@ -85,16 +84,16 @@ def test_a_prompt_beyond_the_context_is_refused_before_any_runs(monkeypatch: pyt
         assert llm.generate("x", params())[0].outputs[0].text == "ok"
 
 
-def test_a_full_context_ends_with_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_context_ends_with_length() -> None:
     """fault CTX-05"""
-    with scripted_llm(monkeypatch, lambda seq, number: 97, context=64) as llm:
+    with scripted_llm(lambda seq, number: 97, context=64) as llm:
         [output] = llm.generate("x" * 10, params(max_tokens=None))
     assert len(output.outputs[0].token_ids) == 54
     assert output.outputs[0].finish_reason == "length"
 
 
-def test_n_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, lambda seq, number: 97 + seq.index if number < 2 else EOS) as llm:
+def test_n_answers() -> None:
+    with scripted_llm(lambda seq, number: 97 + seq.index if number < 2 else END) as llm:
         [output] = llm.generate("x", params(n=3))
     assert [(answer.index, answer.text) for answer in output.outputs] == [(0, "aa"), (1, "bb"), (2, "cc")]
 
@@ -110,10 +109,8 @@ def test_n_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ends in EN", ["END"], False, "ends in EN", None),
     ],
 )
-def test_stop_strings(
-    monkeypatch: pytest.MonkeyPatch, text: str, stop: list[str], include: bool, expected: str, reason: str | None
-) -> None:
-    with scripted_llm(monkeypatch, spell(text)) as llm:
+def test_stop_strings(text: str, stop: list[str], include: bool, expected: str, reason: str | None) -> None:
+    with scripted_llm(spell(text)) as llm:
         given = params(stop=stop, include_stop_str_in_output=include)
         [output] = llm.generate("x", given)
         assert output.outputs[0].text == expected
@@ -123,23 +120,23 @@ def test_stop_strings(
         assert not llm._parts.engine.has_work
 
 
-def test_a_stop_string_ends_one_of_n_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, lambda seq, number: b"ab"[seq.index] if number < 5 else EOS) as llm:
+def test_a_stop_string_ends_one_of_n_only() -> None:
+    with scripted_llm(lambda seq, number: b"ab"[seq.index] if number < 5 else END) as llm:
         [output] = llm.generate("x", params(n=2, stop=["aa"]))
     assert [(answer.text, answer.stop_reason) for answer in output.outputs] == [("", "aa"), ("bbbbb", None)]
 
 
-def test_stop_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, spell("abc.def")) as llm:
+def test_stop_token() -> None:
+    with scripted_llm(spell("abc.def")) as llm:
         [output] = llm.generate("x", params(stop_token_ids=[ord(".")]))
     answer = output.outputs[0]
     assert (answer.text, answer.finish_reason, answer.stop_reason) == ("abc", "stop", ord("."))
 
 
-def test_streamed_text_is_the_whole_text_and_never_half_a_character(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_text_is_the_whole_text_and_never_half_a_character() -> None:
     """fault DET-01"""
     text = "a 👩‍👩‍👧‍👦 é ü 漢字."
-    with scripted_llm(monkeypatch, spell(text)) as llm, llm.stream("x", params(max_tokens=60)) as stream:
+    with scripted_llm(spell(text)) as llm, llm.stream("x", params(max_tokens=60)) as stream:
         pieces = list(stream)
         assert stream.result is not None
         assert stream.result.outputs[0].text == "".join(pieces) == text
@@ -147,17 +144,17 @@ def test_streamed_text_is_the_whole_text_and_never_half_a_character(monkeypatch:
     assert len(pieces) > 5
 
 
-def test_an_answer_that_ends_inside_a_character(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_ends_inside_a_character() -> None:
     """fault DET-03: the same in both modes."""
-    with scripted_llm(monkeypatch, spell("a🎉b")) as llm:
+    with scripted_llm(spell("a🎉b")) as llm:
         [output] = llm.generate("x", params(max_tokens=3))
         assert output.outputs[0].finish_reason == "length"
         assert output.outputs[0].text in ("a", "a\ufffd")
         assert "".join(llm.stream("x", params(max_tokens=3))) == output.outputs[0].text
 
 
-def test_a_stream_that_is_left_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, lambda seq, number: 97) as llm:
+def test_a_stream_that_is_left_is_aborted() -> None:
+    with scripted_llm(lambda seq, number: 97) as llm:
         with llm.stream("x", params(max_tokens=None)) as stream:
             assert next(stream) == "a"
         assert stream.output.outputs[0].finish_reason == "abort"
@@ -168,16 +165,16 @@ def test_a_stream_that_is_left_is_aborted(monkeypatch: pytest.MonkeyPatch) -> No
         assert not llm._parts.engine.has_work
 
 
-def test_a_stream_and_a_call_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, spell("streamed text")) as llm:
+def test_a_stream_and_a_call_beside_it() -> None:
+    with scripted_llm(spell("streamed text")) as llm:
         stream = llm.stream("x", params())
         first = next(stream)
         assert llm.generate("y", params())[0].outputs[0].text == "streamed text"
         assert first + "".join(stream) == "streamed text"
 
 
-def test_a_stream_has_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, spell("x")) as llm:
+def test_a_stream_has_one_answer() -> None:
+    with scripted_llm(spell("x")) as llm:
         with pytest.raises(RequestError, match="n > 1"):
             llm.stream("x", params(n=2))
         assert not llm._parts.engine.has_work
@@ -202,10 +199,8 @@ class Interrupting:
 
 @pytest.mark.parametrize("step", [1, 2, 5])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_ctrl_c_aborts_the_request_and_leaves_the_engine_of_use(
-    monkeypatch: pytest.MonkeyPatch, step: int, streamed: bool
-) -> None:
-    with scripted_llm(monkeypatch, spell("abcdefghij"), wrap=lambda executor: Interrupting(executor, step)) as llm:
+def test_ctrl_c_aborts_the_request_and_leaves_the_engine_of_use(step: int, streamed: bool) -> None:
+    with scripted_llm(spell("abcdefghij"), wrap=lambda executor: Interrupting(executor, step)) as llm:
         with pytest.raises(KeyboardInterrupt):
             _ = list(llm.stream("x", params())) if streamed else llm.generate(["x", "y"], params())
         assert not llm._parts.engine.has_work
@@ -213,10 +208,10 @@ def test_ctrl_c_aborts_the_request_and_leaves_the_engine_of_use(
         assert llm.generate("x", params())[0].outputs[0].text == "abcdefghij"
 
 
-def test_an_error_of_one_request_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_one_request_is_its_own() -> None:
     """fault SMP-17"""
     with scripted_llm(
-        monkeypatch, lambda seq, number: "the logits are NaN" if seq.ids[0] == ord("b") else spell("ok")(seq, number)
+        lambda seq, number: "the logits are NaN" if seq.ids[0] == ord("b") else spell("ok")(seq, number)
     ) as llm:
         good, bad = llm.generate(["a", "b"], params())
         assert (good.outputs[0].text, good.error) == ("ok", None)
@@ -225,8 +220,8 @@ def test_an_error_of_one_request_is_its_own(monkeypatch: pytest.MonkeyPatch) -> 
             list(llm.stream("b", params()))
 
 
-def test_prompt_logprobs_have_an_entry_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, spell("ok")) as llm:
+def test_prompt_logprobs_have_an_entry_a_token() -> None:
+    with scripted_llm(spell("ok")) as llm:
         [output] = llm.generate("hello", params(prompt_logprobs=0))
     scored = output.prompt_logprobs
     assert scored is not None
@@ -236,8 +231,8 @@ def test_prompt_logprobs_have_an_entry_a_token(monkeypatch: pytest.MonkeyPatch) 
     assert scored[1][ord("e")].decoded_token == "e"
 
 
-def test_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = scripted_llm(monkeypatch, spell("ok"))
+def test_after_close() -> None:
+    llm = scripted_llm(spell("ok"))
     stream = llm.stream("x", params())
     llm.close()
     llm.close()
@@ -246,8 +241,8 @@ def test_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
             use()
 
 
-def test_embeddings_have_length_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, spell("ok")) as llm:
+def test_embeddings_have_length_one() -> None:
+    with scripted_llm(spell("ok")) as llm:
         outputs = llm.encode(["abc", "hello"])
         assert [len(output.prompt_token_ids) for output in outputs] == [3, 5]
         for output in outputs:
@@ -257,8 +252,8 @@ def test_embeddings_have_length_one(monkeypatch: pytest.MonkeyPatch) -> None:
             llm.encode({"prompt_token_ids": []})
 
 
-def test_chat(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, spell("fine")) as llm:
+def test_chat() -> None:
+    with scripted_llm(spell("fine")) as llm:
         turn = [{"role": "user", "content": "Hi"}]
         [output] = llm.chat(turn, params())
         assert (output.prompt, output.outputs[0].text) == ("u:Hi;a:", "fine")
@@ -270,24 +265,24 @@ def test_chat(monkeypatch: pytest.MonkeyPatch) -> None:
         assert llm.chat_prompt(turn, add_generation_prompt=False)[0] == "u:Hi;"
 
 
-def test_control_tokens_in_a_message_stay_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_tokens_in_a_message_stay_text() -> None:
     """fault TOK-09"""
-    with scripted_llm(monkeypatch, spell("fine")) as llm:
+    with scripted_llm(spell("fine")) as llm:
         text, ids = llm.chat_prompt([{"role": "user", "content": "x<|end|>"}])
         assert text == "u:x<|end|>;a:"
-        assert EOS not in ids
+        assert END not in ids
         assert llm.generate("x<|end|>", params())[0].prompt_token_ids == list(b"x<|end|>")
 
 
-def test_a_final_message_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_final_message_is_continued() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Sure, the"}]
-    with scripted_llm(monkeypatch, spell("fine")) as llm:
+    with scripted_llm(spell("fine")) as llm:
         assert llm.chat_prompt(messages, continue_final_message=True)[0] == "u:Hi;a:Sure, the"
 
 
-def test_effective_settings_have_their_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effective_settings_have_their_origin() -> None:
     """What the model's file suggests holds for what a request leaves open, and says so."""
-    with scripted_llm(monkeypatch, spell("ok"), suggested={"temperature": 0.7, "top_p": 0.9}) as llm:
+    with scripted_llm(spell("ok"), suggested={"temperature": 0.7, "top_p": 0.9}) as llm:
         [output] = llm.generate("x", {"temperature": 0.5, "max_tokens": 9})
         found = {setting.name: (setting.value, setting.origin) for setting in output.settings}
         assert found["temperature"] == (0.5, Origin.OPTION)
@@ -300,8 +295,8 @@ def test_effective_settings_have_their_origin(monkeypatch: pytest.MonkeyPatch) -
             llm.generate("x", {"temprature": 1.0})
 
 
-def test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_llm(monkeypatch, spell("0123456789")) as llm:
+def test_metrics() -> None:
+    with scripted_llm(spell("0123456789")) as llm:
         [output] = llm.generate("abc", params())
     metrics = output.metrics
     assert metrics is not None

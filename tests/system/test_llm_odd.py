@@ -15,9 +15,8 @@ from martlet.engine.outputs import Logprob, Logprobs
 from martlet.errors import MartletError, RequestError
 from martlet.llm import LLM, Scheduling
 from martlet.sampling_params import SamplingParams
+from martlet.toy import ScriptedExecutor, scripted_llm, spell
 from martlet.types import StepPlan, StepResult, TokenLogprobs
-from tests.null.scripted import ScriptedExecutor
-from tests.system.scripted_llm import scripted_llm, spell
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -27,8 +26,8 @@ def params(**changed: Any) -> SamplingParams:
 
 
 @pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
-    return scripted_llm(monkeypatch, spell("abcdefghij"))
+def llm() -> LLM:
+    return scripted_llm(spell("abcdefghij"))
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [[]], ["x", ""], {"prompt_token_ids": []}])
@@ -128,10 +127,10 @@ class Failing:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("no room")])
-def test_a_step_that_fails_ends_every_request_in_it(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_a_step_that_fails_ends_every_request_in_it(error: BaseException) -> None:
     """The tokens of that step are lost: a stream beside the call must not go on as if they had not been sampled."""
     wrap = lambda executor: Failing(executor, 4, False, error)  # noqa: E731
-    with scripted_llm(monkeypatch, spell("abcdefghij"), wrap=wrap) as llm:
+    with scripted_llm(spell("abcdefghij"), wrap=wrap) as llm:
         stream = llm.stream("s", params())
         assert next(stream) == "a"
         with pytest.raises(type(error)):
@@ -149,9 +148,9 @@ def test_a_step_that_fails_ends_every_request_in_it(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_a_plan_that_nobody_ran_leaves_the_engine_of_use(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_a_plan_that_nobody_ran_leaves_the_engine_of_use(step: int) -> None:
     wrap = lambda executor: Failing(executor, step, True, KeyboardInterrupt())  # noqa: E731
-    with scripted_llm(monkeypatch, spell("abcdefghij"), wrap=wrap) as llm:
+    with scripted_llm(spell("abcdefghij"), wrap=wrap) as llm:
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["x", "y"], params())
         llm._parts.engine.scheduler.check()
@@ -178,7 +177,7 @@ def test_threads_share_an_llm(llm: LLM) -> None:
     llm._parts.engine.scheduler.check()
 
 
-def test_a_stream_collected_in_the_middle_of_a_step_is_aborted_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_collected_in_the_middle_of_a_step_is_aborted_after_it() -> None:
     """A garbage collection can run anywhere, in the scheduler's loops too."""
     streams: list[Any] = []
 
@@ -193,23 +192,23 @@ def test_a_stream_collected_in_the_middle_of_a_step_is_aborted_after_it(monkeypa
             return result
 
     wrap = lambda executor: Collecting(executor, 0, False, KeyboardInterrupt())  # noqa: E731
-    with scripted_llm(monkeypatch, spell("abcdefghij"), wrap=wrap) as llm:
+    with scripted_llm(spell("abcdefghij"), wrap=wrap) as llm:
         streams.append(llm.stream("s", params()))
         assert llm.generate("x", params())[0].outputs[0].text == "abcdefghij"
         assert not llm._parts.engine.has_work
         llm._parts.engine.scheduler.check()
 
 
-def test_stop_strings_are_shared_by_n_answers_but_not_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_strings_are_shared_by_n_answers_but_not_their_state() -> None:
     script = lambda seq, number: b"xabc"[(number + seq.index) % 4]  # noqa: E731  # xabcx…, abcxa…, bcxab…
-    with scripted_llm(monkeypatch, script) as llm:
+    with scripted_llm(script) as llm:
         outputs = llm.generate("p", params(n=3, stop="bc", max_tokens=9))[0].outputs
     assert [output.text for output in outputs] == ["xa", "a", ""]
 
 
-def test_scheduling_and_salts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduling_and_salts_are_checked() -> None:
     """fault KVC-05: an empty salt is refused."""
-    with scripted_llm(monkeypatch, spell("ok")) as llm:
+    with scripted_llm(spell("ok")) as llm:
         for prompt in ({"prompt": "a", "cache_salt": ""}, {"prompt": "a", "cache_salt": 3}):
             with pytest.raises(RequestError) as caught:
                 llm.generate(prompt)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import Served, serving
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import Served, serving
 
 schemathesis = pytest.importorskip("schemathesis")

@@ -13,7 +13,7 @@ from martlet.config import resolve_config
 from martlet.engine.build import build
 from martlet.server import startup_checks
 from martlet.server.startup_checks import check_model
-from tests.system.scripted_llm import scripted_built, spell
+from martlet.toy import scripted_built, spell
 
 
 def counting(answer: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> bool:

@@ -12,9 +12,8 @@ import pytest
 from martlet.config import resolve_config
 from martlet.engine.build import Built
 from martlet.models.lora import read_adapter
+from martlet.toy import END, Script, scripted_built
 from tests.models.adapter_files import random_updates, write_peft
-from tests.null.scripted import Script
-from tests.system.scripted_llm import EOS, scripted_built
 from tests.system.serving import Served, serving, wait_until
 
 
@@ -23,7 +22,7 @@ def script_of(names: dict[str, str]) -> Script:
 
     def script(seq: Any, number: int) -> int:
         text = names.get(seq.request.adapter, "base")
-        return ord(text[number]) if number < len(text) else EOS
+        return ord(text[number]) if number < len(text) else END
 
     return script
 

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import Served, events, serving
 
 TEMPLATE = (

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.null.scripted import Script
-from tests.system.scripted_llm import EOS, spell
+from martlet.toy import END, Script, spell
 from tests.system.serving import Served, events, serving
 
 
@@ -184,6 +183,6 @@ def test_request_id_is_the_clients(served: Served) -> None:
 
 
 def test_ids_of_the_end() -> None:
-    with serving(lambda seq, number: 65 if number < 3 else EOS) as served:
+    with serving(lambda seq, number: 65 if number < 3 else END) as served:
         choice = served.chat(stop_token_ids=[65]).json()["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", 65)

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.null.scripted import Script
-from tests.system.scripted_llm import spell
+from martlet.toy import Script, spell
 from tests.system.serving import Served, events, serving, wait_until
 
 CHAT = "/v1/chat/completions"

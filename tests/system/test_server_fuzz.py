@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from martlet.server.body import SAMPLING_FIELDS
 from martlet.server.openapi import _BODIES
 from martlet.server.protocol import REFUSED
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import Served, serving
 from tests.system.test_server_apis import TEMPLATE
 

@@ -19,7 +19,7 @@ import pytest
 
 from martlet.errors import RequestError
 from martlet.server.settings import ServerSettings
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import Served, serving
 
 CHAT = "/v1/chat/completions"

@@ -17,7 +17,7 @@ from martlet.config import resolve_config
 from martlet.engine.build import Built
 from martlet.errors import CapacityError, FormatError
 from martlet.server.settings import ServerSettings
-from tests.system.scripted_llm import scripted_built, spell
+from martlet.toy import scripted_built, spell
 from tests.system.serving import serving, wait_until
 
 

@@ -11,7 +11,7 @@ import pytest
 from martlet.server.error_replies import ApiError
 from martlet.server.rates import Bucket, Rates
 from martlet.server.settings import ServerSettings
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import serving, wait_until
 
 PROMPT = len("u:hi;a:")  # tokens of "hi" in the scripted server's template: its bytes

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import Served, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

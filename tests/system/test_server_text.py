@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
+from martlet.toy import spell
 from martlet.types import Sampled, TokenLogprobs
-from tests.system.scripted_llm import spell
 from tests.system.serving import Served, events, serving
 
 TEXT = "/v1/completions"

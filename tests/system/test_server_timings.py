@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import Served, events, serving, wait_until
 
 NUMBERS = {"queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "prompt_tokens", "cached_tokens", "generated_tokens",

@@ -13,7 +13,7 @@ import pytest
 from martlet.errors import RequestError
 from martlet.server import tracing
 from martlet.server.tracing import Tracing
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import serving, wait_until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -16,7 +16,7 @@ import pytest
 
 import martlet.server
 from martlet.server.live_view import MAX_VIEWERS
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import Served, serving, wait_until
 from tests.system.test_server_models import Loader
 

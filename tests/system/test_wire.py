@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import Served, serving, wait_until
 
 
