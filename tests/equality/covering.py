@@ -54,7 +54,7 @@ def single_rows(features: Mapping[str, Feature], models: Sequence[str], kv_types
     return [
         Row((name,), model, kv_dtype)
         for name, feature in features.items()
-        for model in (models if feature.kind is None else [feature.kind])
+        for model in (models if feature.only_on is None else [feature.only_on])
         for kv_dtype in kv_types
     ]
 
@@ -67,7 +67,7 @@ def pair_rows(features: Mapping[str, Feature], models: Sequence[str], kv_types: 
     met: Counter[tuple[str, str, str]] = Counter()
     rows = []
     for names in possible_pairs(features):
-        fixed = [kind for name in names if (kind := features[name].kind) is not None]
+        fixed = [model for name in names if (model := features[name].only_on) is not None]
         before: list[Row] = []
         for load in LOADS:
             free = [

@@ -38,30 +38,29 @@ POLICIES = ("priority", "shortest", "prefix", "fair", "deadline")
 
 @dataclass(frozen=True)
 class Feature:
-    """What turns it on, and how the run shows that it was. Of two features the smaller of two numbers counts."""
+    """How a run turns it on, and how the run shows that it happened.
+
+    Where two features set the same number, the smaller counts.
+    """
 
     proof: Callable[[Seen], bool]
     options: dict[str, Any] = field(default_factory=dict)
     max_seqs: int | None = None
-    pages: str | None = None  # the field of Load that says how many there are
-    batch: bool = False  # all requests at once
-    staggered: bool = False  # while others run
-    shuffled: bool = False  # in another order
-    primed: bool = False  # something like one of the last was asked before all
-    around: tuple[
-        str, ...
-    ] = ()  # what is asked before and after each request: "like", itself, "filler", itself "again"
+    pages: str | None = None  # the field of Load with the number of pages
+    batch: bool = False  # all requests arrive at once
+    staggered: bool = False  # requests arrive while others run
+    shuffled: bool = False  # requests arrive in another order
+    primed: bool = False  # a request that resembles a later one runs before all others
+    around: tuple[str, ...] = ()  # what runs before and after each request: "like", "filler", itself "again"
     beams: bool = False
-    held: bool = False  # all requests are held to forms, what these force coming several tokens in a step
-    adapters: bool = False  # some requests are asked with adapters too, beside the same ones without
-    draft: str | None = (
-        None  # who guesses: "ngram", "model": the model itself, "head", "medusa", "mtp": fitted to these answers
-    )
-    guesses: int = 3  # at a time
-    disk: str | None = None  # "cold": an empty folder; "warm": one that another engine has left
-    excludes: tuple[str, ...] = ()  # of another way to do the same
+    held: bool = False  # a grammar holds each request, and forces several tokens in a step
+    adapters: bool = False  # some requests run with adapters too, beside the same requests without
+    draft: str | None = None  # the drafter: "ngram", "model" (the model itself), or "head", "medusa", "mtp" (fitted)
+    guesses: int = 3  # tokens of a draft
+    disk: str | None = None  # "cold": an empty folder; "warm": the folder of an earlier engine
+    excludes: tuple[str, ...] = ()  # other ways to do the same
     in_pairs: bool = True
-    kind: str | None = None  # of model, where only one has it
+    only_on: str | None = None  # the model that has it, where no other does
 
 
 def _policy(name: str, in_pairs: bool) -> Feature:
@@ -165,7 +164,7 @@ FEATURES: dict[str, Feature] = {
         lambda seen: seen.n_accepted > 0 and seen.n_refused > 0,
         draft="mtp",
         excludes=("n-gram draft", "draft model", "draft head", "medusa"),
-        kind=OWN_LAYER,
+        only_on=OWN_LAYER,
     ),
     "held": Feature(lambda seen: seen.n_forced > 0 and seen.n_masks > 0, held=True),
     "adapters": Feature(  # in one step with each other and with the model itself
@@ -287,20 +286,20 @@ def run_row(path: Path, load: Load, kv_dtype: str, names: Sequence[str], folder:
     return seen
 
 
-def _differences(found: Answers, plain: Answers, load: Load, adapted: Answers | None) -> list[str]:
-    """Where a run gave other bits than the plain one, and than the one with adapters."""
+def _differences(run: Answers, plain: Answers, load: Load, adapted: Answers | None) -> list[str]:
+    """Name what differs from the plain run, and from the plain run with adapters."""
     wrong = []
     for request in load.requests:
         name = request.request_id
         for other in (name, f"{name}-again"):
-            if other == name or any(key[0] == other for key in found.ends):
-                for what, one, two in zip(("answers", "logits"), found.of(other), plain.of(name), strict=True):
+            if other == name or any(key[0] == other for key in run.ends):
+                for what, one, two in zip(("answers", "logits"), run.of(other), plain.of(name), strict=True):
                     if one != two:
                         wrong.append(f"{what} of {other}")
     for name, adapter in ADAPTED:
-        if adapted is not None and found.of(f"{name}-{adapter}") != adapted.of(f"{name}-{adapter}"):
+        if adapted is not None and run.of(f"{name}-{adapter}") != adapted.of(f"{name}-{adapter}"):
             wrong.append(f"{name} with the adapter {adapter}")
-    if found.beams is not None and found.beams != plain.beams:
+    if run.beams is not None and run.beams != plain.beams:
         wrong.append("beams")
     return wrong
 

@@ -26,7 +26,7 @@ def test_every_possible_pair_is_there_with_each_load_and_nothing_impossible() ->
         cells.setdefault(row.features, []).append((row.model, row.kv_dtype, row.load))
     assert set(cells) == set(possible_pairs(FEATURES))
     for names, runs in cells.items():
-        kinds = {FEATURES[name].kind for name in names} - {None}
+        kinds = {FEATURES[name].only_on for name in names} - {None}
         models, kv_types, loads = (set(column) for column in zip(*runs, strict=True))
         assert loads == set(LOADS)
         assert len(kv_types) == len(runs) == len(LOADS)
@@ -36,10 +36,10 @@ def test_every_possible_pair_is_there_with_each_load_and_nothing_impossible() ->
 
 def test_every_feature_of_pairs_meets_every_model_type_and_both_together() -> None:
     met = {(name, row.model, row.kv_dtype) for row in ROWS for name in row.features}
-    free = [name for name in PAIRED if FEATURES[name].kind is None]
+    free = [name for name in PAIRED if FEATURES[name].only_on is None]
     assert {key for key in met if key[0] in free and key[1] in KINDS} == set(product(free, KINDS, KV_TYPES))
     for name in set(PAIRED) - set(free):
-        assert {key for key in met if key[0] == name} == set(product([name], [FEATURES[name].kind], KV_TYPES))
+        assert {key for key in met if key[0] == name} == set(product([name], [FEATURES[name].only_on], KV_TYPES))
 
 
 def test_models_and_types_are_used_evenly() -> None:
@@ -51,6 +51,6 @@ def test_each_feature_is_alone_on_every_model_with_every_type() -> None:
     rows = single_rows(FEATURES, tuple(KINDS), tuple(KV_TYPES))
     assert len(rows) == len(set(rows))
     for name, feature in FEATURES.items():
-        models = KINDS if feature.kind is None else [feature.kind]
+        models = KINDS if feature.only_on is None else [feature.only_on]
         cells = {(row.model, row.kv_dtype) for row in rows if row.features == (name,)}
         assert cells == set(product(models, KV_TYPES))

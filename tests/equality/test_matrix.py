@@ -22,7 +22,7 @@ LONG_LOAD = make_load(vocab=49_000, prompts=(20, 140, 110, 40, 64, 66), n_new=25
 SINGLE = [
     name
     for name, feature in FEATURES.items()
-    if not name.startswith("policy") and name != "four threads" and feature.kind is None
+    if not name.startswith("policy") and name != "four threads" and feature.only_on is None
 ]
 PAIRS = [
     ("two threads", "batch"),

@@ -37,7 +37,7 @@ def always_run() -> list[Row]:
     rows = []
     for number, (name, feature) in enumerate(FEATURES.items()):
         model, kv_dtype = CHOSEN[number % len(CHOSEN)]
-        rows.append(Row((name,), feature.kind or model, kv_dtype))
+        rows.append(Row((name,), feature.only_on or model, kv_dtype))
     return rows + PAIRS[::5]
 
 
