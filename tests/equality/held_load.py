@@ -1,7 +1,7 @@
-"""Requests of the equality matrix that are all held to a form, each to another kind of form (read `matrix.py` next).
+"""Grammars for the requests of the equality matrix, each of another sort (read `matrix.py` next).
 
-None of the forms comes to its end within the tokens that are asked for, so that every request runs as long as the one it
-takes the place of.
+No grammar ends within a request's tokens, so a held request runs as long as the free request that it
+replaces.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from martlet.types import Request
 
 __all__ = ["BEAM_FORM", "HELD", "HELD_SLOWLY", "all_held"]
 
-# An answer that is held to a schema which it does not come to the end of; names are forced, several tokens in a step.
+# A schema whose property names are forced, several tokens in a step.
 HELD: Mapping[str, Any] = MappingProxyType(
     {
         "structured": {
@@ -36,7 +36,7 @@ HELD: Mapping[str, Any] = MappingProxyType(
         "ignore_eos": False,
     }
 )
-# Nothing is forced: the answer takes a step for every token, so that several of one prompt run beside each other.
+# Nothing is forced: each token takes a step, so that several answers to a prompt run side by side.
 HELD_SLOWLY: Mapping[str, Any] = MappingProxyType(
     {"structured": {"regex": "([a-m]|[n-z0-9]{2}){500}"}, "ignore_eos": False}
 )
@@ -58,7 +58,7 @@ _FORMS: tuple[Mapping[str, Any], ...] = (
 
 
 def all_held(requests: tuple[Request, ...]) -> tuple[Request, ...]:
-    """The same requests, each held to a form."""
+    """Return the same requests, each held to a grammar."""
     return tuple(
         replace(request, params=replace(request.params, structured=form, ignore_eos=False))
         for request, form in zip(requests, _FORMS, strict=True)

@@ -1,4 +1,4 @@
-"""The requests of the equality matrix, and what is asked around them (read `matrix.py` first)."""
+"""The requests of the equality matrix, and the requests around them (read `matrix.py` first)."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ SHUFFLED = (0, 1, 5, 3, 2, 4)
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """The requests of a matrix: token ids with parameters; the fifth's prompt is that of a beam search as well."""
+    """Requests as token ids with parameters; a beam search shares the fifth's prompt."""
 
     context: int
-    few: int  # pages, of which running sequences need more
-    some: int  # pages, of which kept prefixes need more
+    few: int  # pages: fewer than the running sequences need
+    some: int  # pages: fewer than the kept prefixes need
     requests: tuple[Request, ...]
-    fillers: tuple[tuple[int, ...], ...]  # prompts that push others out of memory
-    is_held: bool = False  # every request, and the beams, to a form
+    fillers: tuple[tuple[int, ...], ...]  # prompts that evict others
+    is_held: bool = False  # a grammar holds every request, and the beams
 
     @cached_property
     def held(self) -> Load:
-        """The same, with every request held to a form."""
+        """The same requests, each held to a grammar."""
         return replace(self, requests=all_held(self.requests), is_held=True)
 
 
 def asked_of(load: Load, around: Sequence[str], shuffled: bool) -> list[Request]:
-    """The requests, with what is asked before and after each, or after all."""
+    """Return the requests, with others before and after each, or after all."""
     groups, again = [], []
     for number in SHUFFLED if shuffled else range(len(load.requests)):
         request = load.requests[number]
@@ -53,7 +53,7 @@ def asked_of(load: Load, around: Sequence[str], shuffled: bool) -> list[Request]
 
 
 def like(request: Request) -> Request:
-    """One that begins as `request` does, and then goes on otherwise."""
+    """Return a request that begins as `request` does and then differs."""
     cut = max(1, len(request.prompt_ids) * 5 // 8)
     return _other(request, "like", (*request.prompt_ids[:cut], *(id_ ^ 1 for id_ in request.prompt_ids[cut : cut + 9])))
 
@@ -66,9 +66,10 @@ def _other(request: Request, what: str, ids: tuple[int, ...]) -> Request:
 def make_load(
     vocab: int, prompts: Sequence[int], n_new: int, *, context: int, few: int, some: int, seed: int = 5
 ) -> Load:
-    """Six requests of random ids below `vocab`: the first has a long answer, the third shares most of the second's prompt.
+    """Make six requests of random ids below `vocab`; `prompts` are the prompts' lengths.
 
-    The third is held to a schema and the last to a pattern, beside others that are free.
+    The first has a long answer. The third shares most of the second's prompt, and a schema holds its
+    answer. A pattern holds the last answer; the others are free.
     """
     rng = random.Random(seed)
 
@@ -97,7 +98,7 @@ def make_load(
             str(number),
             prompt,
             SamplingParams(**{"max_tokens": n_new, "ignore_eos": True, **more}),
-            arrival_s=1.0,  # all at the same time: policies order them by what they are
+            arrival_s=1.0,  # all at the same time, so that policies order them by their other properties
             scheduling=Scheduling(priority=place, tenant="a" if number < 4 else "b", ttft_target_s=10.0 + place),
         )
         for number, (prompt, more, place) in enumerate(zip(made, settings, (0, 1, 4, 3, 2, 5), strict=True))

@@ -1,4 +1,4 @@
-"""What a run of the equality matrix answered, and what the engine did for it (read `matrix.py` next)."""
+"""The answers of a run of the equality matrix, and the engine's work for them (read `matrix.py` next)."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ __all__ = ["Answers", "Seen", "hit", "order_differs", "whole"]
 
 @dataclass
 class Answers:
-    """All that only equal bits make equal, by (request, completion)."""
+    """Everything that must be equal, by (request, completion)."""
 
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     logprobs: dict[tuple[str, int], list[Any]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[tuple[str, int], str] = field(default_factory=dict)
-    logits: dict[tuple[str, int, int], bytes] = field(default_factory=dict)  # digests, by position too
+    logits: dict[tuple[str, int, int], bytes] = field(default_factory=dict)  # digests, also by position
     beams: list[Any] | None = None
 
     def of(self, name: str) -> Any:
-        """What was found for one request."""
+        """Return the answers to a request, and the digests of its logits."""
         keys = sorted(key for key in self.ends if key[0] == name)
         rows = {key[1:]: digest for key, digest in self.logits.items() if key[0] == name}
         return [(self.tokens[key], self.logprobs[key], self.ends[key]) for key in keys], rows
 
 
 class Seen(Observer):
-    """Stands before the executor, and watches the engine: the answers, and what was done for them."""
+    """Stands before the executor and observes the engine: the answers, and counts of the work for them."""
 
     def __init__(self, llm: LLM, *, forces: bool = True) -> None:
-        """`forces` False: what a grammar forces is not told to the engine, so that it comes one token at a time."""
+        """With `forces` False the engine learns of no forced token, so that they come one at a time."""
         self.answers = Answers()
         self.sequences: dict[SeqId, Running] = {}
         self.most_spans = self.n_mixed = self.n_copies = self.n_loads = self.n_swapped = self.n_shared = 0
         self.n_accepted = self.n_refused = 0  # guesses
-        self.n_forced = self.n_masks = 0  # tokens that forms forced; masks that were worked out
+        self.n_forced = self.n_masks = 0  # tokens that grammars forced; masks that were computed
         self._forces = forces
-        self._told: dict[SeqId, tuple[int, ...]] = {}  # what a sequence's form forces next
+        self._told: dict[SeqId, tuple[int, ...]] = {}  # the tokens that a sequence's grammar forces next
         self.n_preempted = self.n_again = self.n_failed = self.n_evicted = 0
         self.n_threads = 1 + sum(thread.name.startswith("martlet-") for thread in threading.enumerate())
-        self.share = share_tokens(llm.config.kv_dtype)  # where sequences may leave what they share
-        self.n_layered = 0  # spans that went through some of the layers
+        self.share = share_tokens(llm.config.kv_dtype)  # a shared prefix ends at a multiple of it
+        self.n_layered = 0  # spans through some of the layers
         self.chunks: dict[SeqId, int] = defaultdict(int)  # spans of a prompt
         self.started: list[str] = []  # requests in the order of their first spans
-        self.joined = 0  # sequences whose first span stood beside one that was decoding
-        self.n_adapted = self.n_beside = 0  # steps with an adapter; with another one, or none, beside it
+        self.joined = 0  # sequences whose first span ran beside a decoding sequence
+        self.n_adapted = self.n_beside = 0  # steps with an adapter; with another adapter or none beside it
         self.beside_beams = 0  # steps that a beam search shared with requests
         self._reach: dict[SeqId, int] = defaultdict(int)
         self._inner = llm.engine.executor
@@ -71,7 +71,7 @@ class Seen(Observer):
 
     # -- as an executor -------------------------------------------------------------------------------------------
     def run(self, plan: StepPlan) -> StepResult:
-        """Look at a plan, and run it."""
+        """Count what a plan does, and run it."""
         known = set(self.sequences)
         self.sequences |= {seq.seq_id: seq for seq in plan.added}
         decodes = [span for span in plan.spans if span.start >= self.sequences[span.seq].n_prompt]
@@ -122,7 +122,7 @@ class Seen(Observer):
         self.take(events)
 
     def take(self, events: Sequence[Event]) -> None:
-        """Note what was answered."""
+        """Record answers."""
         for event in events:
             key = event.request_id, event.index
             if event.token_id is not None:
@@ -135,14 +135,14 @@ class Seen(Observer):
                 self.answers.ends[key] = f"{event.finish} {event.stop_reason} {event.error}"
 
     def uses(self) -> Iterator[tuple[int, int, MissReason]]:
-        """Of each sequence that is no beam: positions that it did not have to compute at first, of how many, and why."""
+        """Yield for each sequence but beams: cached positions, prompt length, why not more were cached."""
         for seq in self.sequences.values():
             if not seq.request.request_id.startswith("beams"):
                 yield seq.cache_use.n_tokens, seq.n_prompt, seq.cache_use.reason
 
     def _spy(self, span: Any, logits: Any) -> Any:
         seq, sampled = self.sequences[span.seq], self._sample(span, logits)
-        # Rows after a wrong guess are of no text.
+        # Rows after a wrong guess belong to no text.
         rows = range(1 + len(sampled.more)) if span.draft else range(span.n_logits)
         told = self._told.get(span.seq, ())
         forced = bool(span.draft) and told[: len(span.draft)] == span.draft
@@ -168,16 +168,16 @@ class Seen(Observer):
 
 
 def hit(seen: Seen, good: Callable[[int, int, MissReason], bool]) -> bool:
-    """Whether the prefix cache gave any prompt what is wished for: of it so many tokens, of so many, and why not more."""
+    """Whether `good` holds for any prompt: cached positions, prompt length, why not more were cached."""
     return any(good(*use) for use in seen.uses())
 
 
 def whole(seen: Seen, n_prompt: int) -> int:
-    """All that a prompt can find: its last position is always computed."""
+    """The most positions of a prompt that can be cached: its last position is always computed."""
     return (n_prompt - 1) // seen.share * seen.share
 
 
 def order_differs(seen: Seen) -> bool:
-    """Whether requests started in another order than they came."""
+    """Whether requests started in another order than they arrived."""
     names = [name for name in seen.started if name.isdigit()]
     return names != sorted(names)
