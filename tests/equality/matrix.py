@@ -315,7 +315,7 @@ def check(path: Path, load: Load, plain: Answers, kv_dtype: str, features: Seque
     assert missing == [], f"features that did not happen: {missing}"
 
 
-_GRAMMARS: dict[Path, Any] = {}
+_GRAMMARS: dict[Path, dict[str, Any]] = {}
 
 
 def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any) -> LLM:
@@ -333,7 +333,7 @@ def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any
     memory = {"kv_dtype": kv_dtype, "kv_memory": pages * page_bytes}
     llm = LLM(str(path), **{**plain, **memory, **options})
     grammars = llm._parts.grammars
-    grammars._loaded = _GRAMMARS.setdefault(path, grammars._grammars())  # compiled forms serve all engines
+    grammars.__dict__.update(_GRAMMARS.setdefault(path, vars(grammars)))  # engines share compiled grammars
     seconds = itertools.count(1)
     llm.engine.clock = llm.engine._recorder._clock = lambda: float(next(seconds))
     llm.engine.scheduler.cost.load_s = lambda n_pages: 0.0  # type: ignore[method-assign]
