@@ -17,7 +17,7 @@ from martlet.engine.outputs import Piece
 from martlet.server.bridge import NumberedPiece, Ticket
 from martlet.server.http_protocol import BoundedProtocol
 from martlet.server.sse import EventStream, EventTemplate, event
-from tests.system.scripted_llm import spell
+from martlet.toy import spell
 from tests.system.serving import events, serving
 
 TEXT = "abcdefghij" * 12
