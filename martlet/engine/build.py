@@ -39,9 +39,10 @@ from martlet.sample.sampler import Sampler
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.spec import ModelSpec
+from martlet.speculate.drafter import Drafter
 from martlet.speculate.load_drafter import load_drafter, open_draft_head, with_head_pages
 from martlet.speculate.model_drafter import ModelDrafter
-from martlet.speculate.ngram import Drafter, NgramDrafter
+from martlet.speculate.ngram import NgramDrafter
 from martlet.tokenizer.chat_template import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
 

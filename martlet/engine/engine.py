@@ -20,8 +20,8 @@ from martlet.runtime.executors import Executor
 from martlet.sampling_params import SamplingParams
 from martlet.sched.planner import NO_DRAFTS, Drafts
 from martlet.sched.scheduler import Scheduler
+from martlet.speculate.drafter import Drafter
 from martlet.speculate.judge import Speculator
-from martlet.speculate.ngram import Drafter
 from martlet.types import Event, Request, SeqId, StepPlan
 
 __all__ = ["Engine"]

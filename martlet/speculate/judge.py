@@ -1,16 +1,19 @@
-"""When guessing pays: how many tokens are drafted, for whom, in each step (read `speculate/ngram.py` first: who guesses).
+"""When drafting pays: how many tokens are drafted, for which sequences, in each step.
 
-A step of n sequences and r guesses takes T(n + r) seconds (`sched/cost.py` measures it as the engine runs) and gives n
-tokens and one for each guess that is right. A guess is right if those before it are, so with probabilities p₁, p₂ … the
-i-th is worth p₁ p₂ … pᵢ. The most valuable guesses of all sequences are taken, as many as make the most tokens a second:
+Read `drafter.py` next.
 
-    (n + sum of their values) / (T(n + r) + what making them takes)     against n / T(n) without
+A step of n sequences and r guesses takes T(n + r) seconds (`sched/cost.py` measures T as the engine
+runs). It gives n tokens and one more for each guess that is right. A guess is right only if all
+before it are, so with probabilities p₁, p₂ … the i-th is worth p₁ p₂ … pᵢ. Of all sequences'
+guesses the most valuable are taken, as many as give the most tokens per second:
 
-With many sequences one more row costs what it gives, and speculation ends by itself. How often guesses are right is
-counted for each kind of guess, in all requests and in this one (`acceptance.py`). A free drafter (`Drafter.free`) always guesses, and each
-guess is compared with what came, whether it was verified or not: so a text in which guesses are wrong costs nothing, and
-one in which they become right is noticed at once. Beside a drafter that is not free the text itself guesses too, and where
-it is right as often as that drafter, that one is not asked.
+    (n + sum of their values) / (T(n + r) + time of drafting)     against     n / T(n) without
+
+With many sequences a further row costs what it gives, so speculation ends by itself. Acceptance is
+counted by class of guess, in all requests and in each (`acceptance.py`). A costless drafter always
+drafts, and each guess is compared with the actual token, verified or not. So a text whose guesses
+are wrong costs nothing, and a text whose guesses become right is noticed at once. Beside a costly
+drafter the text drafts too; where it is right as often, the costly drafter is not asked.
 """
 
 from __future__ import annotations
@@ -26,101 +29,97 @@ from typing import NamedTuple
 from martlet.metrics import SpeculationTotals
 from martlet.sched.cost import CostModel, Work
 from martlet.sched.planner import Drafts
-from martlet.speculate.acceptance import AcceptanceRates
-from martlet.speculate.draft_cost import DraftTimes
-from martlet.speculate.ngram import Drafter, DraftRequest, NgramDrafter, Proposal
+from martlet.speculate.acceptance import AcceptanceRates, DraftTimes
+from martlet.speculate.drafter import Draft, Drafter, DraftRequest
+from martlet.speculate.ngram import NgramDrafter
 from martlet.types import SeqId, Sequence, StepPlan, StepResult
 
 __all__ = ["MOST_DRAFTED", "Speculator"]
 
-MOST_DRAFTED = 15  # in a step, of a sequence: 16 rows are the most that cost hardly more than one
-MOST_JUDGED = 16  # sequences that decode, beyond which nothing is guessed unless asked for
-LEAST_GAIN = 1.08  # times as many tokens a second, by the estimate
-LEAST_VALUE = 0.02  # of a guess that is worth a thought
-MOST_USUAL = 0.95  # no drafter is taken to be right more often
-READ_SHARE, READ_S = 0.01, 3e-6  # of a step's time, for drafters to read; seconds that a token takes them
-PROMPT_READ = 1024  # tokens of prompts in a step that computes them
-FORGET = 0.99  # of what guesses take, for each step in which it was too long
-NET_WEIGHT = 0.15  # of the newest step in the mean of what guesses of a drafter that is not free are worth
-RETRY = 64  # tokens after which it is asked again at the latest, if that was nothing
-FIRST_PRIOR, FIRST_WEIGHT = (
-    0.6,
-    0.1,
-)  # how often its first guess of several is right: before any, and the newest's weight
-TEXT_SHARE = 0.85  # of that, from which on the text's guess, which costs nothing, is taken
+# Tuned on SmolLM2-135M and Qwen2.5-Coder-1.5B, two threads, AVX-512 VNNI (docs/LOG.md).
+# guesses of a sequence in a step: up to 16 rows a step costs hardly more than one
+MOST_DRAFTED = 15
+MOST_JUDGED = 16  # decoding sequences beyond which only explicit draft_tokens are honoured
+LEAST_GAIN = 1.08  # expected tokens per second, ÷ the rate without drafts
+LEAST_VALUE = 0.02  # least probability of a guess that is considered
+MOST_USUAL = 0.95  # highest first acceptance that a drafter is credited with
+READ_SHARE, READ_S = 0.01, 3e-6  # share of a step in which drafters read; seconds per token read
+PROMPT_READ = 1024  # tokens of prompts that drafters read in a step that computes prompts
+FORGET = 0.99  # factor on drafting times, for each step in which they were too long
+NET_WEIGHT = 0.15  # of the newest step in a sequence's mean net gain
+RETRY = 64  # tokens after which a costly drafter that did not pay is asked again, at the latest
+FIRST_PRIOR, FIRST_WEIGHT = 0.6, 0.1  # acceptance of a draft's first guess: prior, newest's weight
+TEXT_SHARE = 0.85  # of that acceptance, from which the text's costless draft is preferred
 
 
 @dataclass(slots=True)
 class _Case:
-    """What is known of a sequence: its counts, and the guesses that were made when it had `n_ids` ids."""
+    """What is known of a sequence: its rates, and the drafts made when it had `n_ids` ids."""
 
     own: AcceptanceRates
-    guesses: Proposal | None = None
-    text: Proposal | None = None  # what the text itself guessed, beside a drafter that is not free
+    draft: Draft | None = None
+    text: Draft | None = None  # the text's own draft, beside a costly drafter's
     n_ids: int = 0
     first: float = FIRST_PRIOR
-    worth: float = 0.3  # tokens that a step with guesses gave more than it cost, of late
-    n_vain: int = 0  # how often in a row that was found too little
-    retry_at: int = 0  # nothing is asked before it has so many ids
+    worth: float = 0.3  # mean net gain of its recent drafts, in tokens per step
+    n_vain: int = 0  # how often in a row the gain was negative
+    retry_at: int = 0  # number of ids before which no costly draft is requested
 
 
 @dataclass(slots=True)
 class _Step:
-    """The step that is being drafted for."""
+    """The step in the making."""
 
     work: Work = field(default_factory=Work)
     decoding: list[Sequence] = field(default_factory=list)
-    mixed: bool = False  # prompts are computed as well
+    mixed: bool = False  # it computes prompts too
     drafted: bool = False
-    net: float = 0.0  # tokens that its guesses are expected to give, less those that their time would have given
+    net: float = 0.0  # tokens expected of its drafts, less what their time would have given
 
 
 class _Guess(NamedTuple):
-    """A guess that may be verified: of a proposal for a sequence."""
+    """A guess that may be verified."""
 
-    value: float  # the chance that it and all before it are right
+    value: float  # probability that it and all before it are right
     seq: SeqId
 
 
 class Speculator:
-    """Asks the drafter and judges what it says. `clock` measures what a drafter that is not free takes."""
+    """Requests drafts and judges them; `clock` gives seconds, to time a costly drafter."""
 
     def __init__(self, drafter: Drafter, cost: CostModel, clock: Callable[[], float]) -> None:
         self.totals = SpeculationTotals()
         self._drafter = drafter
         self._cost = cost
         self._clock = clock
-        self._text = None if drafter.free else NgramDrafter()
-        self._text_kinds = len(drafter.priors)  # the text's come after the drafter's
-        self._trust = AcceptanceRates(drafter.priors if self._text is None else (*drafter.priors, *self._text.priors))
+        self._text = None if drafter.costless else NgramDrafter()
+        self._n_classes = len(drafter.priors)  # the text's classes come after the drafter's
+        self._rates = AcceptanceRates(drafter.priors if self._text is None else (*drafter.priors, *self._text.priors))
         self._cases: dict[SeqId, _Case] = {}
         self._step = _Step()
-        self._asking_s = 0.0  # of the step that runs
-        self._times = DraftTimes()  # of a drafter that is not free
+        self._drafting_s = 0.0  # of this step
+        self._times = DraftTimes()  # of a costly drafter
 
     def propose(self, running: Seq[Sequence], n_waiting: int, forced: Mapping[SeqId, tuple[int, ...]]) -> Drafts:
-        """Guesses for sequences that decode; `forced` are ids that are next to certain."""
-        self._asking_s = 0.0
+        """Drafts for decoding sequences; `forced` are ids that a grammar makes next to certain."""
+        self._drafting_s = 0.0
         step = self._step = self._look(running, n_waiting)
-        found = self._forced(step, forced) if forced else {}
+        drafts = self._forced(step, forced) if forced else {}
         judged = self._is_worth_asking(step)
         asked = [
             seq
             for seq in step.decoding
-            if (most := seq.request.params.draft_tokens) != 0 and (judged or most) and seq.seq_id not in found
+            if (most := seq.request.params.draft_tokens) != 0 and (judged or most) and seq.seq_id not in drafts
         ]
         if step.mixed:
             self._read_prompts(running)
         if not asked:
-            return self._chosen(found)
-        if self._drafter.free:
-            found |= self._from_free(asked, step, judged)
-        else:
-            found |= self._from_costly(asked, step, judged)
-        return self._chosen(found)
+            return self._chosen(drafts)
+        draft = self._from_costless if self._drafter.costless else self._from_costly
+        return self._chosen(drafts | draft(asked, step, judged))
 
     def committed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """Count what came of the guesses; `seconds` is what the step took, with making them."""
+        """Count accepted guesses; `seconds` is the step's time, drafting included."""
         if plan.dropped:
             self._drafter.forget(plan.dropped)
             if self._text is not None:
@@ -132,17 +131,17 @@ class Speculator:
 
     @staticmethod
     def _forced(step: _Step, forced: Mapping[SeqId, tuple[int, ...]]) -> dict[SeqId, tuple[int, ...]]:
-        """What a grammar forces, for those that want any guesses."""
+        """Drafts of forced ids, for sequences that accept drafts."""
         return {
             seq.seq_id: forced[seq.seq_id][:MOST_DRAFTED]
             for seq in step.decoding
             if seq.seq_id in forced and seq.request.params.draft_tokens != 0
         }
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
     @property
-    def _free(self) -> Drafter:
-        """The one that always guesses."""
+    def _costless(self) -> Drafter:
+        """The drafter that always drafts."""
         return self._text or self._drafter
 
     @staticmethod
@@ -159,9 +158,10 @@ class Speculator:
         return step
 
     def _is_worth_asking(self, step: _Step, costly: bool = False) -> bool:
-        """Whether guesses can pay in this step at all, making them included if it is costly: if all that fill a tile are right.
+        """Best case: would filling the kernel's row tile with correct guesses gain LEAST_GAIN?
 
-        Of a tile or more of sequences all are asked for the few guesses that there is room for, so as many of those as usual count.
+        Counts drafting time for a costly drafter. With a full tile of sequences, expects the usual
+        acceptance instead of 1.
         """
         n = step.work.n_decode
         if step.mixed or not 0 < n <= MOST_JUDGED:
@@ -174,164 +174,164 @@ class Speculator:
         return (n + right) / taken_s > LEAST_GAIN * n / self._cost.rows_s(n)
 
     def _is_worth_its_time(self, step: _Step) -> bool:
-        """The same of a drafter that is not free."""
+        """The same for a costly drafter, whose times fade while they are too long."""
         pays = self._is_worth_asking(step, costly=True)
         if not pays:
             self._times.forget(FORGET)
         return pays
 
     def _read_prompts(self, running: Seq[Sequence]) -> None:
-        """Let it read prompts while they are computed, which takes far longer."""
+        """Let the costless drafter read prompts while they are computed, which takes far longer."""
         left = PROMPT_READ
         for seq in running[:MOST_JUDGED]:
             if left > 0 and len(seq.ids) - seq.n_cached > 1 and seq.request.params.draft_tokens != 0:
-                left -= self._free.read(seq.seq_id, seq.ids, left)
+                left -= self._costless.read(seq.seq_id, seq.ids, left)
 
-    def _chosen(self, found: dict[SeqId, tuple[int, ...]]) -> Drafts:
-        found = {seq: draft for seq, draft in found.items() if draft}
-        self._step.drafted = bool(found)
-        return found
+    def _chosen(self, drafts: dict[SeqId, tuple[int, ...]]) -> Drafts:
+        drafts = {seq: draft for seq, draft in drafts.items() if draft}
+        self._step.drafted = bool(drafts)
+        return drafts
 
-    def _from_free(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, tuple[int, ...]]:
-        """Let it guess, and take what pays."""
-        proposals = self._free_guesses(asked, step)
-        for seq, proposal in zip(asked, proposals, strict=True):
-            self._cases[seq.seq_id].guesses = proposal
-        return self._paying(asked, proposals, step) if judged else self._exact(asked, proposals)
+    def _from_costless(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, tuple[int, ...]]:
+        """Draft for all, and take the guesses that pay."""
+        drafts = self._costless_drafts(asked, step)
+        for seq, draft in zip(asked, drafts, strict=True):
+            self._cases[seq.seq_id].draft = draft
+        return self._paying(asked, drafts, step) if judged else self._exact(asked, drafts)
 
-    def _free_guesses(self, asked: list[Sequence], step: _Step) -> list[Proposal | None]:
-        """Let the free drafter read and guess, after learning from the last guesses."""
+    def _costless_drafts(self, asked: list[Sequence], step: _Step) -> list[Draft | None]:
+        """Learn from the last drafts, then let the costless drafter read and draft."""
         left = max(16, int(READ_SHARE * self._cost.rows_s(step.work.n_decode) / READ_S))
-        wishes = []
+        requests = []
         for seq in asked:
             exact = seq.request.params.draft_tokens
-            left -= self._free.read(seq.seq_id, seq.ids, len(seq.ids) if exact else max(0, left))
+            left -= self._costless.read(seq.seq_id, seq.ids, len(seq.ids) if exact else max(0, left))
             self._learn(seq).n_ids = len(seq.ids)
-            wishes.append(DraftRequest(seq.seq_id, seq.ids, exact or MOST_DRAFTED))
-        return self._free.propose(wishes)
+            requests.append(DraftRequest(seq.seq_id, seq.ids, exact or MOST_DRAFTED))
+        return self._costless.propose(requests)
 
     @staticmethod
-    def _exact(asked: list[Sequence], proposals: list[Proposal | None]) -> dict[SeqId, tuple[int, ...]]:
+    def _exact(asked: list[Sequence], drafts: list[Draft | None]) -> dict[SeqId, tuple[int, ...]]:
+        """The drafts of requests that set draft_tokens: they are not judged."""
         return {
-            seq.seq_id: proposal.ids
-            for seq, proposal in zip(asked, proposals, strict=True)
-            if proposal is not None and seq.request.params.draft_tokens
+            seq.seq_id: draft.ids
+            for seq, draft in zip(asked, drafts, strict=True)
+            if draft is not None and seq.request.params.draft_tokens
         }
 
     def _learn(self, seq: Sequence) -> _Case:
-        """Compare the last guesses with what came since."""
+        """Compare the last drafts with the tokens since."""
         case = self._cases.get(seq.seq_id)
         if case is None:
-            case = self._cases[seq.seq_id] = _Case(self._trust.own())
-        if case.guesses is not None and not self._drafter.free and len(seq.ids) > case.n_ids:
-            case.first += FIRST_WEIGHT * ((case.guesses.ids[0] == seq.ids[case.n_ids]) - case.first)
-        for made in (case.guesses, case.text):
-            if made is not None:
-                for kind, right in made.compared(seq.ids[case.n_ids : case.n_ids + len(made.ids)]):
-                    self._trust.learn(case.own, kind, right)
-        case.guesses = case.text = None
+            case = self._cases[seq.seq_id] = _Case(self._rates.own())
+        if case.draft is not None and not self._drafter.costless and len(seq.ids) > case.n_ids:
+            case.first += FIRST_WEIGHT * ((case.draft.ids[0] == seq.ids[case.n_ids]) - case.first)
+        for draft in (case.draft, case.text):
+            if draft is not None:
+                for class_, right in draft.compared(seq.ids[case.n_ids : case.n_ids + len(draft.ids)]):
+                    self._rates.learn(case.own, class_, right)
+        case.draft = case.text = None
         return case
 
-    def _paying(
-        self, asked: list[Sequence], proposals: list[Proposal | None], step: _Step
-    ) -> dict[SeqId, tuple[int, ...]]:
-        """Of all proposals the guesses that pay; what a request asks for exactly is taken as it is."""
-        found = self._exact(asked, proposals)
+    def _paying(self, asked: list[Sequence], drafts: list[Draft | None], step: _Step) -> dict[SeqId, tuple[int, ...]]:
+        """The guesses of all drafts that pay, and all of a request that sets draft_tokens."""
+        chosen = self._exact(asked, drafts)
         guesses: list[_Guess] = []
-        for seq, proposal in zip(asked, proposals, strict=True):
-            if proposal is not None and seq.seq_id not in found:
-                guesses += self._valued(seq.seq_id, proposal)
-        guesses.sort(
-            key=attrgetter("value"), reverse=True
-        )  # what one comes after is never worth less, and stays before it
+        for seq, draft in zip(asked, drafts, strict=True):
+            if draft is not None and seq.seq_id not in chosen:
+                guesses += self._valued(seq.seq_id, draft)
+        # stable: a draft's guesses have falling values, so each stays behind those before it
+        guesses.sort(key=attrgetter("value"), reverse=True)
         taken = Counter(guess.seq for guess in self._best_of(step.work.n_decode, guesses))
-        for seq, proposal in zip(asked, proposals, strict=True):
-            if proposal is not None and seq.seq_id in taken:
-                found[seq.seq_id] = proposal.ids[: taken[seq.seq_id]]
-        return found
+        for seq, draft in zip(asked, drafts, strict=True):
+            if draft is not None and seq.seq_id in taken:
+                chosen[seq.seq_id] = draft.ids[: taken[seq.seq_id]]
+        return chosen
 
-    def _valued(self, seq: SeqId, proposal: Proposal) -> Iterator[_Guess]:
-        """The guesses of a proposal that are worth a thought."""
+    def _valued(self, seq: SeqId, draft: Draft) -> Iterator[_Guess]:
+        """The guesses of a draft whose value is at least LEAST_VALUE."""
         own = self._cases[seq].own
-        for value in proposal.values(self._trust.share(own, kind) for kind in proposal.kinds):
+        for value in draft.values(self._rates.rate(own, class_) for class_ in draft.classes):
             if value < LEAST_VALUE:
                 return
             yield _Guess(value, seq)
 
     def _best_of(self, n: int, guesses: list[_Guess]) -> list[_Guess]:
-        """Those that make the most tokens a second, of the most valuable first.
+        """The first of `guesses`, sorted by value, that give the most tokens per second.
 
-        None are taken unless they make LEAST_GAIN times as many as without.
+        None are taken unless they give LEAST_GAIN times the rate without.
         """
         rows_s, plain_s, gain, right, count = self._cost.rows_s, self._cost.rows_s(n), 0.0, 0.0, 0
-        best = LEAST_GAIN * n / (plain_s + self._asking_s)
+        best = LEAST_GAIN * n / (plain_s + self._drafting_s)
         for number, guess in enumerate(guesses, 1):
             gain += guess.value
-            rate = (n + gain) / (rows_s(n + number) + self._asking_s)
+            rate = (n + gain) / (rows_s(n + number) + self._drafting_s)
             if rate > best:
                 best, count, right = rate, number, gain
-        lost_s = (n + right) / best - plain_s if count else self._asking_s
+        lost_s = (n + right) / best - plain_s if count else self._drafting_s
         self._step.net = right - lost_s * n / plain_s
         return guesses[:count]
 
     def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, tuple[int, ...]]:
-        """Have guesses made where the text has none as good, each as long as it is likely enough to be worth its time."""
-        proposals = self._texts_own(asked, step)
-        wishes, places, worth = [], [], judged and self._is_worth_its_time(step)
-        for place, seq in enumerate(asked):
-            case, exact, text = self._cases[seq.seq_id], seq.request.params.draft_tokens, proposals[place]
+        """Draft where the text has no draft as good, while a guess is likely to be worth its time.
+        """
+        drafts = self._text_drafts(asked, step)
+        requests, indices, worth = [], [], judged and self._is_worth_its_time(step)
+        for index, seq in enumerate(asked):
+            case, exact, text = self._cases[seq.seq_id], seq.request.params.draft_tokens, drafts[index]
             most = min(exact or MOST_DRAFTED, seq.limit - len(seq.ids) - 1)
             if exact is None:
-                good = text is not None and self._trust.share(case.own, text.kinds[0]) >= TEXT_SHARE * case.first
+                good = text is not None and self._rates.rate(case.own, text.classes[0]) >= TEXT_SHARE * case.first
                 if good or not worth or len(seq.ids) < case.retry_at:
                     continue
-            proposals[place] = None
+            drafts[index] = None
             if most >= 1:
                 self._drafter.read(seq.seq_id, seq.ids, len(seq.ids))
-                share = partial(self._trust.share, case.own)
+                rate = partial(self._rates.rate, case.own)
                 paying, least = (most, 0.0) if exact else self._plan(step.work.n_decode, case.first)
-                wishes.append(DraftRequest(seq.seq_id, seq.ids, min(most, paying), share, least))
-                places.append(place)
-        if wishes:
-            for place, proposal in zip(places, self._ask(wishes), strict=True):
-                proposals[place] = self._cases[asked[place].seq_id].guesses = proposal
-        found = self._paying(asked, proposals, step) if judged else self._exact(asked, proposals)
-        self._consider(wishes, step.net)
-        return found
+                requests.append(DraftRequest(seq.seq_id, seq.ids, min(most, paying), rate, least))
+                indices.append(index)
+        if requests:
+            for index, draft in zip(indices, self._request(requests), strict=True):
+                drafts[index] = self._cases[asked[index].seq_id].draft = draft
+        chosen = self._paying(asked, drafts, step) if judged else self._exact(asked, drafts)
+        self._consider(requests, step.net)
+        return chosen
 
-    def _texts_own(self, asked: list[Sequence], step: _Step) -> list[Proposal | None]:
-        """What the text itself guesses."""
-        found = self._free_guesses(asked, step)
-        for place, (seq, proposal) in enumerate(zip(asked, found, strict=True)):
-            if proposal is not None:
-                kinds = tuple(kind + self._text_kinds for kind in proposal.kinds)
-                found[place] = self._cases[seq.seq_id].text = Proposal(proposal.ids, kinds)
-        return found
+    def _text_drafts(self, asked: list[Sequence], step: _Step) -> list[Draft | None]:
+        """The text's own drafts, their classes after the costly drafter's."""
+        drafts = self._costless_drafts(asked, step)
+        for index, (seq, draft) in enumerate(zip(asked, drafts, strict=True)):
+            if draft is not None:
+                classes = tuple(class_ + self._n_classes for class_ in draft.classes)
+                drafts[index] = self._cases[seq.seq_id].text = Draft(draft.ids, classes)
+        return drafts
 
-    def _ask(self, wishes: list[DraftRequest]) -> list[Proposal | None]:
-        """Have the drafter guess, and learn how long a guess takes."""
+    def _request(self, requests: list[DraftRequest]) -> list[Draft | None]:
+        """Request drafts, and learn how long drafting takes."""
         start = self._clock()
-        proposals = self._drafter.propose(wishes)
-        self._asking_s = self._clock() - start
-        self._times.learn(self._asking_s, max(1 if made is None else len(made.ids) for made in proposals))
-        return proposals
+        drafts = self._drafter.propose(requests)
+        self._drafting_s = self._clock() - start
+        self._times.learn(self._drafting_s, max(1 if draft is None else len(draft.ids) for draft in drafts))
+        return drafts
 
-    def _consider(self, wishes: list[DraftRequest], net: float) -> None:
-        """Ask no more for a while where the drafter's time was not worth it of late."""
-        for wish in wishes:
-            case = self._cases[wish.seq]
+    def _consider(self, requests: list[DraftRequest], net: float) -> None:
+        """Pause costly drafts for sequences whose recent drafts did not pay, ever longer."""
+        for request in requests:
+            case = self._cases[request.seq]
             case.worth += NET_WEIGHT * (net - case.worth)
             if case.worth >= 0.0:
                 case.n_vain = 0
             else:
-                case.retry_at = len(wish.ids) + min(RETRY, 8 << case.n_vain)
+                case.retry_at = len(request.ids) + min(RETRY, 8 << case.n_vain)
                 case.n_vain, case.worth = case.n_vain + 1, 0.0
 
     def _plan(self, n: int, usual: float) -> tuple[int, float]:
-        """How many guesses to make at most, and the chance from which on one is worth going on from, if guesses are right as usual.
+        """The longest draft that pays at the `usual` acceptance, and the least probability to
+        extend it.
 
-        One more takes its own time and a row's; what it gives has to be as much as is made in that time otherwise: by as
-        many guesses of each sequence as make the most tokens a second.
+        A further guess takes its own time and a row's. It must give as much as that time gives
+        otherwise: with the draft length that makes the most tokens per second.
         """
         rows_s, usual = self._cost.rows_s, min(max(usual, LEAST_VALUE), MOST_USUAL)
         plain_s, right, value = rows_s(n), 1.0, 1.0
@@ -349,11 +349,11 @@ class Speculator:
 
     def _count(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         totals, right, n_drafted = self.totals, 0, 0
-        came = {sampled.seq: len(sampled.more) for sampled in result.sampled}
+        n_accepted = {sampled.seq: len(sampled.more) for sampled in result.sampled}
         for span in plan.spans:
             if span.draft:
                 n_drafted += len(span.draft)
-                right += totals.count(len(span.draft), came.get(span.seq, 0))
+                right += totals.count(len(span.draft), n_accepted.get(span.seq, 0))
         work = self._step.work
         if n_drafted and not self._step.mixed:
             plain_s = self._cost.rows_s(work.n_decode)

@@ -1,4 +1,7 @@
-"""A draft head beside the model: opened before memory is planned, packed after the model (read `engine/build.py` first)."""
+"""Opens and packs draft heads: opened before memory is planned, packed after the model.
+
+Read `engine/build.py` first.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,11 @@ SHIPPED = Path(__file__).parents[1] / "heads"
 def open_draft_head(
     config: EngineConfig, checkpoint: Checkpoint, spec: ModelSpec, resources: ExitStack
 ) -> HeadFile | MedusaFile | None:
-    """The head that the settings name, None if they name none; `resources` closes its file. "mtp" is the model's own.
+    """The head that the settings name; None: no head. `resources` closes its file; mtp: the model's
+    own.
 
-    Raises RequestError where there is nothing, FormatError and UnsupportedError for a head that does not fit the model.
+    Raises RequestError for a missing file, FormatError and UnsupportedError for a head that does
+    not fit the model.
     """
     kind, _, path = config.draft.partition("=")
     if kind not in ("eagle", "medusa", "mtp"):
@@ -50,7 +55,9 @@ def open_draft_head(
 
 
 def _shipped() -> dict[str, str]:
-    """The folders of the heads that come with Martlet, by name (docs/speculation.md says how they were made)."""
+    """Folders of the heads that come with Martlet, by name (docs/speculation.md: how they were
+    made).
+    """
     return {folder.name: str(folder) for folder in sorted(SHIPPED.glob("*"))}
 
 
@@ -62,11 +69,11 @@ def with_head_pages(
     config: EngineConfig,
     n_pages: int,
 ) -> tuple[Model, KvMemory]:
-    """The model with the features that the head reads, if there is one, and the memory with its pages."""
+    """The model with the features that the head reads, and the memory with the head's pages."""
     if head is None:
         return model, kv
     model = replace(model, features=head.features)
-    if isinstance(head, MedusaFile):  # it has no keys
+    if isinstance(head, MedusaFile):  # it has no keys and values
         return model, kv
     mixer = head.spec.layers[0].mixer
     cache = ops.kv_cache(n_pages + config.max_seqs, config.page_size, mixer.n_kv_heads, mixer.head_dim, "f16")
@@ -83,7 +90,7 @@ def load_drafter(
     page_size: int,
     n_pages: int,
 ) -> HeadDrafter | MedusaDrafter | None:
-    """Pack the head, if there is one, whose spare pages come after the model's `n_pages`, and compute a row with it."""
+    """Pack and warm the head, if there is one; its spare pages follow the model's `n_pages`."""
     if head is None:
         return None
     drafter: HeadDrafter | MedusaDrafter

@@ -1,4 +1,7 @@
-"""Medusa heads at work: all guesses of a sequence from the newest hidden state, in one run (read `models/medusa_heads.py` first)."""
+"""Medusa heads at work: a draft from the newest hidden state, in one run.
+
+Read `models/medusa_heads.py` first, then `drafter.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from numpy.typing import NDArray
 from martlet.models.medusa_heads import Medusa, guess_all
 from martlet.ops.interface import Backend, StepInputs, StepLimits
 from martlet.runtime.flatten import SequenceRows
-from martlet.speculate.certainty import PRIORS, Chain, likeliest
-from martlet.speculate.ngram import DraftRequest, Proposal
+from martlet.speculate.drafter import PRIORS, Chain, Draft, DraftRequest, likeliest
 from martlet.types import SeqId
 
 __all__ = ["MedusaDrafter"]
@@ -21,57 +23,58 @@ F32 = NDArray[np.float32]
 
 
 class MedusaDrafter:
-    """Guesses as far as there are heads. It keeps no text: a hidden state says all that they know."""
+    """Drafts a token per head. It keeps no text: the hidden state is all that heads read."""
 
-    free: bool = False
+    costless: bool = False
     priors: tuple[float, ...] = PRIORS
 
     def __init__(self, ops: Backend, medusa: Medusa, hidden: int, limits: StepLimits) -> None:
         self._ops, self._hidden = ops, hidden
         self._ids = None if medusa.ids is None else medusa.ids.tolist()
-        self._newest: dict[
-            SeqId, tuple[int, F32]
-        ] = {}  # how many positions are computed, and the last one's hidden state
+        # positions computed, and the hidden state [C] of the last
+        self._newest: dict[SeqId, tuple[int, F32]] = {}
         few = replace(limits, max_tokens=limits.max_seqs)
         self._program = ops.capture(lambda: guess_all(ops, medusa, hidden), few)
 
     def warm(self) -> None:
-        """Compute a row, so that the first guess finds everything in place."""
+        """Compute a row, so that the first draft pays for no first use."""
         self._run([np.zeros(self._hidden, np.float32)])
 
     def follow(self, seq: SeqId, rows: SequenceRows, start: int, features: F32) -> None:
-        """The model has computed positions from `start` on, [n, C], and their next ids are known."""
+        """Keep the features, float32 [n, C], of positions from `start` on, whose next ids are
+        known.
+        """
         self._newest[seq] = start + len(features), features[-1].copy()
 
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
-        """It reads with the model."""
         return 0
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
-        """Guess for all together; of each sequence the guesses that are wanted."""
-        found = [self._newest.get(wish.seq, (0, None)) for wish in wishes]
-        known = [x if count == len(wish.ids) - 1 else None for (count, x), wish in zip(found, wishes, strict=True)]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        newest = [self._newest.get(request.seq, (0, None)) for request in requests]
+        known = [x if n == len(request.ids) - 1 else None for (n, x), request in zip(newest, requests, strict=True)]
         rows = [x for x in known if x is not None]
         if not rows:
-            return [None] * len(wishes)
-        places = iter(zip(*self._run(rows), strict=True))  # of each row, its logits of each head
-        return [None if x is None else self._chosen(wish, next(places)) for wish, x in zip(wishes, known, strict=True)]
+            return [None] * len(requests)
+        logits = iter(zip(*self._run(rows), strict=True))  # per row, the logits of each head
+        return [
+            None if x is None else self._draft(request, next(logits))
+            for request, x in zip(requests, known, strict=True)
+        ]
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
-        """Drop their hidden states."""
         for seq in seqs:
             self._newest.pop(seq, None)
 
-    def _chosen(self, wish: DraftRequest, logits: Sequence[F32]) -> Proposal | None:
-        chain = Chain(wish)
-        for row in logits[: wish.most]:
+    def _draft(self, request: DraftRequest, logits: Sequence[F32]) -> Draft | None:
+        chain = Chain(request)
+        for row in logits[: request.most]:
             best, class_ = likeliest(row)
             if not chain.add(best if self._ids is None else self._ids[best], class_):
                 break
-        return chain.proposal()
+        return chain.draft()
 
     def _run(self, rows: Sequence[F32]) -> list[F32]:
-        """The logits of each head, [rows, D]."""
+        """The logits of each head, float32 [rows, D]; rows are hidden states [C]."""
         n = len(rows)
         given = np.zeros((n, 3 * self._hidden), np.float32)
         given[:, : self._hidden] = rows

@@ -1,10 +1,10 @@
-"""A smaller model that guesses for a larger one of the same vocabulary (read `speculate/ngram.py` first).
+"""A smaller model that drafts for a larger model of the same vocabulary (read `drafter.py` first).
 
-It has pages of its own, and computes each sequence's text as the larger model has it: what came since its last guesses in
-one span, all sequences together, and then a guess at a time. A guess is the likeliest token, of a kind that its
-probability says: so it is known how often those that the model is so sure of are right.
+It has pages of its own. It computes the tokens since its last draft in a span, all sequences
+together, and then a guess at a time. A guess is the likeliest token; its class is its probability,
+so acceptance is known for each degree of certainty.
 
-    ids       | computed earlier, and still right | new text |
+    ids       | computed earlier, still right     | new text |
     step 1                                        | a span   | → guess 1
     step 2                                                   | guess 1 | → guess 2 …
 """
@@ -22,8 +22,7 @@ from martlet.models.weights import Model
 from martlet.ops.interface import Backend, StepLimits
 from martlet.runtime.flatten import SequenceRows, StepBuffers
 from martlet.runtime.kv import KvMemory
-from martlet.speculate.certainty import PRIORS, Chain, likeliest
-from martlet.speculate.ngram import DraftRequest, Proposal
+from martlet.speculate.drafter import PRIORS, Chain, Draft, DraftRequest, likeliest
 from martlet.types import PageId, SeqId, Span
 
 __all__ = ["ModelDrafter"]
@@ -33,24 +32,24 @@ FEW = 8  # positions that are computed with the next guess, in one step
 
 
 class _Text:
-    """A sequence as the drafter has it. Its rows are right up to `n_cached`, if their ids are."""
+    """A sequence as the drafter knows it; the cache is right up to `n_cached` where ids are."""
 
     __slots__ = ("n_cached", "n_sent", "n_true", "pages", "rows")
 
     def __init__(self) -> None:
         self.rows = SequenceRows(())
         self.pages: list[PageId] = []
-        self.n_sent = 0  # of its pages, those that a span has handed out
+        self.n_sent = 0  # pages that a span has handed out
         self.n_cached = 0
-        self.n_true = 0  # ids that are no guesses
+        self.n_true = 0  # ids that are not guesses
 
     @property
     def n_missing(self) -> int:
-        """Ids that are not computed."""
+        """Ids that are not computed yet."""
         return len(self.rows.ids) - self.n_cached
 
     def take(self, ids: Sequence[int]) -> None:
-        """Make the ids those of the sequence; what was computed for guesses that were right remains."""
+        """Take over the sequence's ids; the cache of right guesses remains."""
         mine, start = self.rows.ids, self.n_true
         same = next((i for i in range(start, min(len(mine), len(ids))) if mine[i] != ids[i]), min(len(mine), len(ids)))
         self.n_cached = min(self.n_cached, same)
@@ -59,9 +58,10 @@ class _Text:
 
 
 class ModelDrafter:
-    """Guesses by a model. `kv` is its memory, of as many pages as the pool has; ids from `vocab` on are never guessed."""
+    """Drafts by a model. `kv` has as many pages as the pool; ids from `vocab` on are never guessed.
+    """
 
-    free: bool = False
+    costless: bool = False
     priors: tuple[float, ...] = PRIORS
 
     def __init__(
@@ -77,30 +77,28 @@ class ModelDrafter:
         self._program = ops.capture(lambda: forward(ops, model, kv.caches), limits)
 
     def warm(self) -> None:
-        """Compute a row, so that the first guess finds everything in place."""
+        """Compute a row, so that the first draft pays for no first use."""
         text = self._text(SeqId(0), (0,))
         if self._has_room(text, 1):
             self._compute([(SeqId(0), text, 1, 1)])
         self.forget([SeqId(0)])
 
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
-        """Compute what is not computed yet of a text, all but its last token; `most` bounds it."""
         return self._catch_up(seq, self._text(seq, ids), most, FEW)
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
-        """Guess for all together, until each has as many guesses as it wants."""
-        texts = [self._text(wish.seq, wish.ids) for wish in wishes]
-        chains = [Chain(wish) for wish in wishes]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        texts = [self._text(request.seq, request.ids) for request in requests]
+        chains = [Chain(request) for request in requests]
         active = [
             i
-            for i, (wish, text) in enumerate(zip(wishes, texts, strict=True))
-            if wish.most > 0 and self._has_room(text, len(wish.ids) + wish.most - 1)
+            for i, (request, text) in enumerate(zip(requests, texts, strict=True))
+            if request.most > 0 and self._has_room(text, len(request.ids) + request.most - 1)
         ]
         each = min(FEW, self._limits.max_tokens // max(1, len(active)))
         for i in active:
-            self._catch_up(wishes[i].seq, texts[i], len(wishes[i].ids), each)
+            self._catch_up(requests[i].seq, texts[i], len(requests[i].ids), each)
         while active:
-            logits = self._compute([(wishes[i].seq, texts[i], texts[i].n_missing, 1) for i in active])
+            logits = self._compute([(requests[i].seq, texts[i], texts[i].n_missing, 1) for i in active])
             left = []
             for i, row in zip(active, logits, strict=True):
                 token, class_ = likeliest(row[: self._vocab])
@@ -108,16 +106,15 @@ class ModelDrafter:
                 if chains[i].add(token, class_):
                     left.append(i)
             active = left
-        return [chain.proposal() for chain in chains]
+        return [chain.draft() for chain in chains]
 
     def forget(self, seqs: Iterable[SeqId]) -> None:
-        """Free their pages."""
         for seq in seqs:
             text = self._texts.pop(seq, None)
             if text is not None:
                 self._pool.free(text.pages)
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
     def _text(self, seq: SeqId, ids: Sequence[int]) -> _Text:
         text = self._texts.setdefault(seq, _Text())
         if text.n_true != len(ids) or len(text.rows.ids) != len(ids):
@@ -125,7 +122,9 @@ class ModelDrafter:
         return text
 
     def _catch_up(self, seq: SeqId, text: _Text, most: int, few: int) -> int:
-        """Compute up to `most` positions of a text, but for its last; `few` wait until the last is computed."""
+        """Compute up to `most` positions but the last; up to `few` wait for the last. Return how
+        many.
+        """
         start, stop = text.n_cached, min(len(text.rows.ids) - 1, text.n_cached + most)
         if text.n_missing <= few:
             return 0
@@ -135,7 +134,8 @@ class ModelDrafter:
         return text.n_cached - start
 
     def _has_room(self, text: _Text, n_tokens: int) -> bool:
-        """Whether it has pages for so many tokens, by now."""
+        """Whether the text has pages for `n_tokens`, after allocating the missing ones if possible.
+        """
         missing = self._pool.pages_for(n_tokens) - len(text.pages)
         if missing > self._pool.n_free or n_tokens > self._context:
             return False
@@ -143,13 +143,15 @@ class ModelDrafter:
             text.pages += self._pool.alloc(missing)
         return True
 
-    def _compute(self, parts: list[tuple[SeqId, _Text, int, int]]) -> F32:
-        """Compute the next positions of some texts together: (sequence, text, positions, rows of logits)."""
+    def _compute(self, work: list[tuple[SeqId, _Text, int, int]]) -> F32:
+        """Compute (sequence, text, positions, rows of logits) together; return logits, float32 [L,
+        V].
+        """
         spans = []
-        for seq, text, count, n_logits in parts:
+        for seq, text, count, n_logits in work:
             new = tuple(text.pages[text.n_sent :])
             spans.append(Span(seq, text.n_cached, count, new, n_logits, text.n_sent))
             text.n_sent = len(text.pages)
             text.n_cached += count
-        output = self._program.run(self._buffers.fill(spans, {seq: text.rows for seq, text, _, _ in parts}))
+        output = self._program.run(self._buffers.fill(spans, {seq: text.rows for seq, text, _, _ in work}))
         return self._ops.view(output)

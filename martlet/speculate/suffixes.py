@@ -1,14 +1,16 @@
-"""Where the end of a text stood before: a suffix automaton that grows with it (read `ngram.py` next, which guesses by it).
+"""The longest repeated suffix of a growing text: a suffix automaton (read `acceptance.py` next).
 
-A state is a set of substrings that end at the same places of the text; its longest one has `length` tokens, and its `link`
-leads to the state of the longest suffix that ends at more places. So after each token the link of the newest state is the
-longest suffix of the text that was there before, of whatever length, and adding a token takes constant time on average
-(Blumer et al., The smallest automaton recognizing the subwords of a text, 1985).
+A state is a set of substrings that end at the same positions of the text. Its longest substring has
+`length` tokens. Its `link` leads to the state of the longest suffix that ends at more positions. So
+after each token the link of the newest state is the longest repeated suffix, and adding a token
+takes constant time on average (Blumer et al., The smallest automaton recognizing the subwords of a
+text, 1985).
 
-    text  a b c x a b     newest state: "abcxab" → link: "ab", which ended at 2 before     what followed: c x a b
+    text  a b c x a b     newest state: "abcxab" → link: "ab", which ended at 2 before
+                          then followed: c x a b
 
-Of a text over a large vocabulary most states have one way on, which is kept in two arrays; only those with more have a
-dict. About 100 bytes a token.
+Over a large vocabulary most states have a single transition, kept in two arrays; only states with
+more have a dict. About 100 bytes per token.
 """
 
 from __future__ import annotations
@@ -18,23 +20,24 @@ from array import array
 __all__ = ["SuffixAutomaton"]
 
 NONE = -1
-MOST_LINKS = 16  # states that a token makes known to have been seen again: those of the longest suffixes
+MOST_LINKS = 16  # states, of the longest suffixes, whose last end a token updates
 
 
 class SuffixAutomaton:
-    """The substrings of a text. `match` is its longest suffix that was there before: (length, where that one ended)."""
+    """A text's substrings. `match`: the longest repeated suffix's length, and its last end before.
+    """
 
     def __init__(self) -> None:
         self._length, self._link, self._end = array("i", [0]), array("i", [NONE]), array("i", [0])
-        self._token, self._target = array("i", [NONE]), array("i", [NONE])  # the first way on
-        self._more: dict[int, dict[int, int]] = {}  # the others
+        self._token, self._target = array("i", [NONE]), array("i", [NONE])  # the first transition
+        self._more: dict[int, dict[int, int]] = {}  # further transitions
         self._newest = 0
         self.n_tokens = 0
         self.match = (0, 0)
 
     @property
     def n_bytes(self) -> int:
-        """About what it occupies."""
+        """Its approximate size in bytes."""
         return 20 * len(self._length) + sum(200 + 60 * len(ways) for ways in self._more.values())
 
     def extend(self, token: int) -> None:
@@ -55,7 +58,7 @@ class SuffixAutomaton:
         self._look_back()
 
     def _look_back(self) -> None:
-        """Note where the longest suffix ended before, and that it and its own suffixes end here too."""
+        """Note where the longest repeated suffix ended before; it and its suffixes end here too."""
         state, end, n_links = self._link[self._newest], self._end, 0
         self.match = self._length[state], end[state]
         while state > 0 and n_links < MOST_LINKS:
@@ -81,7 +84,9 @@ class SuffixAutomaton:
         return len(self._length) - 1
 
     def _split(self, state: int, token: int, there: int) -> int:
-        """The shorter substrings of the state `there` now end at one more place: they get a state of their own."""
+        """Give the shorter substrings of `there`, which now end at one more position, their own
+        state.
+        """
         shorter = self._add(self._length[state] + 1, self._link[there])
         self._end[shorter] = self._end[there]
         self._token[shorter], self._target[shorter] = self._token[there], self._target[there]

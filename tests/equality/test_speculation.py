@@ -12,7 +12,7 @@ from kinds import write_kind
 
 from martlet import LLM, SamplingParams, toy
 from martlet.errors import RequestError
-from martlet.speculate.ngram import DraftRequest, Proposal
+from martlet.speculate.drafter import Draft, DraftRequest
 from martlet.structured import Structured
 from martlet.toy import END
 
@@ -22,7 +22,7 @@ HALF = (65, 66)
 class Oracle:
     """Knows the answers; every `wrong`-th guess is another token (0: none). Counts what it was asked."""
 
-    free = True
+    costless = True
     priors = (0.5,)
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], wrong: int = 0) -> None:
@@ -31,21 +31,21 @@ class Oracle:
     def read(self, seq: Any, ids: Sequence[int], most: int) -> int:
         return 0
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
-        return [self._guess(wish) for wish in wishes]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        return [self._guess(request) for request in requests]
 
     def forget(self, seqs: Any) -> None: ...
 
-    def _guess(self, wish: DraftRequest) -> Proposal | None:
+    def _guess(self, request: DraftRequest) -> Draft | None:
         for prompt, answer in self.answers.items():
-            if tuple(wish.ids[: len(prompt)]) == prompt:
-                done = len(wish.ids) - len(prompt)
-                ids = answer[done : done + wish.most]
+            if tuple(request.ids[: len(prompt)]) == prompt:
+                done = len(request.ids) - len(prompt)
+                ids = answer[done : done + request.most]
                 for place in range(len(ids)):
                     self.n_asked += 1
                     if self.wrong and self.n_asked % self.wrong == 0:
                         ids[place] ^= 1
-                return Proposal(tuple(ids), (0,) * len(ids)) if ids else None
+                return Draft(tuple(ids), (0,) * len(ids)) if ids else None
         return None
 
 

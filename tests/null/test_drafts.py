@@ -15,7 +15,7 @@ from martlet.cache.radix import RadixCache
 from martlet.engine.engine import Engine
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
-from martlet.speculate.ngram import DraftRequest, Proposal
+from martlet.speculate.drafter import Draft, DraftRequest
 from martlet.toy import ScriptedExecutor
 from martlet.types import Request, SeqId
 from martlet.types import Sequence as Running
@@ -31,7 +31,7 @@ def token(seq: Running, number: int) -> int:
 class Guesser:
     """Knows the script; a share of its guesses is right."""
 
-    free = True
+    costless = True
     priors = (0.5,)
 
     def __init__(self, right: float, rng: random.Random) -> None:
@@ -41,17 +41,17 @@ class Guesser:
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
         return 0
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
-        return [self._guess(wish) for wish in wishes]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        return [self._guess(request) for request in requests]
 
     def forget(self, seqs: Any) -> None: ...
 
-    def _guess(self, wish: DraftRequest) -> Proposal | None:
-        seq = self.seqs[wish.seq]
+    def _guess(self, request: DraftRequest) -> Draft | None:
+        seq = self.seqs[request.seq]
         ids = []
-        for number in range(seq.n_generated, seq.n_generated + wish.most):
+        for number in range(seq.n_generated, seq.n_generated + request.most):
             ids.append(token(seq, number) if self.rng.random() < self.right else 77)
-        return Proposal(tuple(ids), (0,) * len(ids)) if ids else None
+        return Draft(tuple(ids), (0,) * len(ids)) if ids else None
 
 
 def make(n_pages: int, guesser: Guesser | None, **limits: int) -> tuple[Engine, ScriptedExecutor]:

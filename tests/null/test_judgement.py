@@ -12,9 +12,8 @@ import pytest
 from martlet.metrics import SpeculationTotals
 from martlet.sampling_params import SamplingParams
 from martlet.sched.cost import CostModel, RowTimes, Work
-from martlet.speculate.certainty import Chain
+from martlet.speculate.drafter import Chain, Draft, DraftRequest
 from martlet.speculate.judge import MOST_JUDGED, Speculator
-from martlet.speculate.ngram import DraftRequest, Proposal
 from martlet.types import Request, SeqId
 from martlet.types import Sequence as Running
 
@@ -38,13 +37,13 @@ class Judged:
         self.seqs = [Running(SeqId(i), request, ids=[1, 2], limit=1 << 30, n_cached=1) for i in range(n)]
         self.seconds, self.tokens = 0.0, 0
 
-    free, priors = True, (0.5,)
+    costless, priors = True, (0.5,)
 
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:
         return 0
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
-        return [Proposal((7,) * wish.most, (0,) * wish.most) for wish in wishes]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        return [Draft((7,) * request.most, (0,) * request.most) for request in requests]
 
     def forget(self, seqs: Any) -> None: ...
 
@@ -118,7 +117,7 @@ def test_guesses_are_counted_by_their_position() -> None:
 class Costly:
     """A drafter that takes a tenth of a step for each guess, all of which are right with one probability."""
 
-    free, priors = False, (0.5,)
+    costless, priors = False, (0.5,)
 
     def __init__(self, right: float, script: Sequence[int]) -> None:
         self.rng, self.right, self.script = random.Random(5), right, script
@@ -129,16 +128,16 @@ class Costly:
 
     def forget(self, seqs: Any) -> None: ...
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
         self.n_asked += 1
-        [wish] = wishes
-        chain = Chain(wish)
-        for place in itertools.count(len(wish.ids)):
+        [request] = requests
+        chain = Chain(request)
+        for place in itertools.count(len(request.ids)):
             self.seconds += 0.0025
             right = self.rng.random() < self.right
             if not chain.add(self.script[place] if right else -1, 0):
                 break
-        return [chain.proposal()]
+        return [chain.draft()]
 
 
 def beside_the_text(right: float, script: Sequence[int], steps: int = 150) -> tuple[float, Costly]:
@@ -181,16 +180,16 @@ def test_in_a_text_that_is_new_the_other_drafter_is_asked(right: float, least: f
 class Vain(Judged):
     """A drafter that takes a hundredth of a step, and is wrong seven times of ten."""
 
-    free, n_asked, asking_s = False, 0, 0.0
+    costless, n_asked, asking_s = False, 0, 0.0
 
     def __init__(self, n: int) -> None:
         super().__init__(0.3, n)
         self.speculator = Speculator(self, self.cost, lambda: self.asking_s)
 
-    def propose(self, wishes: Sequence[DraftRequest]) -> list[Proposal | None]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
         self.n_asked += 1
         self.asking_s += 0.01 * machine(self.n)
-        return super().propose(wishes)
+        return super().propose(requests)
 
 
 def test_many_sequences_are_seldom_asked_for_the_few_guesses_that_fill_a_tile() -> None:

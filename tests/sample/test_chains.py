@@ -7,18 +7,17 @@ import itertools
 import numpy as np
 import pytest
 
-from martlet.speculate.certainty import PRIORS, Chain, likeliest
-from martlet.speculate.ngram import DraftRequest, Proposal
+from martlet.speculate.drafter import PRIORS, Chain, Draft, DraftRequest, likeliest
 from martlet.types import SeqId
 
 
 def test_a_chain_is_extended_while_it_is_likely_enough() -> None:
     shares = (0.5, 0.9)
-    chain = Chain(DraftRequest(SeqId(0), [1], 9, share=shares.__getitem__, least=0.2))
-    assert chain.proposal() is None
+    chain = Chain(DraftRequest(SeqId(0), [1], 9, acceptance=shares.__getitem__, min_probability=0.2))
+    assert chain.draft() is None
     assert [chain.add(20 + i, class_) for i, class_ in enumerate((0, 1, 0))] == [True, True, True]  # 0.225
     assert not chain.add(23, 0)
-    assert chain.proposal() == Proposal((20, 21, 22, 23), (0, 1, 0, 0))
+    assert chain.draft() == Draft((20, 21, 22, 23), (0, 1, 0, 0))
 
 
 def test_a_chain_ends_with_as_many_guesses_as_are_wanted() -> None:
@@ -27,7 +26,7 @@ def test_a_chain_ends_with_as_many_guesses_as_are_wanted() -> None:
 
 
 def test_what_came_is_compared_up_to_the_first_wrong_guess() -> None:
-    proposal = Proposal((5, 6, 7), (0, 1, 2))
+    proposal = Draft((5, 6, 7), (0, 1, 2))
     assert list(proposal.compared([5, 1, 7])) == [(0, True), (1, False)]
     assert list(proposal.compared([5])) == [(0, True)]
     assert list(proposal.values([0.5, 0.5, 0.8])) == pytest.approx([0.5, 0.25, 0.2])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from martlet.speculate.ngram import KEPT, MOST_READ, DraftRequest, NgramDrafter
+from martlet.speculate.drafter import DraftRequest
+from martlet.speculate.ngram import KEPT, MOST_READ, NgramDrafter
 from martlet.speculate.suffixes import SuffixAutomaton
 from martlet.types import SeqId
 
