@@ -1,13 +1,14 @@
-"""Admission: where a sequence's pages come from (read `cache/radix.py` next).
+"""Admission: where a sequence's pages come from (read `budget.py` next).
 
-A sequence starts after the longest prefix that is there already: in the prefix cache, or in the pages of the sequence that
-it was forked from. Full pages are shared, the page that is good in part is copied, pages that are in the second tier
-only are loaded, and the rest is new. At least the last position is always computed: its logits are wanted.
+A sequence starts after its longest known prefix: in the prefix cache, or in the pages of the
+sequence that it was forked from. Full pages are shared, the start of the next page is copied, pages
+that only the second tier has are loaded, and all others are new. The last position is always
+computed: its logits are needed.
 
     ids      | full page | full page | full page | 17 of 32 | to be computed …
     pages    | shared    | shared    | loaded    | copied   | new
 
-New pages come from the pool, and when that is empty from the cache, which forgets what was used longest ago.
+New pages come from the pool. When that is empty, the cache evicts its least recently used.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Admission", "PageKeeper", "common_ids"]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What has to be done before an admitted sequence's first span."""
+    """The page moves before an admitted sequence's first span."""
 
     copies: tuple[Copy, ...]
     loads: tuple[Load, ...]
@@ -34,33 +35,35 @@ _NOTHING = Match((), (), None, 0, CacheUse(reason=MissReason.OFF))
 
 
 class PageKeeper:
-    """Gives sequences their pages and takes them back, so that whoever begins alike later can share them."""
+    """Gives sequences their pages, and takes them back into the cache for later sequences."""
 
     def __init__(self, pool: PagePool, cache: RadixCache | None, cost: CostModel, share_tokens: int) -> None:
         self.pool = pool
         self.cache = cache
         self._cost = cost
         self._share_tokens = share_tokens
-        self._pinned: list[PageId] = []  # sources of the copies of the plan that is being made
+        self._pinned: list[PageId] = []  # sources of the copies of the plan in the making
 
     @property
     def n_available(self) -> int:
-        """Pages that are free or can be made free without taking them from a sequence."""
+        """Pages that are free, or that the cache can evict."""
         return self.pool.n_free + (0 if self.cache is None else self.cache.n_evictable)
 
     def take(self, count: int, *, save: bool = True) -> tuple[PageId, ...] | None:
-        """New pages for one owner; None if there are not as many. `save`: a plan follows, which saves what is evicted."""
+        """New pages for an owner; None: there are too few. `save`: evicted pages go to the second
+        tier.
+        """
         missing = count - self.pool.n_free
         if missing > 0 and (self.cache is None or self.cache.evict(missing, save=save) < missing):
             return None
         return self.pool.alloc(count)
 
     def match(self, seq: Sequence) -> Match:
-        """The longest cached prefix of a waiting sequence, of which nothing is taken yet."""
+        """The longest cached prefix of a waiting sequence, without side effects."""
         if self.cache is None:
             return _NOTHING
         limit = len(seq.ids) - 1
-        scored = seq.n_scored < seq.n_prompt  # the logits of all rows from n_scored on are wanted
+        scored = seq.n_scored < seq.n_prompt  # the logits of all rows from n_scored on are needed
         if scored:
             limit = min(limit, seq.n_scored)
         match = self.cache.match(seq.request.cache_salt, seq.ids, limit)
@@ -69,14 +72,15 @@ class PageKeeper:
         return match
 
     def admit(self, seq: Sequence, parent: Sequence | None, reserve: int) -> Admission | None:
-        """Give a waiting sequence all pages of its ids, leaving `reserve` available; None if they are not there."""
+        """Give a waiting sequence the pages of its ids, leaving `reserve` available; None: too few.
+        """
         match = self._cheaper(seq, self.match(seq))
         forked = None if parent is None else self._fork(seq, parent, match)
         match = forked or match
         if not self._fits(seq, match, reserve):
             if match.tail is None:
                 return None
-            n_whole = len(match.pages) * self.pool.page_size  # the page to be copied takes a place too
+            n_whole = len(match.pages) * self.pool.page_size  # the page to be copied must stay too
             match = replace(match, tail=None, n_tokens=n_whole, use=replace(match.use, n_tokens=n_whole))
             if not self._fits(seq, match, reserve):
                 return None
@@ -90,7 +94,8 @@ class PageKeeper:
         if new is None:
             self.pool.free((*match.pages, *tail))
             return None
-        self._pinned += tail  # owned until the plan is made, so that nobody takes its place before it is copied
+        # owned until the plan is made: it must not be evicted before it is copied
+        self._pinned += tail
         seq.pages = [*match.pages, *new]
         seq.n_sent = 0
         seq.n_cached = match.n_tokens - len(match.slots) * self.pool.page_size
@@ -101,19 +106,19 @@ class PageKeeper:
         return Admission(copies, loads)
 
     def _fits(self, seq: Sequence, match: Match, reserve: int) -> bool:
-        """Whether the pages that `match` does not give are there, with `reserve` left."""
+        """Whether the pages that `match` does not give are available, with `reserve` left."""
         shared = match.pages if match.tail is None else (*match.pages, match.tail[0])
-        kept = sum(self.pool.refs(page) == 1 for page in shared)  # only cached so far, and soon in use
+        kept = sum(self.pool.refs(page) == 1 for page in shared)  # evictable so far, soon in use
         need = self.pool.pages_for(len(seq.ids)) - len(match.pages)
         return need + reserve <= self.n_available - kept
 
     def unpin(self) -> None:
-        """The plan is made: its copies come before whatever a later one does to their sources."""
+        """Release the sources of the plan's copies: later plans may evict them."""
         self.pool.free(self._pinned)
         self._pinned.clear()
 
     def publish(self, seq: Sequence) -> None:
-        """Let others share the full pages of what a sequence has computed so far."""
+        """Put the full pages that a sequence has computed so far into the cache."""
         if self.cache is not None:
             n_full = seq.n_cached // self.pool.page_size
             if n_full:
@@ -121,7 +126,7 @@ class PageKeeper:
                 self._insert(seq, n_tokens, n_full)
 
     def give_back(self, seq: Sequence) -> None:
-        """Take a sequence's pages; the cache keeps what was computed."""
+        """Take back a sequence's pages; the cache keeps the computed ones."""
         if self.cache is not None and seq.n_cached:
             n_pages = self.pool.pages_for(seq.n_cached)
             self._insert(seq, seq.n_cached, n_pages)
@@ -135,17 +140,17 @@ class PageKeeper:
         self.cache.insert(request.cache_salt, seq.ids[:n_tokens], seq.pages[:n_pages], request.scheduling.tenant)
 
     def saves(self, most: int) -> tuple[Save, ...]:
-        """What the plan that is being made writes to the second tier: what is evicted, and up to `most` pages in all."""
+        """The saves of the plan in the making: evicted pages, and up to `most` pages in all."""
         return () if self.cache is None else self.cache.drain_saves(most)
 
     def failed(self, loads: tuple[SlotId, ...], saves: tuple[SlotId, ...]) -> None:
-        """These slots of the second tier could not be read, or written."""
+        """These slots of the second tier could not be read, or not be written."""
         if self.cache is not None:
             self.cache.forget(loads)
             self.cache.retire(saves)
 
     def clear(self) -> None:
-        """Nothing is known of any page any more."""
+        """Give up all pages, whose content is unknown."""
         self._pinned.clear()
         if self.cache is not None:
             self.cache.clear()
@@ -162,7 +167,7 @@ class PageKeeper:
         return replace(match, slots=(), tail=None, n_tokens=start, use=replace(match.use, n_tokens=start, n_loaded=0))
 
     def _fork(self, seq: Sequence, parent: Sequence, match: Match) -> Match | None:
-        """What the parent's pages hold, if it is more than the cache does."""
+        """The parent's pages as a match, if they hold more than the cache."""
         size = self.pool.page_size
         n_tokens = min(seq.n_common, parent.n_cached, len(seq.ids) - 1)
         if seq.n_scored < seq.n_prompt:
@@ -176,12 +181,12 @@ class PageKeeper:
         return Match(tuple(parent.pages[:n_full]), (), tail, n_tokens, use)
 
 
-def common_ids(one: list[int], other: list[int]) -> int:
-    """How many ids two sequences begin with alike."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # equal up to low; slices are compared faster than their elements one by one
+def common_ids(a: list[int], b: list[int]) -> int:
+    """The length of the longest common prefix; by halves, since slices compare fast."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # equal up to low
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if a[low:middle] == b[low:middle]:
             low = middle
         else:
             high = middle - 1

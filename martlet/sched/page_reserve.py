@@ -1,8 +1,9 @@
-"""How many pages running sequences will still take, and how many of them to keep for them (read `scheduler.py` next).
+"""How many pages to keep free for the growth of running sequences (read `cache/radix.py` next).
 
-Nobody knows how long an answer will be. What is known is the most that it may be, and how long others were. Keeping all
-pages that running sequences may ever need wastes most of them; keeping none makes sequences push each other out. So a
-share of what is expected is kept: it rises with every preemption, and falls slowly while all goes well.
+The length of an answer is unknown; its limit and the lengths of earlier answers are known. Keeping
+all pages that running sequences may ever need wastes most of them. Keeping none makes sequences
+preempt each other. So a share of the expected growth is kept: it rises with every preemption and
+falls slowly with every end.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from martlet.types import Sequence
 
 __all__ = ["MAX_PREEMPTED", "PageReserve"]
 
-MAX_PREEMPTED = 3  # whoever lost its pages so often does not lose them again
+MAX_PREEMPTED = 3  # times, after which a sequence is not preempted again
 FIRST_SHARE, LEAST_SHARE = 0.3, 0.1
 RISE = 0.2  # at a preemption
 FALL = 0.97  # at an end
-NEWEST = 0.1  # weight of the newest answer's length in the mean
+NEWEST = 0.1  # weight of the newest answer's length in the mean length
 FIRST_TYPICAL = 64.0  # tokens of an answer, before any has ended
 
 
 class PageReserve:
-    """The expectation and the share."""
+    """The expected length of an answer, and the share of the growth that is kept."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -36,11 +37,11 @@ class PageReserve:
         self.share = max(LEAST_SHARE, FALL * self.share)
 
     def preempted(self) -> None:
-        """Be more careful."""
+        """Keep a larger share."""
         self.share = min(1.0, self.share + RISE)
 
     def reserve(self, running: Iterable[Sequence], seq: Sequence) -> int:
-        """Pages to keep for the growth of those that run and of `seq`, beyond those of its ids: one each at least."""
+        """Pages to keep for the growth of `running` and `seq`, beyond the pages of `seq.ids`."""
         expected, certain, count = self._growth(seq, self._pool.pages_for(len(seq.ids))), 0, self._next(seq)
         if seq.n_preempted >= MAX_PREEMPTED:
             expected, certain = 0, expected
@@ -54,7 +55,7 @@ class PageReserve:
         return max(count, certain + int(self.share * expected))
 
     def _next(self, seq: Sequence) -> int:
-        """Whether its next token needs a page."""
+        """Pages that the next token needs: 0 or 1."""
         return self._pool.pages_for(min(len(seq.ids) + 1, seq.limit)) - self._pool.pages_for(len(seq.ids))
 
     def _growth(self, seq: Sequence, n_pages: int) -> int:

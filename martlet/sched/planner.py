@@ -24,7 +24,7 @@ from martlet.sched.budget import StepBudget, stall_limit
 from martlet.sched.cost import CostModel, Work
 from martlet.sched.limits import SchedulerLimits
 from martlet.sched.page_reserve import MAX_PREEMPTED, PageReserve
-from martlet.sched.policy import Facts, Policy
+from martlet.sched.policy import Policy, SchedulerView
 from martlet.sched.queue import WaitingQueue, rank
 from martlet.types import Copy, Load, SeqId, Sequence, Span, StepPlan, StepResult
 
@@ -55,21 +55,21 @@ class Planner:
         keeper: PageKeeper,
         policy: Policy,
         cost: CostModel,
-        facts: Facts,
+        view: SchedulerView,
         live: Mapping[SeqId, Sequence],
     ) -> None:
         self._limits = limits
         self._keeper = keeper
         self._policy = policy
         self._cost = cost
-        self._facts = facts
+        self._view = view
         self._live = live
         self._growth = PageReserve(keeper.pool)
         self._page_size = keeper.pool.page_size
         self._loading: dict[SeqId, tuple[Load, ...]] = {}  # of the plan that runs
         self._until: dict[SeqId, tuple[SeqId, int]] = {}  # held: waits until the other has computed so many ids
         self._backing_off = False  # somebody was preempted and nobody has ended since
-        self.waiting = WaitingQueue(policy, facts, limits)
+        self.waiting = WaitingQueue(policy, view, limits)
         self.running: list[Sequence] = []  # in the policy's order
         self.known: set[SeqId] = set()  # sequences that a plan has added and none has dropped
         self.n_preempted = 0
@@ -143,7 +143,7 @@ class Planner:
         if not self._policy.serves:
             return max(self.running, key=lambda seq: (seq.n_preempted < MAX_PREEMPTED, rank(seq)))
         key = self._policy.key
-        return max(self.running, key=lambda seq: (seq.n_preempted < MAX_PREEMPTED, key(seq, self._facts), seq.seq_id))
+        return max(self.running, key=lambda seq: (seq.n_preempted < MAX_PREEMPTED, key(seq, self._view), seq.seq_id))
 
     def _preempt(self, seq: Sequence, sketch: Sketch) -> None:
         """Take the pages; the ids stay, and what the cache does not keep is computed again later."""
@@ -322,7 +322,7 @@ class Planner:
         self.waiting.remove(seq)
         self._until.pop(seq.seq_id, None)
         if self._policy.changes:
-            seq.key = self._policy.key(seq, self._facts)
+            seq.key = self._policy.key(seq, self._view)
         insort(self.running, seq, key=rank)
 
     def _is_held(self, seq: Sequence, parent: Sequence | None) -> bool:

@@ -1,11 +1,15 @@
-"""Scheduling policies as data: who is admitted first, and who gives its pages back (read `queue.py` next).
+"""Scheduling policies as data: which sequence is admitted first, which is preempted first.
 
-A policy is one function from a sequence to its key. The waiting sequence of the lowest key is admitted first, and none
-overtakes it; the running one of the highest key is the first to be preempted. Equal keys go by arrival.
+Read `page_reserve.py` next.
 
-Nobody starves. But for the fair share's, a key is a virtual time of arrival: the real one plus a bounded handicap. A sequence can
-be overtaken by those only that arrive within this handicap after it, of which there are finitely many. Ageing is the
-same thing seen from the other side: waiting for WAIT_PER_LEVEL_S outweighs one level of priority.
+A policy is a function from a sequence to its key. The waiting sequence with the lowest key is
+admitted first, and none overtakes it; the running sequence with the highest key is preempted first.
+Equal keys go by arrival.
+
+Nobody starves. Except under fair share, a key is a virtual time of arrival: the real time plus a
+bounded handicap. Only sequences that arrive within this handicap after a sequence can overtake it,
+and these are finitely many. Ageing is the same thing from the other side: waiting for
+WAIT_PER_LEVEL_S outweighs a level of priority.
 """
 
 from __future__ import annotations
@@ -16,16 +20,16 @@ from typing import Protocol
 
 from martlet.types import Sequence
 
-__all__ = ["POLICIES", "Facts", "Policy", "policy_named"]
+__all__ = ["POLICIES", "Policy", "SchedulerView", "policy_named"]
 
-WAIT_PER_LEVEL_S = 10.0  # seconds of waiting that one level of priority is worth
-WAIT_PER_TOKEN_S = 0.01  # the same for one prompt token, to be computed or cached
-DEFAULT_TTFT_S = 30.0  # the deadline of a request that names none
+WAIT_PER_LEVEL_S = 10.0  # seconds of waiting that a level of priority is worth
+WAIT_PER_TOKEN_S = 0.01  # seconds of waiting that a prompt token is worth
+DEFAULT_TTFT_S = 30.0  # the deadline of a request without a target
 DECODE_WEIGHT = 2  # a generated token counts as so many prompt tokens of service (arXiv:2401.00588)
 
 
-class Facts(Protocol):
-    """What a policy may ask of the scheduler."""
+class SchedulerView(Protocol):
+    """What a policy may ask the scheduler."""
 
     def n_matched(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that the prefix cache holds."""
@@ -36,40 +40,40 @@ class Facts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A name and a key. `changes`: whether the key of a waiting sequence may change, so that it is computed anew.
+    """A name and a key. `changes`: a waiting sequence's key may change, so it is computed anew.
 
-    Where that takes long, only so many of the oldest are compared (`look_ahead`).
+    Where that takes long, only the `look_ahead` oldest sequences are compared.
     """
 
     name: str
     meaning: str
-    key: Callable[[Sequence, Facts], float]
+    key: Callable[[Sequence, SchedulerView], float]
     changes: bool = False
     look_ahead: int | None = None
-    serves: bool = False  # it asks how much each tenant has had, so that this is counted
+    serves: bool = False  # it asks for each tenant's service, so that is counted
 
 
-def _fcfs(seq: Sequence, facts: Facts) -> float:
+def _fcfs(seq: Sequence, view: SchedulerView) -> float:
     return 0.0
 
 
-def _priority(seq: Sequence, facts: Facts) -> float:
+def _priority(seq: Sequence, view: SchedulerView) -> float:
     return seq.arrival_s + WAIT_PER_LEVEL_S * seq.request.scheduling.priority
 
 
-def _shortest(seq: Sequence, facts: Facts) -> float:
+def _shortest(seq: Sequence, view: SchedulerView) -> float:
     return seq.arrival_s + WAIT_PER_TOKEN_S * seq.n_prompt
 
 
-def _prefix(seq: Sequence, facts: Facts) -> float:
-    return seq.arrival_s - WAIT_PER_TOKEN_S * facts.n_matched(seq)
+def _prefix(seq: Sequence, view: SchedulerView) -> float:
+    return seq.arrival_s - WAIT_PER_TOKEN_S * view.n_matched(seq)
 
 
-def _fair(seq: Sequence, facts: Facts) -> float:
-    return facts.service(seq.request.scheduling.tenant)
+def _fair(seq: Sequence, view: SchedulerView) -> float:
+    return view.service(seq.request.scheduling.tenant)
 
 
-def _deadline(seq: Sequence, facts: Facts) -> float:
+def _deadline(seq: Sequence, view: SchedulerView) -> float:
     target = seq.request.scheduling.ttft_target_s
     return seq.arrival_s + (DEFAULT_TTFT_S if target is None else target)
 
@@ -88,5 +92,5 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def policy_named(name: str) -> Policy:
-    """The policy of this name, which has been checked."""
+    """The policy of a name that has been checked."""
     return POLICIES[name]

@@ -1,4 +1,4 @@
-"""The queue: sequences that wait, in the policy's order, bounded (read `admission.py` next)."""
+"""The queue: waiting sequences in the policy's order, bounded (read `policy.py` next)."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from itertools import islice
 
 from martlet.errors import CapacityError
 from martlet.sched.limits import SchedulerLimits
-from martlet.sched.policy import Facts, Policy
+from martlet.sched.policy import Policy, SchedulerView
 from martlet.types import Sequence
 
 __all__ = ["QUEUE_TIMEOUT", "WaitingQueue", "rank"]
 
-QUEUE_TIMEOUT = "queue_timeout"  # the stop reason of a request that fails because it waited too long
+QUEUE_TIMEOUT = "queue_timeout"  # stop reason of a request that waited too long
 
 RATE_WEIGHT = 0.1  # of the newest step in the mean rate of tokens
 
 
 def rank(seq: Sequence) -> tuple[float, int]:
-    """Its place in the policy's order."""
+    """A sequence's sort key in the policy's order."""
     return seq.key, seq.seq_id
 
 
 class WaitingQueue:
-    """Sorted by rank; under a policy whose keys change, by arrival, and compared when asked."""
+    """Sorted by rank; under a policy whose keys change, by arrival, and compared at each call."""
 
-    def __init__(self, policy: Policy, facts: Facts, limits: SchedulerLimits) -> None:
+    def __init__(self, policy: Policy, view: SchedulerView, limits: SchedulerLimits) -> None:
         self._policy = policy
-        self._facts = facts
+        self._view = view
         self._limits = limits
         self._sequences: list[Sequence] = []
         self._timeouts: list[tuple[float, int, Sequence]] = []  # a heap
-        self._rate: float | None = None  # tokens computed a second
-        self.n_tokens = 0  # prompt tokens of those that wait
+        self._rate: float | None = None  # tokens computed per second
+        self.n_tokens = 0  # prompt tokens of the waiting sequences
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -43,9 +43,9 @@ class WaitingQueue:
         return iter(self._sequences)
 
     def check_room(self, n_seqs: int, n_tokens: int) -> None:
-        """Raise CapacityError, with a time to try again, if a request of so many sequences and tokens finds it full.
+        """Raise CapacityError, with a time to try again, if the queue has no room for the request.
 
-        An empty queue takes any request: one that is larger than the bound would be refused for ever.
+        An empty queue takes any request: otherwise a request beyond the bound could never run.
         """
         limits, seqs = self._limits, self._sequences
         if not seqs:
@@ -66,51 +66,51 @@ class WaitingQueue:
         )
 
     def measure(self, n_tokens: int, seconds: float) -> None:
-        """Note that a step computed so many tokens."""
+        """Learn that a step computed `n_tokens` in `seconds`."""
         if seconds > 0.0:
-            found = n_tokens / seconds
-            self._rate = found if self._rate is None else self._rate + RATE_WEIGHT * (found - self._rate)
+            rate = n_tokens / seconds
+            self._rate = rate if self._rate is None else self._rate + RATE_WEIGHT * (rate - self._rate)
 
     def add(self, seq: Sequence) -> None:
-        """Let a sequence wait, in its place."""
-        seq.key = 0.0 if self._policy.changes else self._policy.key(seq, self._facts)
+        """Add a sequence, in order."""
+        seq.key = 0.0 if self._policy.changes else self._policy.key(seq, self._view)
         insort(self._sequences, seq, key=rank)
         self.n_tokens += seq.n_prompt
 
     def watch(self, seq: Sequence) -> None:
-        """Heed its queue timeout."""
+        """Watch a sequence's queue timeout, if it has one."""
         timeout = seq.request.scheduling.queue_timeout_s
         if timeout is not None:
             heapq.heappush(self._timeouts, (seq.arrival_s + timeout, seq.seq_id, seq))
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence out."""
-        place = bisect_left(self._sequences, rank(seq), key=rank)
-        assert self._sequences[place] is seq
-        del self._sequences[place]
+        """Remove a sequence."""
+        index = bisect_left(self._sequences, rank(seq), key=rank)
+        assert self._sequences[index] is seq
+        del self._sequences[index]
         self.n_tokens -= seq.n_prompt
 
     def first(self, held: Collection[Sequence]) -> Sequence | None:
-        """The next to be admitted, but for those that are held; under a policy whose keys change it is its key now."""
-        free = (seq for seq in self._sequences if seq not in held)
+        """The next sequence to admit that is not in `held`, by its key now."""
+        ready = (seq for seq in self._sequences if seq not in held)
         if not self._policy.changes:
-            return next(free, None)
+            return next(ready, None)
         best: tuple[float, int, Sequence] | None = None
-        for seq in islice(free, self._policy.look_ahead):
-            entry = self._policy.key(seq, self._facts), seq.seq_id, seq
+        for seq in islice(ready, self._policy.look_ahead):
+            entry = self._policy.key(seq, self._view), seq.seq_id, seq
             if best is None or entry[:2] < best[:2]:
                 best = entry
         return None if best is None else best[2]
 
     def expired(self, now: float) -> list[Sequence]:
-        """Those whose timeout has passed since the last call, whether they still wait or not."""
-        found = []
+        """Sequences whose timeout has passed since the last call, waiting or not."""
+        late = []
         while self._timeouts and self._timeouts[0][0] <= now:
-            found.append(heapq.heappop(self._timeouts)[2])
-        return found
+            late.append(heapq.heappop(self._timeouts)[2])
+        return late
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all sequences."""
         self._sequences.clear()
         self._timeouts.clear()
         self.n_tokens = 0

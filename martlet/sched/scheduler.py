@@ -15,12 +15,12 @@ from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.errors import CapacityError, RequestError
 from martlet.sched.admission import PageKeeper, common_ids
+from martlet.sched.budget import WriteBehind
 from martlet.sched.cost import CostModel, Work
 from martlet.sched.limits import SchedulerLimits
 from martlet.sched.planner import NO_DRAFTS, Drafts, Planner
 from martlet.sched.policy import DECODE_WEIGHT, POLICIES, Policy
 from martlet.sched.queue import QUEUE_TIMEOUT, rank
-from martlet.sched.write_behind import WriteBehind
 from martlet.types import Event, FinishReason, PageId, Request, Sampled, SeqId, Sequence, StepPlan, StepResult, stop_ids
 
 __all__ = ["Scheduler", "SchedulerLimits"]

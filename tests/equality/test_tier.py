@@ -10,9 +10,9 @@ import pytest
 
 from martlet import LLM, SamplingParams, toy
 from martlet.runtime.disk_file import DiskFile
+from martlet.sched.budget import WriteBehind
 from martlet.sched.cost import CostModel
 from martlet.sched.scheduler import Scheduler
-from martlet.sched.write_behind import WriteBehind
 from martlet.types import Load, Save, Scheduling
 
 PAGE_BYTES = 32 * 3 * 2 * 2 * 16 * 2  # tokens, layers, keys and values, heads, dimensions, bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from martlet.sched.write_behind import MOST_PAGES, MOST_S, SHARE, WriteBehind
+from martlet.sched.budget import MOST_PAGES, MOST_SAVED_S, WRITE_SHARE, WriteBehind
 
 
 @pytest.mark.parametrize("page_s", [0.0005, 0.005, 0.05])
@@ -17,7 +17,7 @@ def test_writing_takes_its_share_of_the_time_on_any_disk(page_s: float) -> None:
             account.saved(n_pages, n_pages * page_s)
             spent += n_pages * page_s
         account.step(0.02)
-    assert spent == pytest.approx(SHARE * 20.0, abs=MOST_S + page_s)
+    assert spent == pytest.approx(WRITE_SHARE * 20.0, abs=MOST_SAVED_S + page_s)
 
 
 def test_a_page_is_written_to_measure_it() -> None:
@@ -26,7 +26,7 @@ def test_a_page_is_written_to_measure_it() -> None:
     account.saved(1, 0.001)
     assert account.most == 0  # nothing is earned yet
     account.step(1.0)
-    assert account.most == pytest.approx((SHARE - 0.001) / 0.001, abs=1)
+    assert account.most == pytest.approx((WRITE_SHARE - 0.001) / 0.001, abs=1)
 
 
 def test_bounds() -> None:
@@ -38,7 +38,7 @@ def test_bounds() -> None:
     account.saved(100, 1000.0)
     assert account.most == 0
     for _ in range(2):
-        account.step(2 * MOST_S / SHARE)
+        account.step(2 * MOST_SAVED_S / WRITE_SHARE)
     account.saved(0, 0.0)
     assert account.most == 0  # a page is known to take seconds now
     account.step(-1.0)
