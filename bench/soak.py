@@ -3,7 +3,7 @@ failures.
 
     python bench/soak.py --seconds 3600 --seed 1
 
-After every step all invariants are checked (`tests/null/soak.py` says which). A fault ends the run
+After every step all invariants are checked (`tests/sched/soak.py` says which). A fault ends the run
 with the seed and the kind that shows it again.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from martlet.sched.policy import POLICIES
-from tests.null.soak import Soak, SoakOptions
+from tests.sched.soak import Soak, SoakOptions
 
 
 def options_of(seed: int) -> SoakOptions:

@@ -1,4 +1,4 @@
-"""Where the tests find real models.
+"""Where the tests find real models, and which tests are fast.
 
 MARTLET_TEST_MODELS is the folder (default: where `martlet pull` puts them). A test whose model is missing is skipped with
 the reason; with MARTLET_REQUIRE_MODEL=1, as in `make test`, a missing default model is a failure.
@@ -16,12 +16,50 @@ from hypothesis import settings
 settings.register_profile("martlet", deadline=None)
 settings.load_profile("martlet")
 
+# `pytest -m fast` runs these in a minute or two: no model but toys, no server, no large load.
+FAST = (
+    "cache/",
+    "engine/test_plan.py",
+    "observe/",
+    "runtime/",
+    "sched/",
+    "server/test_tool_calls.py",
+    "speculate/",
+    "test_config.py",
+    "test_kv_types.py",
+    "test_layering.py",
+    "test_machine.py",
+    "test_offline.py",
+    "test_options.py",
+    "test_saved_measurements.py",
+    "test_toy.py",
+)
+
 MODELS = {
     "smollm2-135m": "SmolLM2-135M-Instruct.Q4_1.gguf",
     "gemma3-270m": "gemma-3-270m-q4_k_m.gguf",
     "qwen2.5-coder-0.5b": "qwen2.5-coder-0.5b.gguf",
     "qwen2.5-coder-1.5b": "qwen2.5-coder-1.5b.gguf",
 }
+
+
+def is_fast(path: Path) -> bool:
+    """Whether a test file is in FAST."""
+    return path.relative_to(Path(__file__).parent).as_posix().startswith(FAST)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m fast` need not import the other files."""
+    if config.option.markexpr == "fast" and collection_path.suffix == ".py" and not is_fast(collection_path):
+        return True
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_fast(item.path):
+            item.add_marker("fast")
 
 
 def model_folder() -> Path:

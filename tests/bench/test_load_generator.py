@@ -21,7 +21,7 @@ from martlet.bench.load_report import load_chart, load_compare, load_summary, lo
 from martlet.cli import main
 from martlet.errors import RequestError
 from martlet.toy import spell
-from tests.system.serving import serving
+from tests.server.serving import serving
 
 SERVER = {"url": "http://x", "model": "m", "dataset": None}
 LOAD = Load(requests=2, concurrency=2, gen_tokens=3)

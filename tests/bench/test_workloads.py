@@ -16,7 +16,7 @@ from martlet.bench.svg import line_chart
 from martlet.bench.workloads import Arrival, Workload, arrivals
 from martlet.cli import main
 from martlet.errors import MartletError, RequestError
-from tests.null.test_metrics import Clock, make
+from tests.observe.test_metrics import Clock, make
 
 PREFIX = Workload("prefix", 4, 2, prompt_tokens=3, gen_tokens=2, shared_tokens=5, seed=3)
 LATENCY = Workload("latency", 200, 16, prompt_tokens=2, gen_tokens=1, rate=4.0, intrusion_tokens=50)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.browser.waiting import until
-from tests.system.serving import Served
+from tests.server.serving import Served
 
 __all__ = ["HOSTILE", "Open", "answered", "ask", "is_chat", "opened"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from martlet.toy import spell
 from tests.browser.chatting import HOSTILE
-from tests.system.serving import Served, serving
+from tests.server.serving import Served, serving
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 

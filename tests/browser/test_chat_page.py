@@ -11,8 +11,8 @@ import pytest
 from martlet.toy import spell
 from tests.browser.chatting import HOSTILE, Open, answered, ask, opened
 from tests.browser.waiting import until
-from tests.system.serving import Served, serving, wait_until
-from tests.system.test_server_models import Loader
+from tests.server.serving import Served, serving, wait_until
+from tests.server.test_server_models import Loader
 
 pytestmark = pytest.mark.browser
 

@@ -10,7 +10,7 @@ import pytest
 
 from martlet.toy import spell
 from tests.browser.waiting import until
-from tests.system.serving import Served, serving, wait_until
+from tests.server.serving import Served, serving, wait_until
 
 pytestmark = pytest.mark.browser
 PAINTED = """id => { const canvas = document.getElementById(id);

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from martlet.toy import spell
-from tests.system.serving import serving
+from tests.server.serving import serving
 
 pytestmark = pytest.mark.browser
 LINK = 'title="{0}" target="_blank" rel="noopener noreferrer nofollow"'
