@@ -109,7 +109,7 @@ def test_where_sequences_may_share() -> None:
 def test_q4_takes_pages_that_divide_its_group() -> None:
     machine = MachineLimits(1, 1, None, None, None, None)
     assert resolve_config({"model": "m", "kv_dtype": "q4", "page_size": 16}, {}, machine).page_size == 16
-    with pytest.raises(RequestError, match="pages that divide 64"):
+    with pytest.raises(RequestError, match="must divide 64"):
         resolve_config({"model": "m", "kv_dtype": "q4", "page_size": 48}, {}, machine)
 
 
