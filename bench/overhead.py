@@ -43,8 +43,8 @@ def main() -> None:
     options = {"backend": "null", "max_seqs": args.sequences, "max_context": room, "draft": args.draft}
     built = build(resolve_config({"model": str(args.model), **options, "kv_memory": args.kv_memory << 20}))
     engine = built.engine
-    runner: Any = engine.executor._runner  # type: ignore[attr-defined]
-    runner._sampler = NullSampler()
+    executor: Any = engine.executor
+    executor._sampling._sampler = NullSampler()
     for i in range(args.sequences):
         ids = tuple(range(100 + i, 100 + i + args.prompt))
         engine.add(Request(str(i), ids, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)))
@@ -55,7 +55,7 @@ def main() -> None:
     for target, name, part in (
         (engine.scheduler, "plan", "plan"),
         (engine.executor, "run", "run"),
-        (runner._buffers, "fill", "fill"),
+        (executor._rank._buffers, "fill", "fill"),
         (engine.scheduler, "commit", "commit"),
     ):
         _time_calls(target, name, parts[part])

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from martlet.errors import RequestError, nearest
-from martlet.kv_types import RECENT_TOKENS, parse_kv_types, share_tokens
+from martlet.kv_types import RECENT_TOKENS, parse_kv_types, share_granularity
 from martlet.machine import MachineLimits, choose_threads, read_machine
 from martlet.options import Option, option, options_of, refuse
 from martlet.structured import ITEM_LIMIT, STRING_LIMIT
@@ -236,7 +236,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _check_together(config: EngineConfig) -> None:
     """RequestError for options that contradict each other."""
-    if share_tokens(config.kv_dtype) > 1 and RECENT_TOKENS % config.page_size:
+    if share_granularity(config.kv_dtype) > 1 and RECENT_TOKENS % config.page_size:
         raise RequestError(
             f"page_size is {config.page_size}; with kv_dtype {config.kv_dtype} it must divide {RECENT_TOKENS}.",
             param="page_size",

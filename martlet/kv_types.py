@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from martlet.errors import RequestError, nearest
 
-__all__ = ["KV_BLOCK", "KV_TYPES", "RECENT_TOKENS", "STEEP", "KvType", "KvTypes", "parse_kv_types", "share_tokens"]
+__all__ = ["KV_BLOCK", "KV_TYPES", "RECENT_TOKENS", "STEEP", "KvType", "KvTypes", "parse_kv_types", "share_granularity"]
 
 KV_BLOCK = 32  # codes that share a scale (and, in q4, a minimum)
 GUARDED = "q8"
@@ -30,7 +30,7 @@ RECENT_TOKENS = 64  # q4: positions p and p // RECENT_TOKENS * RECENT_TOKENS …
 
 @dataclass(frozen=True, slots=True)
 class KvType:
-    """One precision. `share_tokens`: sequences may share, resume and fork at multiples of it."""
+    """One precision. `share_granularity`: sequences may share, resume and fork at multiples of it."""
 
     name: str
     bits: int  # of a code
@@ -38,7 +38,7 @@ class KvType:
     channel_bytes: int = 0  # of each channel, for a page of keys
     value_scale_bytes: int = 0  # of each position, for KV_BLOCK channels of its value
     fill: int = 16  # values are filled up to a multiple of so many channels
-    share_tokens: int = 1
+    share_granularity: int = 1
 
     def key_bytes(self, page_size: int, head_dim: int) -> int:
         """Keys of a page for one KV head."""
@@ -61,7 +61,7 @@ KV_TYPES = {
         KvType("f16", 16),
         KvType("f32", 32),
         KvType("q8", 8, key_scale_bytes=2, value_scale_bytes=2),
-        KvType("q4", 4, channel_bytes=4, value_scale_bytes=4, fill=32, share_tokens=RECENT_TOKENS),
+        KvType("q4", 4, channel_bytes=4, value_scale_bytes=4, fill=32, share_granularity=RECENT_TOKENS),
     )
 }
 ALIASES = {"q8_0": "q8", "q4_0": "q4"}  # llama.cpp's names for types of as many bits
@@ -118,10 +118,10 @@ def parse_kv_types(text: object) -> KvTypes:
     return KvTypes(usual, named)
 
 
-def share_tokens(text: str) -> int:
+def share_granularity(text: str) -> int:
     """Sequences may share pages at multiples of this many tokens, with these KV types."""
     types = parse_kv_types(text)
-    return max(KV_TYPES[name].share_tokens for name in (types.usual, *types.layers.values()))
+    return max(KV_TYPES[name].share_granularity for name in (types.usual, *types.layers.values()))
 
 
 def _known(name: str) -> str:

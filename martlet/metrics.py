@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
-from martlet.types import CacheUse, Event, Request, StepPlan, StepResult
+from martlet.types import CacheUse, Event, Request, Sequence, StepPlan, StepResult
 
 __all__ = [
     "EngineTotals",
@@ -237,6 +237,7 @@ class StepRecord:
     n_cached: int  # prompt tokens from the prefix cache since the engine's start
     plan: StepPlan
     result: StepResult
+    started: tuple[Sequence, ...]  # of `plan.added`
     events: tuple[Event, ...]
 
     @property

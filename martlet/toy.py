@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig, resolve_config
+from martlet.engine.assemble import assemble
 from martlet.engine.build import Built
-from martlet.engine.engine import Engine
 from martlet.engine.memory import Footprint, plan_memory
 from martlet.errors import UnsupportedError
 from martlet.formats.gguf_write import write_gguf
@@ -42,8 +42,7 @@ from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm
 from martlet.tokenizer.chat_template import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
-from martlet.types import Load, PageId, Sampled, SeqId, SlotId, Span, StepPlan, StepResult, TokenLogprobs
-from martlet.types import Sequence as EngineSequence
+from martlet.types import Load, PageId, Sampled, SeqId, SlotId, Span, Started, StepPlan, StepResult, TokenLogprobs
 
 __all__ = [
     "CONTEXT",
@@ -67,7 +66,7 @@ __all__ = [
 ]
 
 F32 = NDArray[np.float32]
-Script = Callable[[EngineSequence, int], int | str]  # sequence, number of the token → its id, or an error's text
+Script = Callable[[Started, int], int | str]  # sequence, number of the token → its id, or an error's text
 
 END = 256  # the id of the end token; the ids below it are the bytes
 VOCAB = 258  # the bytes, the end token, and the pair "th"
@@ -205,9 +204,9 @@ def spell(text: str) -> Script:
 class _Rows:
     """A worker's record of a sequence: its ids and its page table."""
 
-    def __init__(self, seq: EngineSequence) -> None:
+    def __init__(self, seq: Started) -> None:
         self.seq = seq
-        self.ids = list(seq.ids)
+        self.ids = list(seq.request.prompt_ids)
         self.pages: list[PageId] = []
         self.histories: list[int] = []  # the number of the prefix that ends at each position
 
@@ -234,17 +233,20 @@ class ScriptedExecutor:
         self.plans: list[StepPlan] = []
         self.keep_plans = True
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
         if self.keep_plans:
             self.plans.append(plan)
         for seq_id in plan.dropped:
             self._sequences.pop(seq_id, None)  # it may have been added by a plan that nobody ran
         if self._begun is not None and self._begun[0] in (*plan.dropped, *plan.preempted):
             self._begun = None
-        for seq in plan.added:
-            assert seq.seq_id not in self._sequences
+        assert [(new.seq, new.request.request_id, new.index, new.request.adapter) for new in started] == [
+            (added.seq, added.request_id, added.index, added.adapter) for added in plan.added
+        ]
+        for seq in started:
+            assert seq.seq not in self._sequences
             assert seq.request.adapter in ("", *self.adapters)
-            self._sequences[seq.seq_id] = _Rows(seq)
+            self._sequences[seq.seq] = _Rows(seq)
         for save in plan.saves:
             self._tier[save.slot] = save.key, list(self._page(save.page))
         failed = []
@@ -273,6 +275,7 @@ class ScriptedExecutor:
         assert span.count >= 1
         ids = [*rows.ids, *span.draft] if span.draft else rows.ids
         assert end <= len(ids)
+        assert span.ids == tuple(ids[span.start : end]), "a plan says other ids than the sequence has"
         if span.draft:
             assert end == len(ids)
             assert span.count == span.n_logits == len(span.draft) + 1
@@ -295,7 +298,7 @@ class ScriptedExecutor:
             return None
         seq = rows.seq
         scored = tuple(
-            TokenLogprobs(seq.ids[position + 1], -1.0, 1)
+            TokenLogprobs(rows.ids[position + 1], -1.0, 1)
             for position in range(end - span.n_logits, end)
             if seq.request.params.prompt_logprobs is not None and seq.index == 0 and position + 1 < seq.n_prompt
         )
@@ -377,7 +380,7 @@ def scripted_built(
     scheduler = Scheduler(pages, SchedulerLimits(context, 16, 4, 8, **limits), frozenset({END}), cache=cache)
     return Built(
         config=config,
-        engine=Engine(scheduler, wrap(ScriptedExecutor(script, PAGE)), pages),
+        engine=assemble(scheduler, wrap(ScriptedExecutor(script, PAGE)), pages),
         tokenizer=tokenizer,
         template=ChatTemplate(template, tokenizer),
         spec=spec,

@@ -2,12 +2,14 @@
 
     Request → Sequence → Span → StepPlan → StepResult → Event
 
-A request is what a caller asked for; a sequence is its state in the engine; a span is a run of positions to compute in
-one step; a plan is the list of spans of a step; a result is what the step sampled; an event is what the caller sees.
-Scheduler and cache see integers only: no array type appears in this file.
+A request is what a caller asked for; a sequence is its state in the engine; a span is a run of
+positions to compute in one step; a plan is the list of spans of a step; a result is what the step
+sampled; an event is what the caller sees. Scheduler and cache see integers only: no array type
+appears in this file.
 
-None of them changes once it is made, but for the sequence. Spans, samples and events are not frozen nevertheless: a
-step makes one of each for every sequence that runs, and freezing them takes longer than planning them.
+None of them changes once it is made, but for the sequence. Spans, samples and events are not frozen
+nevertheless: a step makes one of each for every sequence that runs, and freezing them takes longer
+than planning them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from martlet.sampling_params import SamplingParams
 
 __all__ = [
     "GRAMMAR_LIMIT",
+    "Added",
     "CacheUse",
     "Copy",
     "Event",
@@ -36,6 +39,7 @@ __all__ = [
     "Sequence",
     "SlotId",
     "Span",
+    "Started",
     "StepPlan",
     "StepResult",
     "TokenLogprobs",
@@ -46,7 +50,8 @@ SeqId = NewType("SeqId", int)
 PageId = NewType("PageId", int)
 SlotId = NewType("SlotId", int)  # a place for one page in the second tier
 
-GRAMMAR_LIMIT = "grammar_limit"  # the stop reason of an answer in which a string was ended because it was too long
+# the stop reason of an answer in which a string was ended because it was too long
+GRAMMAR_LIMIT = "grammar_limit"
 
 
 class FinishReason(StrEnum):
@@ -62,7 +67,8 @@ class MissReason(StrEnum):
     """Why a prompt's cached prefix ends where it ends."""
 
     END = "end"  # all of it was cached, but for the last token, which is always computed
-    EMPTY = "empty"  # the cache ends there: nothing that goes on like it, or begins like it, was ever computed
+    # the cache ends there: nothing that goes on like it, or begins like it, was ever computed
+    EMPTY = "empty"
     DIFFERS = "differs"  # another token stands there in the cache
     EVICTED = "evicted"  # it was cached, and had to make room
     SALT = "salt"  # it is cached under another cache salt only
@@ -77,7 +83,8 @@ class CacheUse:
     n_tokens: int = 0  # positions that were not computed again
     n_loaded: int = 0  # of them, from the second tier
     reason: MissReason = MissReason.EMPTY  # why not more
-    cached_id: int | None = None  # DIFFERS: the token that stands in the cache at position differs_at
+    # DIFFERS: the token that stands in the cache at position differs_at
+    cached_id: int | None = None
     differs_at: int | None = (
         None  # n_tokens, or after it: tokens between the two are cached where they cannot be shared
     )
@@ -130,7 +137,9 @@ def _is_unicode(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asked for. `prompt` is the text if there was one; the engine works on `prompt_ids`."""
+    """What a caller asked for. `prompt` is the text if there was one; the engine works on
+    `prompt_ids`.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -139,11 +148,13 @@ class Request:
     arrival_s: float = 0.0
     scheduling: Scheduling = Scheduling()
     adapter: str = ""  # the digest of the adapter that it runs with (`models/lora.py`); "": none
-    n_answered: int = 0  # the last ids of the prompt that are part of the answer: a form begins before them
+    # the last ids of the prompt that are part of the answer: a form begins before them
+    n_answered: int = 0
 
     @property
     def cache_salt(self) -> str:
-        """What the prefix cache knows its pages by: the salt, and the adapter that makes their keys and values.
+        """What the prefix cache knows its pages by: the salt, and the adapter that makes their keys
+        and values.
 
         No salt without an adapter looks like one with it.
         """
@@ -160,7 +171,8 @@ def stop_ids(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence being generated: its token ids, and how many of their positions are in the KV cache.
+    """One sequence being generated: its token ids, and how many of their positions are in the KV
+    cache.
 
     It has an identity: two sequences are never equal.
     """
@@ -181,7 +193,8 @@ class Sequence:
     n_preempted: int = 0
     parent: SeqId | None = None  # the sequence that it was forked from
     n_common: int = 0  # ids that it shares with its parent
-    n_begun: int = 0  # positions from n_cached on that have been through the first layers, `n_layers` of them
+    # positions from n_cached on that have been through the first layers, `n_layers` of them
+    n_between_layers: int = 0
     n_layers: int = 0
 
     @property
@@ -199,24 +212,30 @@ class Sequence:
 class Span:
     """Compute positions [start, start + count) of one sequence in this step.
 
-    Decode is count 1, a prefill chunk is n, verifying k drafted tokens is k + 1: the last known id and the draft's, a row of
-    logits each. `new_pages` take the places from
-    `first_page` on of the sequence's page table, and the table ends after them: 0 hands out a new table, one less than
-    its length replaces the last page.
+    Decode is count 1, a prefill chunk is n. Verifying k drafted tokens is k + 1 rows, each with
+    logits: the last known id, then the draft's. `new_pages` go to the sequence's page table from
+    `first_page` on, and the table ends after them: 0 hands out a new table, one less than its
+    length replaces the last page.
 
-    A prefill chunk may go through the layers in several steps: a span then says which this step computes, and comes
-    again until its last one has.
+    A prefill chunk may go through the layers in several steps: a span then says which this step
+    computes, and comes again until its last one has.
     """
 
     seq: SeqId
     start: int  # tokens already in the cache
     count: int
+    ids: tuple[int, ...]  # of its rows, `count` of them, a draft's last
     new_pages: tuple[PageId, ...]
     n_logits: int  # last rows that need logits; 0 inside a prefill
     first_page: int = 0  # where new_pages go; of no meaning when there are none
-    draft: tuple[int, ...] = ()  # guesses of the ids after the last one
+    n_draft: int = 0  # how many of the ids are guesses: the last ones
     first_layer: int = 0
     stop_layer: int | None = None  # None: up to the last one, and what comes after it
+
+    @property
+    def draft(self) -> tuple[int, ...]:
+        """The guesses of the ids after the last known one."""
+        return self.ids[self.count - self.n_draft :]
 
     @property
     def is_layered(self) -> bool:
@@ -228,7 +247,40 @@ class Span:
         """Start and count, and the layers if they are not all, for people."""
         if not self.is_layered:
             return f"{self.start}+{self.count}"
-        return f"{self.start}+{self.count}, layers {self.first_layer} to {'the last' if self.stop_layer is None else self.stop_layer - 1}"
+        last = "the last" if self.stop_layer is None else self.stop_layer - 1
+        return f"{self.start}+{self.count}, layers {self.first_layer} to {last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A sequence that a plan names for the first time: what all ranks know of it. `request_id` and
+    `index` are for people.
+    """
+
+    seq: SeqId
+    request_id: str
+    index: int = 0
+    adapter: str = ""  # a digest; "": none
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What sampling is told of a sequence that a plan has added. It never goes to other ranks."""
+
+    seq: SeqId
+    request: Request
+    index: int = 0  # which of the request's n completions
+    stop_ids: frozenset[int] = frozenset()  # it ends after one of these
+
+    @property
+    def n_prompt(self) -> int:
+        """Number of prompt tokens."""
+        return len(self.request.prompt_ids)
+
+    @classmethod
+    def of(cls, seq: Sequence) -> Started:
+        """The record of a sequence."""
+        return cls(seq.seq_id, seq.request, seq.index, seq.stop_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +315,14 @@ class Copy:
 class StepPlan:
     """One step: pages to save, load and copy, in this order, then the spans to compute together.
 
-    A sequence is in `added` of the plan in which it first has a span, and in `dropped` of one after its end: whoever
-    runs the plan keeps what it needs of a sequence (ids, sampler state) between the two.
+    It is numbers and names only, and complete: a rank needs nothing else. A sequence is in `added`
+    of the plan in which it first has a span, and in `dropped` of one after its end. Between the two
+    a rank keeps its page table.
     """
 
     step: int
     spans: tuple[Span, ...]
-    added: tuple[Sequence, ...] = ()
+    added: tuple[Added, ...] = ()
     dropped: tuple[SeqId, ...] = ()
     preempted: tuple[SeqId, ...] = ()  # lost their pages; a later span hands out a new table
     saves: tuple[Save, ...] = ()
@@ -284,7 +337,9 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of one position: the token's own, its rank (1 is best), and the best `top` as (id, logprob)."""
+    """Log-probabilities of one position: the token's own, its rank (1 is best), and the best `top`
+    as (id, logprob).
+    """
 
     token_id: int
     logprob: float
@@ -305,13 +360,16 @@ class Sampled:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
     more: tuple[tuple[int, TokenLogprobs | None], ...] = ()
-    forced: tuple[int, ...] = ()  # ids that will come next, most likely: a grammar allows no other text
+    # ids that will come next, most likely: a grammar allows no other text
+    forced: tuple[int, ...] = ()
     limit: str | None = None  # GRAMMAR_LIMIT once a string was ended because it was too long
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step computed, one entry a span that asked for logits, and what the second tier could not do."""
+    """What a step computed, one entry a span that asked for logits, and what the second tier could
+    not do.
+    """
 
     step: int
     sampled: tuple[Sampled, ...]
@@ -323,7 +381,9 @@ class StepResult:
 
 @dataclass(slots=True)
 class Event:
-    """One thing that happened to a request: a new token, or its end (`finish` is set exactly once per sequence)."""
+    """One thing that happened to a request: a new token, or its end (`finish` is set exactly once
+    per sequence).
+    """
 
     request_id: str
     index: int
@@ -331,5 +391,6 @@ class Event:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended it, or another reason
+    # the stop token id or stop string that ended it, or another reason
+    stop_reason: int | str | None = None
     error: str | None = None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from martlet.config import resolve_config
 from martlet.errors import RequestError
-from martlet.kv_types import KV_TYPES, RECENT_TOKENS, parse_kv_types, share_tokens
+from martlet.kv_types import KV_TYPES, RECENT_TOKENS, parse_kv_types, share_granularity
 from martlet.machine import MachineLimits
 from martlet.ops.interface import StepLimits
 from martlet.runtime.f16_window import F16Window, recent_pages
@@ -102,8 +102,8 @@ def test_what_is_no_type_is_refused_with_what_is_allowed(text: object) -> None:
 
 
 def test_where_sequences_may_share() -> None:
-    assert [share_tokens(text) for text in ("f16", "f32", "q8", "q8,f16:1")] == [1, 1, 1, 1]
-    assert share_tokens("q4") == share_tokens("q8,q4:2") == RECENT_TOKENS
+    assert [share_granularity(text) for text in ("f16", "f32", "q8", "q8,f16:1")] == [1, 1, 1, 1]
+    assert share_granularity("q4") == share_granularity("q8,q4:2") == RECENT_TOKENS
 
 
 def test_q4_takes_pages_that_divide_its_group() -> None:

@@ -12,7 +12,7 @@ RANKS = {
     name: rank
     for rank, names in enumerate(
         (
-            "types drafts errors options config spec kv_types sampling_params structured metrics machine offline saved_measurements",
+            "types errors options config spec kv_types sampling_params structured metrics machine offline saved_measurements",
             "quant tokenizer",
             "formats",
             "ops",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from martlet.config import Origin
 from martlet.errors import MartletError, RequestError
 from martlet.sampling_params import SamplingParams
 from martlet.toy import END, ScriptedExecutor, scripted_llm, spell
-from martlet.types import StepPlan, StepResult
+from martlet.types import Started, StepPlan, StepResult
 
 
 def params(**given: Any) -> SamplingParams:
@@ -31,7 +32,7 @@ def test_a_string_gives_one_answer() -> None:
 
 
 def test_prompts_of_every_kind_in_their_order() -> None:
-    with scripted_llm(lambda seq, number: seq.ids[0] if number < seq.n_prompt else END) as llm:
+    with scripted_llm(lambda seq, number: seq.request.prompt_ids[0] if number < seq.n_prompt else END) as llm:
         outputs = llm.generate(
             ["a", {"prompt": "bbb"}, {"prompt_token_ids": [99, 99]}, [100], {"prompt": "e", "prompt_token_ids": [101]}],
             params(),
@@ -187,8 +188,8 @@ class Interrupting:
         self.executor = executor
         self.step = step
 
-    def run(self, plan: StepPlan) -> StepResult:
-        result = self.executor.run(plan)
+    def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
+        result = self.executor.run(plan, started)
         if plan.step == self.step:
             raise KeyboardInterrupt
         return result
@@ -211,7 +212,7 @@ def test_ctrl_c_aborts_the_request_and_leaves_the_engine_of_use(step: int, strea
 def test_an_error_of_one_request_is_its_own() -> None:
     """fault SMP-17"""
     with scripted_llm(
-        lambda seq, number: "the logits are NaN" if seq.ids[0] == ord("b") else spell("ok")(seq, number)
+        lambda seq, number: "the logits are NaN" if seq.request.prompt_ids[0] == ord("b") else spell("ok")(seq, number)
     ) as llm:
         good, bad = llm.generate(["a", "b"], params())
         assert (good.outputs[0].text, good.error) == ("ok", None)

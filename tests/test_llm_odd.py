@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from martlet.errors import MartletError, RequestError
 from martlet.llm import LLM, Scheduling
 from martlet.sampling_params import SamplingParams
 from martlet.toy import ScriptedExecutor, scripted_llm, spell
-from martlet.types import StepPlan, StepResult, TokenLogprobs
+from martlet.types import Started, StepPlan, StepResult, TokenLogprobs
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -110,11 +111,11 @@ class Failing:
     def __init__(self, executor: ScriptedExecutor, step: int, before: bool, error: BaseException) -> None:
         self.executor, self.step, self.before, self.error = executor, step, before, error
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
         if plan.step == self.step and self.before:
             raise self.error
         seen = tuple(seq_id for seq_id in plan.dropped if seq_id in self.executor._sequences)
-        result = self.executor.run(replace(plan, dropped=seen))  # an executor forgives what it has never seen
+        result = self.executor.run(replace(plan, dropped=seen), started)  # an executor forgives what it has never seen
         if plan.step == self.step:
             raise self.error
         return result
@@ -182,8 +183,8 @@ def test_a_stream_collected_in_the_middle_of_a_step_is_aborted_after_it() -> Non
     streams: list[Any] = []
 
     class Collecting(Failing):
-        def run(self, plan: StepPlan) -> StepResult:
-            result = self.executor.run(plan)
+        def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
+            result = self.executor.run(plan, started)
             if streams:
                 cycle = [streams.pop()]
                 cycle.append(cycle)

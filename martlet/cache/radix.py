@@ -88,18 +88,18 @@ class SecondTier(Protocol):
 class RadixCache:
     """Prefixes by salt and token ids, and the pages of their keys and values.
 
-    `share_tokens`: prefixes are kept and found in multiples of it. It is 1, or a multiple of the
+    `share_granularity`: prefixes are kept and found in multiples of it. It is 1, or a multiple of the
     page size where the keys and values of so many positions depend on one another (q4).
     `fair`: the tenant with the most pages loses pages first.
     """
 
     def __init__(
-        self, pool: PagePool, *, share_tokens: int = 1, tier: SecondTier | None = None, fair: bool = False
+        self, pool: PagePool, *, share_granularity: int = 1, tier: SecondTier | None = None, fair: bool = False
     ) -> None:
-        assert share_tokens == 1 or share_tokens % pool.page_size == 0
+        assert share_granularity == 1 or share_granularity % pool.page_size == 0
         self._pool = pool
         self._size = pool.page_size
-        self._share_tokens = share_tokens
+        self._granularity = share_granularity
         self._tier = tier
         self.roots: dict[str | bytes, Node] = {}  # by salt; by key until a request names the salt
         self._nodes: dict[PageId, Node] = {}  # which node has a page
@@ -143,11 +143,11 @@ class RadixCache:
         rest = wanted[position : position + size]
         near = [] if node is None else node.nearest(rest)
         reason, differs_at, cached_id = self._explain(salt, path, near, rest, limit)
-        if self._share_tokens > 1:
-            del path[len(path) // (self._share_tokens // size) * (self._share_tokens // size) :]
+        if self._granularity > 1:
+            del path[len(path) // (self._granularity // size) * (self._granularity // size) :]
         pages = tuple([child.page for child in path if child.page is not None])
         slots = tuple([(child.slot, child.key) for child in path[len(pages) :] if child.slot is not None])
-        tail = self._tail(near, limit - position) if self._share_tokens == 1 else None
+        tail = self._tail(near, limit - position) if self._granularity == 1 else None
         n_tokens = len(path) * size + (0 if tail is None else tail[1])
         return Match(pages, slots, tail, n_tokens, CacheUse(n_tokens, len(slots) * size, reason, cached_id, differs_at))
 
@@ -214,7 +214,7 @@ class RadixCache:
         insert it again with more of them. All trees of a `tenant` count together.
         """
         size = self._size
-        n_tokens = len(ids) // self._share_tokens * self._share_tokens
+        n_tokens = len(ids) // self._granularity * self._granularity
         if n_tokens == 0:
             return
         self._now += 1

@@ -109,15 +109,17 @@ def _check_adapters(capsule: Mapping[str, Any], built: Built) -> None:
 
 def _schedule(capsule: Mapping[str, Any], built: Built) -> Any:
     from martlet.engine.memory import step_limits
-    from martlet.kv_types import share_tokens
-    from martlet.observe.capsule_plans import Schedule, ScheduleLimits
+    from martlet.kv_types import share_granularity
+    from martlet.observe.capsule_replay import Schedule
+    from martlet.runtime.plan_codec import PlanLimits
 
     plan = built.plan
     limits = step_limits(built.config, built.spec.vocab, plan.context)
     spec = built.spec
-    bounds = (spec.vocab, plan.context, plan.n_pages, plan.page_size, len(spec.layers), built.tokenizer.eog_ids)
+    bounds = (spec.vocab, plan.context, plan.n_pages, plan.page_size, len(spec.layers))
     adapters = frozenset(adapter.digest for adapter in built.adapters.values())
-    return Schedule(capsule, ScheduleLimits(limits, *bounds, adapters, share_tokens(built.config.kv_dtype)))
+    held = PlanLimits(limits, *bounds, adapters, share_granularity(built.config.kv_dtype))
+    return Schedule(capsule, held, built.tokenizer.eog_ids)
 
 
 def _print_header(capsule: Mapping[str, Any]) -> None:
@@ -148,11 +150,7 @@ def _line(step: ReplayedStep, built: Built) -> str:
     plan = step.plan
     notes = [f"{_name(step, seq)} preempted" for seq in plan.preempted]
     notes += [f"{len(rows)} {what}" for what, rows in (("saves", plan.saves), ("loads", plan.loads), ("copies", plan.copies)) if rows]  # fmt: skip
-    notes += [
-        f"{seq.request.request_id} from {_first(plan, seq.seq_id)} of {seq.n_prompt}"
-        for seq in plan.added
-        if _first(plan, seq.seq_id)
-    ]
+    notes += [f"{_name(step, new.seq)} from {first}" for new in plan.added if (first := _first(plan, new.seq))]
     if step.error:
         notes.append(f"failed: {step.error}")
     return f"step {plan.step}: {sum(span.count for span in plan.spans)} rows; {', '.join(sequences)}" + "".join(

@@ -1,6 +1,6 @@
 """The only wiring: from settings to a running engine (read `engine.py` next, or `memory.py` for the memory).
 
-checkpoint → tokenizer, chat template → memory plan → backend → packed model → KV pages → runner → scheduler → engine
+files → memory plan → packed model, KV pages → rank, sampling, drafter → scheduler → engine
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from martlet.cache.pages import PagePool
-from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig, Origin
+from martlet.engine.assemble import assemble
 from martlet.engine.disk_pages import make_cache, open_disk_pages
 from martlet.engine.engine import Engine
 from martlet.engine.lora import open_adapter, open_adapters
@@ -25,15 +25,22 @@ from martlet.engine.params import suggested_params
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.grammar.grammars import Grammars
-from martlet.kv_types import parse_kv_types, share_tokens
+from martlet.kv_types import parse_kv_types, share_granularity
 from martlet.metrics import StartPhase
+from martlet.models.eagle_head import HeadFile
 from martlet.models.lora import Adapter
+from martlet.models.medusa_heads import MedusaFile
 from martlet.models.weights import Model, load_model
 from martlet.ops.backends import abilities_of, make_backend
 from martlet.ops.interface import Ability, Backend, StepLimits
+from martlet.runtime.disk_file import DiskFile
 from martlet.runtime.executors import LocalExecutor
-from martlet.runtime.kv import allocate_caches, kv_bytes_per_token
+from martlet.runtime.f16_window import F16Window
+from martlet.runtime.kv import KvMemory, allocate_caches, kv_bytes_per_token
+from martlet.runtime.lora import AdapterBank
+from martlet.runtime.page_moves import PageMoves
 from martlet.runtime.rank import Rank
+from martlet.runtime.sampling import Sampling
 from martlet.sample.random import SeedSource
 from martlet.sample.sampler import Sampler
 from martlet.sched.policy import POLICIES
@@ -113,65 +120,148 @@ class _Timeline:
         self.phases.append(StartPhase(name, time.perf_counter() - start))
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a start reads before anything large is allocated."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    suggested: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """The packed model and the memory of its steps."""
+
+    ops: Backend
+    model: Model
+    kv: KvMemory
+    limits: StepLimits
+    head: HeadFile | MedusaFile | None
+    tier: DiskFile | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """What runs plans, and what guesses."""
+
+    rank: Rank
+    executor: LocalExecutor
+    sampler: Sampler
+    grammars: Grammars
+    drafter: Drafter | None
+
+
 def build(config: EngineConfig, progress: Progress | None = None) -> Built:
     """Open, plan, load, capture and warm up; whatever fails, nothing is left behind.
 
-    Raises FormatError and UnsupportedError for the model's files, CapacityError where memory is too small.
+    Raises FormatError and UnsupportedError for the model's files, CapacityError where memory is too
+    small.
     """
     timeline = _Timeline()
     with ExitStack() as resources:
         with timeline.phase("read"):
-            checkpoint = resources.enter_context(_open(config))
-            tokenizer = load_tokenizer(checkpoint, config)
-            template = load_template(checkpoint, tokenizer, config)
-            suggested, warnings = suggested_params(checkpoint.generation_config)
+            files = _read(config, resources)
         with timeline.phase("plan"):
-            plan, adapters = _planned(checkpoint, config)
+            plan, adapters = _planned(files.checkpoint, config)
         config = _decided(config, plan)
         with timeline.phase("map"):
-            ops = make_backend(config)
-            resources.callback(ops.close)
-            model = load_model(checkpoint, ops, context=plan.context, progress=_phase(progress, "map"))
-            limits = _limits(config, model, plan.context, ops)
-            kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
-            head = open_draft_head(config, checkpoint, model.spec, resources)
-            model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
-            tier = open_disk_pages(config, checkpoint, model.spec, ops, kv, resources)
+            loaded = _load(config, files.checkpoint, plan, _phase(progress, "map"), resources)
         with timeline.phase("compile"):
-            grammars = _grammars(config, tokenizer, model.spec.vocab)
-            sampler = Sampler(tokenizer, model.spec.vocab, config.seed, grammars.matcher)
-            runner = Rank(ops, model, kv, limits, config.page_size, sampler, tier)
-            reader = runner.head = load_drafter(
-                head, checkpoint, model, kv, ops, limits, config.page_size, plan.n_pages
-            )
-            drafter = reader or make_drafter(config, plan, tokenizer, model.spec.vocab, resources)
+            compiled = _compile(config, files, plan, loaded, resources)
         with timeline.phase("warm"):
-            runner.warm()
-            load_s = runner.probe_load()
-        pages = PagePool(plan.n_pages, config.page_size)
-        cache = make_cache(config, pages, tier)
-        scheduler = _scheduler(config, plan.context, model, ops, limits, pages, tokenizer.eog_ids, cache)
-        if load_s is not None:
-            scheduler.cost.observe_load(1, load_s)
-        watching = observers(config, plan, checkpoint, ops, resources)
-        built = Built(
+            compiled.rank.warm()
+            load_s = compiled.rank.probe_load()
+        engine = _join(config, files, plan, loaded, compiled, load_s, resources)
+        for adapter in adapters.values():
+            engine.add_adapter(adapter)
+        return Built(
             config,
-            Engine(scheduler, LocalExecutor(runner), pages, check=sampler.check, observers=watching, drafter=drafter),
-            tokenizer,
-            template,
-            model.spec,
+            engine,
+            files.tokenizer,
+            files.template,
+            loaded.model.spec,
             plan,
             tuple(timeline.phases),
-            suggested,
-            (*warnings, *tokenizer.warnings, *template.warnings),
-            partial(capsule_header, config, plan, checkpoint, ops),
-            sampler.seeds,
-            grammars,
+            files.suggested,
+            (*files.warnings, *files.tokenizer.warnings, *files.template.warnings),
+            partial(capsule_header, config, plan, files.checkpoint, loaded.ops),
+            compiled.sampler.seeds,
+            compiled.grammars,
+            adapters={name: adapter.without_numbers() for name, adapter in adapters.items()},
+            resources=resources.pop_all(),
         )
-        for name, adapter in adapters.items():
-            built.take_adapter(name, adapter)
-        built.resources = resources.pop_all()
-        return built
+
+
+def _read(config: EngineConfig, resources: ExitStack) -> _Files:
+    checkpoint = resources.enter_context(_open(config))
+    tokenizer = load_tokenizer(checkpoint, config)
+    template = load_template(checkpoint, tokenizer, config)
+    suggested, warnings = suggested_params(checkpoint.generation_config)
+    return _Files(checkpoint, tokenizer, template, suggested, tuple(warnings))
+
+
+def _load(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    plan: MemoryPlan,
+    progress: Callable[[int, int], None] | None,
+    resources: ExitStack,
+) -> _Loaded:
+    """Pack the model, and allocate pages for it and for the draft head that the settings name."""
+    ops = make_backend(config)
+    resources.callback(ops.close)
+    model = load_model(checkpoint, ops, context=plan.context, progress=progress)
+    limits = _limits(config, model, plan.context, ops)
+    kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
+    head = open_draft_head(config, checkpoint, model.spec, resources)
+    model, kv = with_head_pages(head, model, kv, ops, config, plan.n_pages)
+    tier = open_disk_pages(config, checkpoint, model.spec, ops, kv, resources)
+    return _Loaded(ops, model, kv, limits, head, tier)
+
+
+def _compile(config: EngineConfig, files: _Files, plan: MemoryPlan, loaded: _Loaded, resources: ExitStack) -> _Compiled:
+    """Capture the model's steps and the drafter's."""
+    ops, model, kv, limits, page_size = loaded.ops, loaded.model, loaded.kv, loaded.limits, config.page_size
+    grammars = _grammars(config, files.tokenizer, model.spec.vocab)
+    sampler = Sampler(files.tokenizer, model.spec.vocab, config.seed, grammars.matcher)
+    window = F16Window(kv.recent, page_size) if kv.recent else None
+    adapters = AdapterBank(ops, model, kv.caches, limits)
+    rank = Rank(ops, model, kv.caches, limits, page_size, PageMoves(ops, kv.all, loaded.tier), adapters, window)
+    reader = load_drafter(loaded.head, files.checkpoint, model, kv, ops, limits, page_size, plan.n_pages)
+    drafter = reader or make_drafter(config, plan, files.tokenizer, model.spec.vocab, resources)
+    return _Compiled(rank, LocalExecutor(rank, Sampling(sampler), reader), sampler, grammars, drafter)
+
+
+def _join(
+    config: EngineConfig,
+    files: _Files,
+    plan: MemoryPlan,
+    loaded: _Loaded,
+    compiled: _Compiled,
+    load_s: float | None,
+    resources: ExitStack,
+) -> Engine:
+    """Scheduler and executor as an engine; `load_s` is what loading a page from the second tier
+    takes.
+    """
+    pages = PagePool(plan.n_pages, config.page_size)
+    scheduler = Scheduler(
+        pages,
+        _scheduler_limits(config, plan.context, len(loaded.model.spec.layers), loaded.limits),
+        files.tokenizer.eog_ids,
+        cache=make_cache(config, pages, loaded.tier),
+        policy=POLICIES[config.policy],
+        share_granularity=share_granularity(config.kv_dtype),
+        row_tile=loaded.ops.abilities.row_tile,
+    )
+    if load_s is not None:
+        scheduler.cost.observe_load(1, load_s)
+    watching = observers(config, plan, files.checkpoint, loaded.ops, resources)
+    check, drafter = compiled.sampler.check, compiled.drafter
+    return assemble(scheduler, compiled.executor, pages, check=check, observers=watching, drafter=drafter)
 
 
 def _planned(checkpoint: Checkpoint, config: EngineConfig) -> tuple[MemoryPlan, dict[str, Adapter]]:
@@ -193,17 +283,8 @@ def _limits(config: EngineConfig, model: Model, context: int, ops: Backend) -> S
     return limits if Ability.SECTIONS in ops.abilities.features else replace(limits, layered_rows=0)
 
 
-def _scheduler(
-    config: EngineConfig,
-    context: int,
-    model: Model,
-    ops: Backend,
-    step: StepLimits,
-    pages: PagePool,
-    eos_ids: frozenset[int],
-    cache: RadixCache | None,
-) -> Scheduler:
-    limits = SchedulerLimits(
+def _scheduler_limits(config: EngineConfig, context: int, n_layers: int, step: StepLimits) -> SchedulerLimits:
+    return SchedulerLimits(
         context,
         step.max_tokens,
         step.max_seqs,
@@ -212,11 +293,7 @@ def _scheduler(
         config.max_waiting_tokens,
         None if config.stall_ms is None else config.stall_ms / 1000,
         step.layered_rows,
-        len(model.spec.layers),
-    )
-    policy, group = POLICIES[config.policy], share_tokens(config.kv_dtype)
-    return Scheduler(
-        pages, limits, eos_ids, cache=cache, policy=policy, share_tokens=group, row_tile=ops.abilities.row_tile
+        n_layers,
     )
 
 

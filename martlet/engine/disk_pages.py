@@ -11,7 +11,7 @@ from martlet.cache.radix import RadixCache
 from martlet.config import EngineConfig
 from martlet.errors import CapacityError
 from martlet.formats.checkpoint import Checkpoint
-from martlet.kv_types import share_tokens
+from martlet.kv_types import share_granularity
 from martlet.ops.interface import Backend
 from martlet.runtime.disk_file import DiskFile, open_tier
 from martlet.runtime.disk_format import MAX_NAME, Layout, Owner
@@ -56,9 +56,9 @@ def make_cache(config: EngineConfig, pages: PagePool, tier: DiskFile | None) -> 
     """The prefix cache, with the pages of the tier's file in it; None if it is off."""
     if not config.prefix_cache:
         return None
-    share, fair = share_tokens(config.kv_dtype), config.policy == "fair"
+    share, fair = share_granularity(config.kv_dtype), config.policy == "fair"
     if tier is None or tier.n_slots == 0:  # 0: the disk was found full at the first try
-        return RadixCache(pages, share_tokens=share, fair=fair)
-    cache = RadixCache(pages, share_tokens=share, tier=DiskSlots(tier.n_slots), fair=fair)
+        return RadixCache(pages, share_granularity=share, fair=fair)
+    cache = RadixCache(pages, share_granularity=share, tier=DiskSlots(tier.n_slots), fair=fair)
     cache.adopt((record.slot, record.key, record.parent, record.ids) for record in tier.records())
     return cache

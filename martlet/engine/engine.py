@@ -1,12 +1,17 @@
-"""The engine: the loop that turns requests into events (read `sched/scheduler.py` next, then `runtime/rank.py`).
+"""The engine: the loop that turns requests into events (read `sched/scheduler.py` next).
 
-Synchronous, and owned by one thread. Whoever calls `step` while `has_work` drives all requests.
+    drafts → plan → run → commit → events
+
+Synchronous, and owned by one thread: `step` while `has_work` drives all requests. What watches it
+and what guesses tokens are plugged in (`StepRecorder`, `Guesser`); `assemble.py` makes the usual
+ones.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,35 +20,76 @@ from martlet.cache.pages import PagePool
 from martlet.errors import ADAPTER_GONE, RequestError
 from martlet.metrics import EngineTotals, Observer, RequestMetrics
 from martlet.models.lora import Adapter
-from martlet.observe.recorder import Recorder
 from martlet.runtime.executors import Executor
 from martlet.sampling_params import SamplingParams
 from martlet.sched.planner import NO_DRAFTS, Drafts
 from martlet.sched.scheduler import Scheduler
-from martlet.speculate.drafter import Drafter
-from martlet.speculate.judge import Speculator
-from martlet.types import Event, Request, SeqId, StepPlan
+from martlet.types import Event, Request, SeqId, Started, StepPlan, StepResult
+from martlet.types import Sequence as Running
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Guesser", "StepRecorder"]
 
-IDLE_FLUSH_S = 0.1  # by which the end of the last request may be late: a process that is killed then loses nothing
+# by which the end of the last request may be late: a process that is killed then loses nothing
+IDLE_FLUSH_S = 0.1
 CLOSE_FLUSH_S = 2.0
 FLUSH_PAGES = 8  # of a plan
 
 
+class Guesser(Protocol):
+    """Chooses drafts for a step, and learns how they did (`speculate/judge.py`)."""
+
+    def propose(self, running: Sequence[Running], n_waiting: int, forced: Mapping[SeqId, tuple[int, ...]]) -> Drafts:
+        """Drafts for sequences that decode; `forced` are ids that are next to certain."""
+
+    def committed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """A step ended; `seconds` is its time, drafting included."""
+
+
+class StepRecorder(Protocol):
+    """Fills in metrics and tells observers (`observe/recorder.py`)."""
+
+    totals: EngineTotals
+
+    def accepted(self, request: Request) -> RequestMetrics:
+        """A request was accepted: its metrics, which fill in as it runs."""
+
+    def planned(self, plan: StepPlan, started: Sequence[Running], now: float) -> None:
+        """A step is about to run; `started` are the sequences of `plan.added`."""
+
+    def committed(self, plan: StepPlan, result: StepResult, events: list[Event], times: tuple[float, ...]) -> None:
+        """A step ended; `times` are when it began, was planned, and had run."""
+
+    def ended(self, events: list[Event]) -> None:
+        """Sequences ended outside of a step."""
+
+    def cleared(self, events: list[Event]) -> None:
+        """Every request ended, perhaps because of the step that runs."""
+
+    def watch(self, observer: Observer) -> None:
+        """Tell one more observer."""
+
+    def unwatch(self, observer: Observer) -> None:
+        """Tell an observer no more."""
+
+    def close(self) -> None:
+        """Close the observers. Idempotent."""
+
+
 class Engine:
-    """Scheduler and executor, joined. `check` refuses parameters that the model cannot do; times are the `clock`'s."""
+    """Scheduler and executor, joined. `check` refuses parameters that the model cannot do; times
+    are the `clock`'s.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
         executor: Executor,
         pages: PagePool,
+        recorder: StepRecorder,
+        guesser: Guesser | None = None,
         *,
         check: Callable[[SamplingParams], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        observers: Sequence[Observer] = (),
-        drafter: Drafter | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -53,22 +99,22 @@ class Engine:
         self._closed = False
         self._adapters: set[str] = set()  # by digest, that requests may use
         self._leaving: set[str] = set()  # of them no longer, as soon as no sequence does
-        self._recorder = Recorder(
-            clock, lambda: (scheduler.n_running, scheduler.n_waiting, scheduler.n_free), observers
-        )
-        self._speculator = None if drafter is None else Speculator(drafter, scheduler.cost, clock)
-        if self._speculator is not None:
-            self._recorder.totals.speculation = self._speculator.totals
+        self._recorder = recorder
+        self._guesser = guesser
         self._forced: dict[SeqId, tuple[int, ...]] = {}  # ids that the last step says will come
 
     def add(self, request: Request) -> RequestMetrics:
-        """Accept a request and return its metrics, which fill in as it runs; RequestError if it can never run."""
+        """Accept a request and return its metrics, which fill in as it runs; RequestError if it can
+        never run.
+        """
         self._check(request)
         self.scheduler.add(request, self.clock())
         return self._recorder.accepted(request)
 
     def fork(self, request: Request, parent: tuple[str, int]) -> RequestMetrics:
-        """Accept a request whose ids go on from those of a sequence that lives (request id, index), sharing its pages."""
+        """Accept a request whose ids go on from those of a sequence that lives (request id, index),
+        sharing its pages.
+        """
         self._check(request)
         self.scheduler.fork(request, parent, self.clock())
         return self._recorder.accepted(request)
@@ -93,7 +139,9 @@ class Engine:
         return self._ended(self.scheduler.stop(request_id, index, reason))
 
     def clear(self, error: str | None = None) -> list[Event]:
-        """End every request, with `error` if that is why. After a step that raised: half a step cannot be finished."""
+        """End every request, with `error` if that is why. After a step that raised: half a step
+        cannot be finished.
+        """
         events = self.scheduler.clear(error)
         self._recorder.cleared(events)
         return events
@@ -146,14 +194,16 @@ class Engine:
         self._leaving.discard(adapter.digest)
 
     def remove_adapter(self, digest: str) -> None:
-        """Take no more requests with an adapter; it is let go of when the last that has it is over."""
+        """Take no more requests with an adapter; it is freed when its last request is over."""
         if digest in self._adapters:
             self._adapters.remove(digest)
             self._leaving.add(digest)
             self._drop_adapters()
 
     def close(self) -> None:
-        """Write what the second tier has not yet, as far as time allows, and free everything. Idempotent."""
+        """Write what the second tier has not yet, as far as time allows, and free everything.
+        Idempotent.
+        """
         try:
             if not self._closed:
                 self._closed = True
@@ -168,7 +218,7 @@ class Engine:
             self._check_params(params)
         if request.adapter and request.adapter not in self._adapters:
             raise RequestError("The adapter of the request is not loaded (any more).", param="model", code=ADAPTER_GONE)
-        if params.draft_tokens and self._speculator is None:
+        if params.draft_tokens and self._guesser is None:
             raise RequestError(
                 f"draft_tokens is {params.draft_tokens}, and this engine guesses nothing: leave it out, or start the"
                 " engine with draft=auto.",
@@ -176,22 +226,23 @@ class Engine:
             )
 
     def _drafts(self) -> Drafts:
-        """Guesses for the next step; see `speculate/judge.py`."""
-        if self._speculator is None:
+        """Guesses for the next step."""
+        if self._guesser is None:
             if not self._forced:
                 return NO_DRAFTS
             decoding = [seq.seq_id for seq in self.scheduler.running if len(seq.ids) - seq.n_cached == 1]
             return {seq: self._forced[seq] for seq in decoding if seq in self._forced}
-        return self._speculator.propose(self.scheduler.running, self.scheduler.n_waiting, self._forced)
+        return self._guesser.propose(self.scheduler.running, self.scheduler.n_waiting, self._forced)
 
     def _run(self, plan: StepPlan, start: float) -> list[Event]:
-        planned = self.clock()
-        self._recorder.planned(plan, planned)
-        result = self.executor.run(plan)
+        planned, scheduler = self.clock(), self.scheduler
+        started = scheduler.started
+        self._recorder.planned(plan, started, planned)
+        result = self.executor.run(plan, [Started.of(seq) for seq in started])
         ran = self.clock()
-        events = self.scheduler.commit(plan, result, ran)
-        if self._speculator is not None:
-            self._speculator.committed(plan, result, ran - start)
+        events = scheduler.commit(plan, result, ran)
+        if self._guesser is not None:
+            self._guesser.committed(plan, result, ran - start)
         self._forced = {sampled.seq: sampled.forced for sampled in result.sampled if sampled.forced}
         self._recorder.committed(plan, result, events, (start, planned, ran))
         return events

@@ -1,15 +1,19 @@
-"""The replay capsule: one small file with which everything that an engine did can be done again (read `capsule_replay.py` next).
+"""The replay capsule: one small file with which everything that an engine did can be done again
+(read `capsule_replay.py` next).
 
-It has what the outcome depends on: the requests' prompts and parameters, the seed, the settings, what the model and the
-engine were, and the schedule as it was, step by step: which positions of which sequences ran together, on which pages,
-who was preempted, what was saved, loaded and copied. It also has the tokens that came of it, to compare. It is JSON:
+It has what the outcome depends on: the requests' prompts and parameters, the seed, the settings,
+what the model and the engine were, and the schedule as it was, step by step: which positions of
+which sequences ran together, on which pages, who was preempted, what was saved, loaded and copied.
+It also has the tokens that came of it, to compare. It is JSON:
 
-    {"martlet_capsule": 1, "version": …, "model": {…}, "machine": {…}, "settings": {…},
-     "requests": [{"id": "0", "prompt_ids": […], "params": {…}, "step": 1, "outputs": [[…]], "finish": ["length"]}, …],
-     "steps": [{"spans": [[seq, start, count, n_logits, first_page, [page, …], [drafted, …], [layer, layer]], …], "added": [[seq, request, index, limit, […]]]},
-               17, …]}
+    {"martlet_capsule": 2, "version": …, "model": {…}, "machine": {…}, "settings": {…},
+     "requests": [{"id": "0", "prompt_ids": […], "params": {…}, "step": 1, "outputs": [[…]],
+                   "finish": ["length"]}, …],
+     "steps": [plan, 17, …]}
 
-A number in "steps" means: so often again, every span one position further, on the pages that it has.
+A plan is what `runtime/plan_codec.py` makes of it, without the ids that prompts and answers say,
+and with a request's place in "requests" as its name. A number in "steps" means: so often again,
+every span one position further, on the pages that it has.
 """
 
 from __future__ import annotations
@@ -19,19 +23,20 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from martlet.errors import FormatError
 from martlet.metrics import Observer, StepRecord
+from martlet.runtime.plan_codec import plan_row
 from martlet.sampling_params import SamplingParams
 from martlet.structured import Structured
-from martlet.types import Event, Request, Scheduling, SeqId, Sequence, StepPlan
+from martlet.types import Event, Request, Scheduling, SeqId, StepPlan
 
 __all__ = ["FORMAT", "CapsuleWriter", "read_capsule"]
 
-FORMAT = 1
+FORMAT = 2
 _MOST_NUMBERS = 4_000_000  # what a capsule holds at most, in numbers: some 20 MB
 _MOST_BYTES = 256 << 20  # of a file that is read
 
@@ -43,13 +48,15 @@ class CapsuleWriter(Observer):
 
     def __init__(self, path: str | Path, header: Mapping[str, Any]) -> None:
         self._path = Path(path)
-        self._path.parent.joinpath(f"{self._path.name}.partial").touch()  # a folder that cannot be written: say so now
+        # a folder that cannot be written: say so now
+        self._path.parent.joinpath(f"{self._path.name}.partial").touch()
         self._header = dict(header)
         self._requests: list[Row] = []
         self._steps: list[Row | int] = []
         self._numbers: dict[str, int] = {}  # request id → its place in the list, while it runs
         self._sequences: dict[SeqId, tuple[int, int]] = {}  # → request's place, index
-        self._previous: list[tuple[int, int]] | None = None  # (sequence, next start) of a step of decodes only
+        # the spans that follow those of a step of decodes only
+        self._previous: list[list[int]] | None = None
         self._n_steps = 0
         self._size = 0
         self._cut = False
@@ -80,8 +87,7 @@ class CapsuleWriter(Observer):
         """A step, and what it sampled."""
         if self._full(5 * len(record.plan.spans)):
             return
-        came = {sampled.seq for sampled in record.result.sampled if sampled.token_id is not None}
-        self._add(record.plan, came)
+        self._add(record.plan)
         for sampled in record.result.sampled:
             if sampled.token_id is not None and sampled.seq in self._sequences:
                 number, index = self._sequences[sampled.seq]
@@ -89,10 +95,12 @@ class CapsuleWriter(Observer):
         self._end(record.events)
 
     def broke(self, plan: StepPlan) -> None:
-        """A step that raised: it is part of the schedule, and the replay shows whether it fails again."""
+        """A step that raised: it is part of the schedule, and the replay shows whether it fails
+        again.
+        """
         if not self._full(5 * len(plan.spans)):
             self._previous = None  # a row of its own
-            self._add(plan, set())
+            self._add(plan)
             step = self._steps[-1]
             assert isinstance(step, dict)
             step["failed"] = True
@@ -126,43 +134,21 @@ class CapsuleWriter(Observer):
             warnings.warn(f"the capsule {self._path} ends at step {self._n_steps}", RuntimeWarning, stacklevel=3)
         return self._cut
 
-    def _add(self, plan: StepPlan, came: set[SeqId]) -> None:
+    def _add(self, plan: StepPlan) -> None:
         self._n_steps += 1
-        spans = [(span.seq, span.start) for span in plan.spans]
+        for new in plan.added:
+            self._sequences[new.seq] = self._numbers[new.request_id], new.index
+        named = tuple(replace(new, request_id=str(self._numbers[new.request_id])) for new in plan.added)
+        row = plan_row(replace(plan, step=self._n_steps, added=named), with_ids=False)
+        again = row == {"step": self._n_steps, "spans": self._previous}
         decodes = all(span.count == span.n_logits == 1 for span in plan.spans)
-        again = decodes and spans == self._previous and not any(span.new_pages for span in plan.spans)
-        self._previous = [(seq, start + 1) for seq, start in spans] if decodes else None
-        row = {} if again else {"spans": [_span_row(span) for span in plan.spans]}
-        row |= self._extras(plan, came)
-        if not again or row:
-            row.setdefault("spans", [_span_row(span) for span in plan.spans])
+        self._previous = [[span.seq, span.start + 1, 1, 1] for span in plan.spans] if decodes else None
+        if not again:
             self._steps.append(row)
         elif isinstance(self._steps[-1], int):
             self._steps[-1] += 1
         else:
             self._steps.append(1)
-
-    def _extras(self, plan: StepPlan, came: set[SeqId]) -> Row:
-        """What a plan has beside its spans; most have nothing."""
-        added = [row for seq in plan.added if (row := self._added_row(seq, seq.seq_id in came)) is not None]
-        rows: Row = {
-            "added": added,
-            "dropped": list(plan.dropped),
-            "preempted": list(plan.preempted),
-            "saves": [[s.page, s.slot, s.key.hex(), s.parent.hex(), list(s.ids)] for s in plan.saves],
-            "loads": [[load.slot, load.page, load.key.hex()] for load in plan.loads],
-            "copies": [[copy.source, copy.target] for copy in plan.copies],
-        }
-        return {name: row for name, row in rows.items() if row}
-
-    def _added_row(self, seq: Sequence, came: bool) -> list[Any] | None:
-        """A sequence as it was when the step was planned: the ids beyond its prompt, without the one that just came."""
-        number = self._numbers.get(seq.request.request_id)
-        if number is None:
-            return None
-        self._sequences[seq.seq_id] = number, seq.index
-        beyond = seq.ids[seq.n_prompt : len(seq.ids) - came]
-        return [seq.seq_id, number, seq.index, seq.limit, beyond]
 
     def _end(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -189,7 +175,9 @@ def params_row(params: SamplingParams) -> Row:
 
 
 def read_capsule(path: str | Path) -> dict[str, Any]:
-    """The contents of a capsule; FormatError if it is none. What they say is checked by whoever runs them."""
+    """The contents of a capsule; FormatError if it is none. What they say is checked by whoever
+    runs them.
+    """
     path = Path(path)
     if path.stat().st_size > _MOST_BYTES:
         raise FormatError(path, f"holds {path.stat().st_size:,} bytes; a capsule has at most {_MOST_BYTES:,}")
@@ -200,17 +188,12 @@ def read_capsule(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict) or "martlet_capsule" not in found:
         raise FormatError(path, "is not a capsule: it does not say martlet_capsule")
     if found["martlet_capsule"] != FORMAT:
-        raise FormatError(path, f"is a capsule of format {found['martlet_capsule']!r}; this version reads {FORMAT}")
+        raise FormatError(
+            path,
+            f"is a capsule of format {found['martlet_capsule']!r}, and this version reads {FORMAT}: replay it with the version"
+            f" that recorded it ({found.get('version')!r:.40}), or record it again",
+        )
     for name, kind in (("model", dict), ("machine", dict), ("settings", dict), ("requests", list), ("steps", list)):
         if not isinstance(found.get(name), kind):
             raise FormatError(path, f"is not a whole capsule: {name!r} is {type(found.get(name)).__name__}")
     return found
-
-
-def _span_row(span: Any) -> list[Any]:
-    row: list[Any] = [span.seq, span.start, span.count, span.n_logits]
-    if span.is_layered:
-        return [*row, span.first_page, list(span.new_pages), [], [span.first_layer, span.stop_layer]]
-    if span.draft:
-        return [*row, span.first_page, list(span.new_pages), list(span.draft)]
-    return [*row, span.first_page, list(span.new_pages)] if span.new_pages else row

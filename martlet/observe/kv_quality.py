@@ -22,7 +22,7 @@ from martlet.models.decoder import forward
 from martlet.models.weights import Model
 from martlet.ops.interface import Array, Backend, Program, StepLimits
 from martlet.runtime.f16_window import F16Window, recent_pages
-from martlet.runtime.flatten import SequenceRows, StepBuffers
+from martlet.runtime.flatten import PageTable, StepBuffers
 from martlet.types import PageId, SeqId, Span
 
 __all__ = ["Compared", "KvLens", "Lens", "choose_types", "compare", "guard_types", "join"]
@@ -60,12 +60,13 @@ class KvLens:
         """The logits of all positions of a text, float32 [rows, V] for each step."""
         program = self._program(types)
         buffers = StepBuffers(self._limits, PAGE_SIZE, F16Window(self._recent, PAGE_SIZE))
-        rows = {ONLY: SequenceRows(ids)}
+        tables = {ONLY: PageTable()}
         pages = tuple(PageId(number) for number in range(self._n_pages))
         for start in range(0, len(ids), self._limits.max_tokens):
             count = min(self._limits.max_tokens, len(ids) - start)
-            span = Span(ONLY, start, count, pages[: -(-len(ids) // PAGE_SIZE)] if start == 0 else (), count)
-            yield self._ops.download(program.run(buffers.fill((span,), rows)))
+            new = pages[: -(-len(ids) // PAGE_SIZE)] if start == 0 else ()
+            span = Span(ONLY, start, count, tuple(ids[start : start + count]), new, count)
+            yield self._ops.download(program.run(buffers.fill((span,), tables)))
 
     def _program(self, types: KvTypes) -> Program:
         program = self._programs.pop(str(types), None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from martlet.metrics import EngineTotals, Observer, RequestMetrics, SpanRecord, StepRecord
 from martlet.types import Event, FinishReason, Request, SeqId, StepPlan, StepResult
+from martlet.types import Sequence as Running
 
 __all__ = ["Load", "Recorder"]
 
@@ -42,6 +43,7 @@ class Recorder:
         self._prefill_s = 0.0
         self._step_prefill = 0  # prompt tokens of the running step
         self._plan: StepPlan | None = None  # of the running step
+        self._started: Sequence[Running] = ()
         for observer in observers:
             self.watch(observer)
 
@@ -55,10 +57,10 @@ class Recorder:
             observer.accepted(request, now)
         return metrics
 
-    def planned(self, plan: StepPlan, now: float) -> None:
+    def planned(self, plan: StepPlan, started: Sequence[Running], now: float) -> None:
         """A step is about to run."""
-        self._plan = plan
-        for seq in plan.added:
+        self._plan, self._started = plan, started
+        for seq in started:
             metrics = self._open[seq.request.request_id].metrics
             self._sequences[seq.seq_id] = metrics, seq.request.request_id, seq.index
             if metrics.scheduled_s is None:
@@ -74,7 +76,7 @@ class Recorder:
             entry = self._sequences.get(span.seq)
             if span.stop_layer is not None:  # counted with its last layers
                 continue
-            if entry is not None and (span.count - len(span.draft) > 1 or span.start < entry[0].n_prompt):
+            if entry is not None and (span.count - span.n_draft > 1 or span.start < entry[0].n_prompt):
                 metrics = entry[0]
                 metrics.n_chunks += 1
                 metrics.n_prefilled = max(metrics.n_prefilled, min(span.start + span.count, metrics.n_prompt))
@@ -197,7 +199,7 @@ class Recorder:
             if span.seq not in self._sequences:
                 continue
             metrics, request_id, index = self._sequences[span.seq]
-            decode = span.count - len(span.draft) == 1 and span.start >= metrics.n_prompt
+            decode = span.count - span.n_draft == 1 and span.start >= metrics.n_prompt
             spans.append(SpanRecord(request_id, index, span.start, span.count, decode, span.place))
         preempted = [self._sequences[seq_id][1:] for seq_id in plan.preempted if seq_id in self._sequences]
         running, waiting, free = self._load()
@@ -215,5 +217,6 @@ class Recorder:
             n_cached=self.totals.n_cached,
             plan=plan,
             result=result,
+            started=tuple(self._started),
             events=events,
         )

@@ -120,7 +120,7 @@ class TraceWriter(Observer):
             use = next(
                 (
                     seq.cache_use
-                    for seq in record.plan.added
+                    for seq in record.started
                     if (seq.request.request_id, seq.index) == (span.request_id, span.index)
                 ),
                 None,

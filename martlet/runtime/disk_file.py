@@ -1,12 +1,14 @@
-"""The second tier's file: KV pages on disk that outlive the process (layout: `disk_format.py`; read `page_moves.py` next).
+"""The second tier's file: KV pages on disk that outlive the process (layout: `disk_format.py`; read
+`page_moves.py` next).
 
-A folder has a file for each fingerprint (model, precision, kernels), and all of them together stay within a number of
-bytes. A page is written first, its header after it, by plain writes: what a killed process leaves behind is whole, or
-its checksum says that it is not. Nothing that a disk does reaches the caller: a failed save or load is an answer, and
-the page is computed again.
+A folder has a file for each fingerprint (model, precision, kernels), and all of them together stay
+within a number of bytes. A page is written first, its header after it, by plain writes: what a
+killed process leaves behind is whole, or its checksum says that it is not. Nothing that a disk does
+reaches the caller: a failed save or load is an answer, and the page is computed again.
 
-It reads and writes, where a mapping would be no faster (a page of 0.7 MB: 41 µs against 45), because what a disk cannot
-give or take is an error for the one and a signal that ends the process for the other.
+It reads and writes, where a mapping would be no faster (a page of 0.7 MB: 41 µs against 45),
+because what a disk cannot give or take is an error for the one and a signal that ends the process
+for the other.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ from martlet.types import Load, Save, SlotId
 __all__ = ["DiskFile", "StoredFile", "open_tier", "remove_file", "stored_files"]
 
 SUFFIX = ".kv"
-NAME = re.compile(r"[0-9a-f]{16,}(-[2-9])?\.kv")  # what may be removed: a folder can hold others' files, also *.kv
+# what may be removed: a folder can hold others' files, also *.kv
+NAME = re.compile(r"[0-9a-f]{16,}(-[2-9])?\.kv")
 COPIES = 8  # files of one fingerprint: each process needs its own
 MAX_FAILURES = 3  # of the disk in a row, after which it is left alone
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 def open_tier(folder: Path, most_bytes: int, owner: Owner) -> DiskFile | None:
-    """The file for `owner` in `folder`, which is made if need be; None, with a warning, where there can be none.
+    """The file for `owner` in `folder`, which is made if need be; None, with a warning, where there
+    can be none.
 
     A file that another process uses is left to it: the next of that fingerprint is taken.
     """
@@ -59,7 +63,9 @@ def open_tier(folder: Path, most_bytes: int, owner: Owner) -> DiskFile | None:
 
 
 class DiskFile:
-    """An open file with slots 0 … n_slots - 1. `save` and `load` return whether it worked and never raise OSError."""
+    """An open file with slots 0 … n_slots - 1. `save` and `load` return whether it worked and never
+    raise OSError.
+    """
 
     def __init__(self, path: Path, descriptor: int, most_bytes: int, owner: Owner) -> None:
         self.path = path
@@ -87,7 +93,9 @@ class DiskFile:
         return len(self._records)
 
     def records(self) -> list[Record]:
-        """What the slots hold, in the order in which they were written. The pages themselves are checked by `load`."""
+        """What the slots hold, in the order in which they were written. The pages themselves are
+        checked by `load`.
+        """
         return sorted(self._records.values(), key=lambda record: record.use)
 
     def save(self, save: Save, page: memoryview) -> bool:
@@ -101,7 +109,8 @@ class DiskFile:
         try:
             _write(self._file, page, self.layout.page_at(save.slot))
             if save.slot >= self._n_used:
-                os.ftruncate(self._file, self.layout.page_at(save.slot + 1))  # to the end of the slot
+                # to the end of the slot
+                os.ftruncate(self._file, self.layout.page_at(save.slot + 1))
                 self._n_used = save.slot + 1
             _write(self._file, record.pack(self.layout), self.layout.header_at(save.slot))
         except OSError as error:
@@ -113,7 +122,9 @@ class DiskFile:
         return True
 
     def load(self, load: Load, out: memoryview) -> bool:
-        """Read a slot's page into `out`; False if it is not whole, not `load.key`'s, or cannot be read."""
+        """Read a slot's page into `out`; False if it is not whole, not `load.key`'s, or cannot be
+        read.
+        """
         record = self._records.get(load.slot)
         if self._file is None or record is None or record.key != load.key:
             return False
@@ -148,7 +159,9 @@ class DiskFile:
         return read_table(os.pread(self._file, self._n_used * self.layout.header_bytes, FILE_HEADER_BYTES), self.layout)
 
     def _make_room(self, slot: SlotId) -> bool:
-        """Whether the file may grow by this slot: files that were not used for longer make room for it."""
+        """Whether the file may grow by this slot: files that were not used for longer make room for
+        it.
+        """
         assert self._file is not None
         try:
             growth = self.layout.page_at(slot + 1) - self.layout.page_at(self._n_used)
@@ -191,7 +204,9 @@ class StoredFile:
     last_use_s: float  # of the epoch
 
     def read(self) -> tuple[Owner | None, list[Record]]:
-        """Whose pages it holds, and which, by its own account; no owner: damaged, or of another version."""
+        """Whose pages it holds, and which, by its own account; no owner: damaged, or of another
+        version.
+        """
         with open(self.path, "rb") as file:
             owner = read_owner(file.read(FILE_HEADER_BYTES))
             if owner is None:
@@ -214,7 +229,9 @@ class StoredFile:
 
 
 def stored_files(folder: Path) -> list[StoredFile]:
-    """The files of KV pages in a folder; empty where there is none. Raises OSError where it cannot be read."""
+    """The files of KV pages in a folder; empty where there is none. Raises OSError where it cannot
+    be read.
+    """
     found: list[StoredFile] = []
     if not folder.exists():
         return found

@@ -1,11 +1,13 @@
-"""The layout of a file of KV pages: packing and checked unpacking of its headers (read `disk_file.py` next).
+"""The layout of a file of KV pages: packing and checked unpacking of its headers (read
+`disk_file.py` next).
 
-    0                 file header: magic, length and checksum of a JSON object that says whose pages these are
-    4,096             a table of MAX_SLOTS slot headers: what each slot holds; a hole where a slot was never used
+    0                 file header: magic, length and checksum of a JSON object: the owner
+    4,096             a table of MAX_SLOTS slot headers; a hole where a slot was never used
     first_slot        slots, each as large as a page of all layers, rounded up to whole disk blocks
 
-All numbers are little-endian. A file is untrusted, and may have been cut off by a crash or by a full disk at any byte:
-whatever is not exactly as expected is no record. `docs/formats.md` has the fields.
+All numbers are little-endian. A file is untrusted, and may have been cut off by a crash or by a
+full disk at any byte: whatever is not exactly as expected is no record. `docs/formats.md` has the
+fields.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ MAX_PAGE_SIZE = 1 << 12
 MAX_PAGE_BYTES = 1 << 32
 MAGIC = b"martlet\x01"  # of the file
 FILE = struct.Struct("<8sIII")  # magic, version, length of the JSON object, its crc32
-SLOT = struct.Struct("<4sIIIQ32s32s")  # magic, crc32 of what follows, crc32 of the page, ids, use number, key, parent
+# magic, crc32 of what follows, crc32 of the page, ids, use number, key, parent
+SLOT = struct.Struct("<4sIIIQ32s32s")
 SLOT_MAGIC = b"page"
 CHECKED_FROM = 8  # the header's own checksum covers all bytes after it
 
@@ -70,7 +73,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a slot says that it holds: the page of `ids` after all tokens that `parent` stands for."""
+    """What a slot says it holds: the page of `ids` after the tokens that `parent` stands for."""
 
     slot: SlotId
     key: bytes
@@ -133,7 +136,9 @@ class Layout:
 
 
 def read_owner(header: bytes) -> Owner | None:
-    """Whose file it is; None if this is no file header, a cut or damaged one, or one of another version."""
+    """Whose file it is; None if this is no file header, a cut or damaged one, or one of another
+    version.
+    """
     if len(header) < FILE.size:
         return None
     magic, version, length, checksum = FILE.unpack_from(header)
@@ -156,7 +161,9 @@ def _owner(fields: Any) -> Owner | None:
 
 
 def read_table(table: bytes, layout: Layout) -> list[Record]:
-    """The records of a table of slot headers, those that are whole, in the order in which they were written."""
+    """The records of a table of slot headers, those that are whole, in the order in which they were
+    written.
+    """
     size = layout.header_bytes
     found = [_record(table[at : at + size], SlotId(at // size), layout) for at in range(0, len(table) - size + 1, size)]
     return sorted((record for record in found if record is not None), key=lambda record: record.use)

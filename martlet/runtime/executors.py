@@ -1,34 +1,38 @@
-"""Who runs a plan: one of the four plug-in points (read `rank.py` next).
+"""Who runs a plan: one of the four plug-in points (read `runtime/rank.py` next).
 
-A plan is integers only, a few hundred bytes, so that it can be sent to another process as it is. `LocalExecutor` runs
-it in this one.
+A plan is numbers and names only, a few hundred bytes, so that it can be sent to other processes
+(`plan_codec.py`). What sampling needs of a sequence is a record of its own, `Started`, and stays on
+rank 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.models.lora import Adapter
-from martlet.types import PageId, StepPlan, StepResult
+from martlet.runtime.rank import Rank
+from martlet.runtime.sampling import Sampling
+from martlet.types import PageId, Sampled, SeqId, Span, Started, StepPlan, StepResult
 
-if TYPE_CHECKING:
-    from martlet.runtime.rank import Rank
+__all__ = ["Executor", "HiddenReader", "LocalExecutor"]
 
-__all__ = ["Executor", "LocalExecutor"]
+F32 = NDArray[np.float32]
 
 
 class Executor(Protocol):
     """Computes what a plan says and samples."""
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Run one step."""
+    def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
+        """Run one step; `started` has the sequences of `plan.added`."""
 
-    def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:
-        """Return the mean over the prompt of what the final norm gives, [C]; `pages` are lent for the call."""
+    def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> F32:
+        """Return the mean over the prompt of the final norm's output, float32 [C]; `pages` are lent
+        for the call.
+        """
 
     def add_adapter(self, adapter: Adapter) -> None:
         """Load an adapter, between two steps."""
@@ -40,28 +44,58 @@ class Executor(Protocol):
         """Free everything. Idempotent."""
 
 
+class HiddenReader(Protocol):
+    """Reads the features that the model computes: a draft head."""
+
+    def follow(self, seq: SeqId, ids: list[int], pages: list[int], start: int, features: F32) -> None:
+        """Features [n, W] of positions from `start` on, whose next ids are known. They hold for the
+        call only.
+
+        `ids` and `pages` are the sequence's, the same lists at every call, and grow.
+        """
+
+
 class LocalExecutor:
-    """Runs every plan in the calling thread."""
+    """Rank and sampling in the calling thread. `reader` reads the features of the model, which then
+    must have some.
+    """
 
-    def __init__(self, runner: Rank) -> None:
-        self._runner = runner
+    def __init__(self, rank: Rank, sampling: Sampling, reader: HiddenReader | None = None) -> None:
+        self._rank, self._sampling, self._reader = rank, sampling, reader
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Run one step."""
-        return self._runner.run(plan)
+    def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
+        self._sampling.begin(plan.dropped, started)
+        moved = self._rank.begin(plan)
+        self._sampling.prepare(plan.spans)
+        sampled: list[Sampled] = []
+        for computed in self._rank.compute(plan):
+            sampled += self._sampling.sample(computed.spans, computed.logits)
+            if self._reader is not None and computed.features is not None:
+                self._tell(self._reader, computed.spans, computed.features)
+        return StepResult(plan.step, tuple(sampled), moved.failed_saves, moved.failed_loads, moved.load_s, moved.save_s)
 
-    def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:
-        """Return the mean over the prompt of what the final norm gives, [C]."""
-        return self._runner.embed(ids, pages)
+    def _tell(self, reader: HiddenReader, spans: tuple[Span, ...], features: F32) -> None:
+        """Give the reader the features [T, W] of rows whose next ids are known, so none of a wrong
+        guess.
+        """
+        row = 0
+        for span in spans:
+            ids = self._sampling.ids(span.seq)
+            count = min(span.count, len(ids) - 1 - span.start)
+            if count > 0:
+                pages = self._rank.pages(span.seq)
+                reader.follow(span.seq, ids, pages, span.start, features[row : row + count])
+            row += span.count
+
+    def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> F32:
+        return self._rank.embed(ids, pages)
 
     def add_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter."""
-        self._runner.add_adapter(adapter)
+        self._rank.adapters.add(adapter)
 
     def remove_adapter(self, digest: str) -> None:
-        """Let go of an adapter."""
-        self._runner.remove_adapter(digest)
+        self._rank.adapters.remove(digest)
 
     def close(self) -> None:
-        """Free everything."""
-        self._runner.close()
+        self._sampling.close()
+        self._rank.close()

@@ -1,10 +1,13 @@
-"""Where the newest positions of each sequence lie in float16, beside pages of 4 bits (read `flatten.py` next).
+"""Where the newest positions of each sequence lie in float16, beside pages of 4 bits (read
+`flatten.py` next).
 
-The pages of RECENT_TOKENS positions are a group; a row sees its own group in float16. So of a span's groups the first
-and the last are kept for later steps (the first may go on if drafted tokens are refused), those between pass:
+The pages of RECENT_TOKENS positions are a group; a row sees its own group in float16. So of a
+span's groups the first and the last are kept for later steps (the first may go on if drafted tokens
+are refused), those between pass:
 
     positions   0 … 31     32 … 63    64 … 95    96 … 127
-    span                   from 40 ──────────────→ 100          kept: 32 … 63 and 96 … 127, passing: 64 … 95
+    span                   from 40 ──────────────→ 100
+    pages                  kept        passing     kept
 
 A sequence holds at most two groups, and lets go of one when a later span starts beyond it.
 """
@@ -26,13 +29,17 @@ Held = dict[int, int]  # a sequence's groups and the first recent page of each
 
 
 def recent_pages(limits: StepLimits, page_size: int) -> RecentPages:
-    """How many pages steps within `limits` need: two groups a sequence, one sequence more for embeddings."""
+    """How many pages steps within `limits` need: two groups a sequence, one sequence more for
+    embeddings.
+    """
     a_group = RECENT_TOKENS // page_size
     return RecentPages(2 * a_group * (limits.max_seqs + 1), -(-limits.max_tokens // page_size))
 
 
 class F16Window:
-    """Hands out recent pages. The lowest free ones come first, so that memory that is not needed is never touched."""
+    """Hands out recent pages. The lowest free ones come first, so that memory that is not needed is
+    never touched.
+    """
 
     def __init__(self, pages: RecentPages, page_size: int) -> None:
         self._pages = pages
@@ -48,7 +55,8 @@ class F16Window:
     def place(self, held: Held, start: int, count: int, table: I32, again: bool = False) -> None:
         """Write the recent page of each of a span's pages, from its first group on, to `table`.
 
-        `again`: the span was placed before and goes on through the layers; its groups stay where they are.
+        `again`: the span was placed before and goes on through the layers; its groups stay where
+        they are.
         """
         first, last = start // RECENT_TOKENS, (start + count - 1) // RECENT_TOKENS
         if again:

@@ -1,4 +1,6 @@
-"""What the bits of a KV page depend on, but for its tokens: kept pages are used only where all of it is the same."""
+"""What the bits of a KV page depend on, but for its tokens: kept pages are used only where all of
+it is the same.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ PACKAGES = ("models", "ops", "quant")  # the code between a model's file and its
 def kv_fingerprint(
     checkpoint: Checkpoint, spec: ModelSpec, ops: Backend, kv_dtype: str, page_size: int, head: str = ""
 ) -> str:
-    """32 hex digits of the model's file, the decoder as it was resolved, the backend, its code, and the pages' form.
+    """32 hex digits of the model's file, the decoder as it was resolved, the backend, its code, and
+    the pages' form.
 
     `head` is the fingerprint of a draft head, whose keys and values are in the pages too.
     """
@@ -29,7 +32,9 @@ def kv_fingerprint(
 
 
 def code_digest() -> hashlib._Hash:
-    """A SHA-256 that has taken in the code between a model's file and its keys and values; more may follow."""
+    """A SHA-256 that has taken in the code between a model's file and its keys and values; more may
+    follow.
+    """
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for package in PACKAGES:

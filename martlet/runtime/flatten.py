@@ -1,4 +1,5 @@
-"""From spans to arrays: the rows of a step, written into buffers that are allocated once (read `rank.py` next).
+"""From spans to arrays: the rows of a step, written into buffers that are allocated once (read
+`runtime/page_moves.py` next).
 
 spans      seq 7: start 40, count 1          seq 9: start 0, count 3
 ids        | id of position 40 |             | ids of 0, 1, 2 |              [T]
@@ -10,35 +11,53 @@ starts     0                   1                              4              [B 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.ops.interface import StepInputs, StepLimits
-from martlet.runtime.f16_window import F16Window
 from martlet.types import PageId, SeqId, Span
 
-__all__ = ["SequenceRows", "StepBuffers"]
+__all__ = ["PageTable", "StepBuffers", "Window"]
 
 I32 = NDArray[np.int32]
 FEW = 16  # rows that lists are quicker for than arrays
 
 
-class SequenceRows:
-    """A sequence's ids and page numbers. `version` changes with the pages."""
+class PageTable:
+    """A sequence's page numbers, in order of position. `version` changes with them."""
 
-    __slots__ = ("ids", "pages", "recent", "version")
+    __slots__ = ("held", "pages", "version")
 
-    def __init__(self, ids: Iterable[int]) -> None:
-        self.ids = list(ids)
+    def __init__(self) -> None:
         self.pages: list[int] = []
         self.version = 0
-        self.recent: dict[int, int] = {}  # what it holds of the float16 pages beside q4 ones (`f16_window.py`)
+        # its float16 pages beside q4 ones, by group (`f16_window.py`)
+        self.held: dict[int, int] = {}
 
     def take_pages(self, first: int, pages: tuple[PageId, ...]) -> None:
-        """Note the pages that a span brings: they take the places from `first` on, and the table ends after them."""
+        """Put the pages that a span brings from place `first` on; the table ends after them."""
         self.pages[first:] = pages
         self.version += 1
+
+
+class Window(Protocol):
+    """Float16 pages of the newest positions, beside pages of 4 bits (`f16_window.py`). `held` is
+    what a sequence has.
+    """
+
+    def begin_step(self) -> None:
+        """Pages that one step only needs are free again."""
+
+    def place(self, held: dict[int, int], start: int, count: int, table: I32, again: bool = False) -> None:
+        """Write the pages of positions start … start + count - 1 to a sequence's table, int32 [n].
+
+        `again`: the span goes on through the layers, on the pages that it has.
+        """
+
+    def release(self, held: dict[int, int]) -> None:
+        """A sequence lets go of all that it has."""
 
 
 class StepBuffers:
@@ -47,7 +66,7 @@ class StepBuffers:
     With `recent`, for q4 caches, it also says where the newest positions go.
     """
 
-    def __init__(self, limits: StepLimits, page_size: int, recent: F16Window | None = None) -> None:
+    def __init__(self, limits: StepLimits, page_size: int, recent: Window | None = None) -> None:
         self._page_size = page_size
         self._recent = recent
         self._ids = np.zeros(limits.max_tokens, dtype=np.int32)
@@ -55,13 +74,14 @@ class StepBuffers:
         self._slots = np.zeros(limits.max_tokens, dtype=np.int32)
         self._starts = np.zeros(limits.max_seqs + 1, dtype=np.int32)
         self._table = np.zeros((limits.max_seqs, limits.max_pages_per_seq), dtype=np.int32)
-        self._in_table: list[tuple[SequenceRows, int] | None] = [None] * limits.max_seqs  # and its version
+        # and its version
+        self._in_table: list[tuple[PageTable, int] | None] = [None] * limits.max_seqs
         self._logit_rows = np.zeros(limits.max_logits, dtype=np.int32)
         self._recent_slots = np.zeros(limits.max_tokens if recent else 0, dtype=np.int32)
         self._recent_table = np.zeros(self._table.shape if recent else (0, 0), dtype=np.int32)
         self._count_up = np.arange(limits.max_tokens, dtype=np.int32)
 
-    def fill(self, spans: Iterable[Span], sequences: Mapping[SeqId, SequenceRows]) -> StepInputs:
+    def fill(self, spans: Iterable[Span], tables: Mapping[SeqId, PageTable]) -> StepInputs:
         """Lay the spans out as rows, in their order."""
         ids: list[int] = []
         positions: list[int] = []
@@ -70,7 +90,7 @@ class StepBuffers:
         if self._recent:
             self._recent.begin_step()
         for n_seqs, span in enumerate(spans):
-            sequence = sequences[span.seq]
+            sequence = tables[span.seq]
             if span.new_pages:
                 sequence.take_pages(span.first_page, span.new_pages)
             self._add_rows(sequence, span, (ids, positions, slots))
@@ -98,22 +118,21 @@ class StepBuffers:
             self._recent_table[:n_seqs],
         )
 
-    def release(self, sequence: SequenceRows) -> None:
+    def release(self, sequence: PageTable) -> None:
         """A sequence lets go of what it holds of the recent pages."""
         if self._recent:
-            self._recent.release(sequence.recent)
+            self._recent.release(sequence.held)
 
-    def _add_rows(self, sequence: SequenceRows, span: Span, rows: tuple[list[int], list[int], list[int]]) -> None:
+    def _add_rows(self, sequence: PageTable, span: Span, rows: tuple[list[int], list[int], list[int]]) -> None:
         """Add a span's ids, positions and slots."""
         (ids, positions, slots), size = rows, self._page_size
         start, count = span.start, span.count
         if count == 1:  # decode
-            ids.append(sequence.ids[start])
+            ids.append(span.ids[0])
             positions.append(start)
             slots.append(sequence.pages[start // size] * size + start % size)
             return
-        ids += sequence.ids[start : start + count]
-        ids += span.draft
+        ids += span.ids
         if count <= FEW:
             pages, few = sequence.pages, range(start, start + count)
             positions += few
@@ -123,10 +142,10 @@ class StepBuffers:
         positions += places.tolist()
         slots += (np.array(sequence.pages)[places // size] * size + places % size).tolist()
 
-    def _place_recent(self, recent: F16Window, sequence: SequenceRows, span: Span, n_seqs: int, stop_row: int) -> None:
+    def _place_recent(self, recent: Window, sequence: PageTable, span: Span, n_seqs: int, stop_row: int) -> None:
         """Say where a span's newest positions go, which end at row `stop_row`."""
         table, size = self._recent_table[n_seqs], self._page_size
-        recent.place(sequence.recent, span.start, span.count, table, span.first_layer > 0)
+        recent.place(sequence.held, span.start, span.count, table, span.first_layer > 0)
         places = np.add(self._count_up[: span.count], span.start)
         self._recent_slots[stop_row - span.count : stop_row] = table[places // size] * size + places % size
 

@@ -1,4 +1,6 @@
-"""The memory of the KV pages: one array a layer, indexed by `cache/pages.py`'s numbers (read `rank.py` next)."""
+"""The memory of the KV pages: one array a layer, indexed by `cache/pages.py`'s numbers (read
+`rank.py` next).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ __all__ = ["KvMemory", "allocate_caches", "kv_bytes_per_token", "layer_types", "
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """A cache for each layer, and how many recent pages those of type q4 have; None if there are no such.
+    """A cache for each layer, and how many recent pages those of type q4 have; None if there are no
+    such.
 
     A draft head's cache has pages by the same numbers, and more of its own.
     """
@@ -33,7 +36,9 @@ class KvMemory:
 
 
 def layer_types(spec: ModelSpec, types: KvTypes) -> list[tuple[Attention, KvType]]:
-    """The attention and the KV type of each layer. Raises RequestError for an exception beyond the last."""
+    """The attention and the KV type of each layer. Raises RequestError for an exception beyond the
+    last.
+    """
     beyond = [layer for layer in types.layers if layer >= len(spec.layers)]
     if beyond:
         raise RequestError(
@@ -44,13 +49,17 @@ def layer_types(spec: ModelSpec, types: KvTypes) -> list[tuple[Attention, KvType
 
 
 def kv_bytes_per_token(spec: ModelSpec, types: KvTypes, page_size: int = PAGE_SIZE) -> int:
-    """Bytes of the keys and values of one position, over all layers, a page's scales shared among its positions."""
+    """Bytes of the keys and values of one position, over all layers, a page's scales shared among
+    its positions.
+    """
     pages = [kind.page_bytes(page_size, x.n_kv_heads, x.head_dim) for x, kind in layer_types(spec, types)]
     return -(-sum(pages) // page_size)
 
 
 def recent_bytes(spec: ModelSpec, types: KvTypes, limits: StepLimits, page_size: int = PAGE_SIZE) -> int:
-    """Bytes of the float16 pages beside those of type q4: kept by each layer, passing once for layers of one shape."""
+    """Bytes of the float16 pages beside those of type q4: kept by each layer, passing once for
+    layers of one shape.
+    """
     pages, f16 = recent_pages(limits, page_size), KV_TYPES["f16"]
     shapes = [(x.n_kv_heads, x.head_dim) for x, kind in layer_types(spec, types) if kind.name == "q4"]
     kept = sum(pages.kept * f16.page_bytes(page_size, *shape) for shape in shapes)

@@ -1,7 +1,8 @@
-"""What a plan does with whole pages: to the second tier, from it, and from page to page (read `rank.py` next).
+"""What a plan does with whole pages: to the second tier, from it, and from page to page (read
+`models/decoder.py` next).
 
-The order is the plan's: saves, then loads, then copies, all before the spans. Nothing here fails: what the tier could
-not do is in the result, and the scheduler has it computed again.
+The order is the plan's: saves, then loads, then copies, all before the spans. Nothing here fails:
+what the tier could not do is in the result, and the scheduler has it computed again.
 """
 
 from __future__ import annotations
@@ -9,15 +10,45 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.ops.interface import Array, Backend
-from martlet.runtime.disk_file import DiskFile
 from martlet.types import Copy, Load, PageId, Save, SlotId, StepPlan
 
-__all__ = ["Moved", "PageMoves", "page_bytes"]
+__all__ = ["Moved", "PageMoves", "PageStore", "page_bytes"]
+
+
+class StoredPage(Protocol):
+    """What a slot holds."""
+
+    @property
+    def slot(self) -> SlotId:
+        """Its number."""
+
+    @property
+    def key(self) -> bytes:
+        """The key of its page."""
+
+
+class PageStore(Protocol):
+    """A second tier for whole pages (`disk_file.py`): slots 0 … n_slots - 1. Nothing raises."""
+
+    n_slots: int
+
+    def records(self) -> Sequence[StoredPage]:
+        """What the slots held when it was opened."""
+
+    def save(self, save: Save, page: memoryview) -> bool:
+        """Write a page's bytes; return whether that worked."""
+
+    def load(self, load: Load, out: memoryview) -> bool:
+        """Read a page's bytes; return whether the slot held the key's, unharmed."""
+
+    def forget(self, slot: SlotId) -> None:
+        """Make a slot as if it had never been used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +72,12 @@ def page_bytes(ops: Backend, caches: Sequence[Array]) -> int:
 class PageMoves:
     """Moves pages of all layers; without a tier every save and load fails."""
 
-    def __init__(self, ops: Backend, caches: Sequence[Array], tier: DiskFile | None = None) -> None:
+    def __init__(self, ops: Backend, caches: Sequence[Array], tier: PageStore | None = None) -> None:
         self._ops = ops
         self._tier = tier
         self._staged: NDArray[np.uint8] = np.empty(0 if tier is None else page_bytes(ops, caches), np.uint8)
-        self._layers: list[tuple[Array, NDArray[np.uint8]]] = []  # with each layer's part of the staged page
+        # with each layer's part of the staged page
+        self._layers: list[tuple[Array, NDArray[np.uint8]]] = []
         start = 0
         for cache in caches:
             stop = start + (0 if tier is None else ops.page_bytes(cache))
@@ -91,9 +123,11 @@ class PageMoves:
             self._ops.copy_page(cache, copy.source, copy.target)
 
     def probe(self, page: PageId) -> float | None:
-        """Seconds that loading a page takes, by loading one to `page`, which is free; None if that cannot be told.
+        """Seconds that loading a page takes, by loading one to `page`, which is free; None if that
+        cannot be told.
 
-        Where the file is empty, a page is written first, to a slot that then is as if it had never been used.
+        Where the file is empty, a page is written first, to a slot that then is as if it had never
+        been used.
         """
         tier = self._tier
         if tier is None or tier.n_slots == 0:

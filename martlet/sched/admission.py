@@ -37,11 +37,11 @@ _NOTHING = Match((), (), None, 0, CacheUse(reason=MissReason.OFF))
 class PageKeeper:
     """Gives sequences their pages, and takes them back into the cache for later sequences."""
 
-    def __init__(self, pool: PagePool, cache: RadixCache | None, cost: CostModel, share_tokens: int) -> None:
+    def __init__(self, pool: PagePool, cache: RadixCache | None, cost: CostModel, share_granularity: int) -> None:
         self.pool = pool
         self.cache = cache
         self._cost = cost
-        self._share_tokens = share_tokens
+        self._granularity = share_granularity
         self._pinned: list[PageId] = []  # sources of the copies of the plan in the making
 
     @property
@@ -67,7 +67,7 @@ class PageKeeper:
         if scored:
             limit = min(limit, seq.n_scored)
         match = self.cache.match(seq.request.cache_salt, seq.ids, limit)
-        if scored and match.n_tokens == limit // self._share_tokens * self._share_tokens:
+        if scored and match.n_tokens == limit // self._granularity * self._granularity:
             return replace(match, use=replace(match.use, reason=MissReason.SCORED))
         return match
 
@@ -171,7 +171,7 @@ class PageKeeper:
         n_tokens = min(seq.n_common, parent.n_cached, len(seq.ids) - 1)
         if seq.n_scored < seq.n_prompt:
             n_tokens = min(n_tokens, seq.n_scored)
-        n_tokens -= n_tokens % self._share_tokens
+        n_tokens -= n_tokens % self._granularity
         if n_tokens <= match.n_tokens - len(match.slots) * size:
             return None
         n_full, rest = divmod(n_tokens, size)

@@ -1,15 +1,15 @@
-"""Who runs, and what of it in the next step (read `admission.py` next).
+"""Who runs, and what of it in the next step (read `sched/admission.py` next).
 
-A step is planned in three parts. Running sequences that decode come first, one token each. What the step may take
-beyond that, in tokens and in time (`budget.py`), goes to prompts, in chunks. What is left admits waiting sequences in
-the policy's order (`policy.py`), none overtaking another.
+A step is planned in three parts. Decoding sequences come first, a token each. The rest of the
+step, in tokens and in time (`budget.py`), goes to prompts, in chunks. What is left admits waiting
+sequences in the policy's order (`policy.py`), none overtaking another.
 
-A sequence takes a page when it needs one. When none can be made free, the running one that the policy puts last gives
-all its pages back and waits; the cache keeps what is in them while there is room, so that little is computed again.
-Three rules keep this from becoming all that is done. Nobody is admitted unless a share of what running sequences are expected
-to grow by is free, a share that rises with every preemption (`page_reserve.py`). After a preemption nobody is admitted until
-a sequence has ended. And who was preempted MAX_PREEMPTED times is not again: it is admitted only when all that it can
-ever need fits beside others of its kind.
+A sequence takes a page when it needs one. When none can be made free, the running sequence that
+the policy puts last gives all its pages back and waits; the cache keeps them while there is room,
+so that little is computed again. Three rules prevent thrashing. A sequence is admitted only if a
+share of the expected growth of running ones is free (`page_reserve.py`). After a preemption none
+is admitted until one has ended. A sequence that was preempted MAX_PREEMPTED times is not again:
+it is admitted only when all pages that it can ever need fit beside others of its class.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sketch:
     """A plan that is being made."""
 
     spans: list[Span] = field(default_factory=list)
-    added: list[Sequence] = field(default_factory=list)
+    started: list[Sequence] = field(default_factory=list)  # that have their first span
     preempted: list[SeqId] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
@@ -47,7 +47,9 @@ class Sketch:
 
 
 class Planner:
-    """The waiting and the running sequences. `live` is the scheduler's: every sequence that has not ended."""
+    """The waiting and the running sequences. `live` is the scheduler's: every sequence that has not
+    ended.
+    """
 
     def __init__(
         self,
@@ -67,7 +69,8 @@ class Planner:
         self._growth = PageReserve(keeper.pool)
         self._page_size = keeper.pool.page_size
         self._loading: dict[SeqId, tuple[Load, ...]] = {}  # of the plan that runs
-        self._until: dict[SeqId, tuple[SeqId, int]] = {}  # held: waits until the other has computed so many ids
+        # held: waits until the other has computed so many ids
+        self._until: dict[SeqId, tuple[SeqId, int]] = {}
         self._backing_off = False  # somebody was preempted and nobody has ended since
         self.waiting = WaitingQueue(policy, view, limits)
         self.running: list[Sequence] = []  # in the policy's order
@@ -81,7 +84,8 @@ class Planner:
         prompts = self._decodes(sketch, drafts)
         if prompts or self.waiting:
             budget = self._budget(sketch.work, prompts, now)
-            for seq in sorted(prompts, key=lambda seq: seq.n_begun == 0):  # what is begun comes first
+            # what is begun comes first
+            for seq in sorted(prompts, key=lambda seq: seq.n_between_layers == 0):
                 self._add_chunk(seq, budget, sketch)
             if self.waiting and not sketch.preempted:
                 self._admit(budget, sketch)
@@ -89,7 +93,7 @@ class Planner:
         return sketch
 
     def leave(self, seq: Sequence) -> None:
-        """Take a sequence that ends out of where it is, and its pages from it."""
+        """Remove a sequence that ends, and take its pages."""
         if seq.pages:
             self.running.remove(seq)
             self._keeper.give_back(seq)
@@ -100,7 +104,7 @@ class Planner:
             self._until.pop(seq.seq_id, None)
 
     def take_moves(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in what went to the second tier and came from it; a sequence goes on after the last page that did."""
+        """Take in what the second tier did: a sequence goes on after its last loaded page."""
         if not (plan.saves or plan.loads):
             return
         failed = set(result.failed_loads)
@@ -126,9 +130,11 @@ class Planner:
         self._backing_off = False
         self._keeper.clear()
 
-    # -- those that run ---------------------------------------------------------------------------------------------
+    # -- running sequences -------------------------------------------------------------------------
     def _make_room(self, sketch: Sketch) -> None:
-        """Give a page to each sequence whose next position needs one, taking them from the last if need be."""
+        """Give a page to each sequence whose next position needs one, taking them from the last if
+        need be.
+        """
         size = self._page_size
         for seq in [seq for seq in self.running if seq.n_cached == len(seq.pages) * size]:
             while seq.pages:  # none: preempted meanwhile, perhaps for its own sake
@@ -139,18 +145,18 @@ class Planner:
                 self._preempt(self._victim(), sketch)
 
     def _victim(self) -> Sequence:
-        """The last by the policy, among those that were not preempted too often."""
+        """The last sequence by the policy that was not preempted too often."""
         if not self._policy.serves:
             return max(self.running, key=lambda seq: (seq.n_preempted < MAX_PREEMPTED, rank(seq)))
         key = self._policy.key
         return max(self.running, key=lambda seq: (seq.n_preempted < MAX_PREEMPTED, key(seq, self._view), seq.seq_id))
 
     def _preempt(self, seq: Sequence, sketch: Sketch) -> None:
-        """Take the pages; the ids stay, and what the cache does not keep is computed again later."""
+        """Take the pages; the ids stay, and evicted positions are computed again later."""
         self.running.remove(seq)
         self._keeper.give_back(seq)
         seq.n_preempted += 1
-        seq.n_begun = seq.n_layers = 0
+        seq.n_between_layers = seq.n_layers = 0
         self.waiting.add(seq)
         self._growth.preempted()
         self._backing_off = True
@@ -158,7 +164,9 @@ class Planner:
         sketch.preempted.append(seq.seq_id)
 
     def _decodes(self, sketch: Sketch, drafts: Drafts) -> list[Sequence]:
-        """Add the spans of one token and its draft; return the running sequences that have more to compute."""
+        """Add the spans of one token and its draft; return the running sequences that have more to
+        compute.
+        """
         prompts: list[Sequence] = []
         spans, reads = sketch.spans, 0
         for seq in self.running:
@@ -169,7 +177,7 @@ class Planner:
                 self._add_draft(seq, drafts[seq.seq_id], sketch)
                 reads += start
             elif seq.n_sent == len(seq.pages):
-                spans.append(Span(seq.seq_id, start, 1, (), 1))
+                spans.append(Span(seq.seq_id, start, 1, (seq.ids[start],), (), 1))
                 reads += start
             else:
                 self._add_span(seq, 1, 1, sketch)
@@ -179,13 +187,13 @@ class Planner:
         return prompts
 
     def _add_draft(self, seq: Sequence, draft: tuple[int, ...], sketch: Sketch) -> None:
-        """Add a span that verifies a draft, or as much of it as fits: drafts take pages that are free, and no one's else."""
+        """Add a span that verifies a draft, or as much of it as fits on pages that are free."""
         limits, size, end = self._limits, self._page_size, seq.n_cached + 1
         most = min(
             len(draft),
             seq.limit - len(seq.ids) - 1,  # a token is sampled after the last guess too
             limits.max_logits - limits.max_seqs - sketch.work.n_draft,
-            limits.max_step_tokens - len(self.running) - sketch.work.n_draft - self._n_begun(),
+            limits.max_step_tokens - len(self.running) - sketch.work.n_draft - self._rows_between_layers(),
         )
         most = max(0, most)
         missing = self._keeper.pool.pages_for(end + most) - len(seq.pages)
@@ -195,11 +203,11 @@ class Planner:
         sketch.work.n_draft += count
         self._add_span(seq, 1 + count, 1 + count, sketch, draft[:count])
 
-    def _n_begun(self) -> int:
+    def _rows_between_layers(self) -> int:
         """Rows of chunks that wait between two layers, and go on whatever else is in the step."""
-        return max((seq.n_begun for seq in self.running), default=0)
+        return max((seq.n_between_layers for seq in self.running), default=0)
 
-    # -- prompts ----------------------------------------------------------------------------------------------------
+    # -- prompts -----------------------------------------------------------------------------------
     def _budget(self, work: Work, prompts: list[Sequence], now: float) -> StepBudget:
         """What prompts may take of this step."""
         limits = self._limits
@@ -227,19 +235,21 @@ class Planner:
         return budget
 
     def _add_chunk(self, seq: Sequence, budget: StepBudget, sketch: Sketch) -> None:
-        """Add the next span of a prompt, if anything is left for it.
+        """Add the next span of a prompt, if the budget has anything left for it.
 
-        Logits are needed for the rows from n_scored on, which are a span's last ones, and for the row of the last id.
+        Logits are needed for the rows from n_scored on, which are a span's last ones, and for the
+        row of the last id.
         """
         start, remaining = seq.n_cached, len(seq.ids) - seq.n_cached
-        if remaining == 1:  # all but the last token was there already: as much work as a sequence that decodes
+        # all but the last token was there already: as much work as a sequence that decodes
+        if remaining == 1:
             budget.tokens -= 1
             sketch.work.n_decode += 1
             sketch.work.decode_reads += start + 1
             self._add_span(seq, 1, 1, sketch)
             return
         count = budget.chunk(start, remaining)
-        if seq.n_begun or self._suits_layers(seq, budget, count, remaining):
+        if seq.n_between_layers or self._suits_layers(seq, budget, count, remaining):
             if not (budget.closed or budget.layered):
                 self._add_layers(seq, budget, sketch)
             return
@@ -259,9 +269,9 @@ class Planner:
         self._add_span(seq, count, n_logits, sketch)
 
     def _suits_layers(self, seq: Sequence, budget: StepBudget, count: int, remaining: int) -> bool:
-        """Whether more rows through some of the layers suit a step better than `count` rows through all of them.
+        """Whether more rows through some of the layers suit a step better than `count` through all.
 
-        One row reads as many keys and values as many do, and a step is no shorter than the one row's.
+        One row reads as many keys and values as many rows do, so a step is no shorter than that.
         """
         rows = self._limits.layered_rows
         return count < rows <= min(remaining, budget.tokens) and seq.n_scored == seq.n_prompt
@@ -269,8 +279,8 @@ class Planner:
     def _add_layers(self, seq: Sequence, budget: StepBudget, sketch: Sketch) -> None:
         """Begin a chunk that goes through the layers in several steps, or take it further."""
         start, first, n_layers = seq.n_cached, seq.n_layers, self._limits.n_layers
-        seq.n_begun = seq.n_begun or self._limits.layered_rows
-        count = seq.n_begun
+        seq.n_between_layers = seq.n_between_layers or self._limits.layered_rows
+        count = seq.n_between_layers
         n = budget.layers(start, count, n_layers, first)
         stop = None if first + n == n_layers else first + n
         seq.n_layers = 0 if stop is None else stop
@@ -283,14 +293,16 @@ class Planner:
 
     def _add_span(self, seq: Sequence, count: int, n_logits: int, sketch: Sketch, draft: tuple[int, ...] = ()) -> None:
         """Add a span, with the pages that no span has handed out."""
-        new = tuple(seq.pages[seq.n_sent :])
-        sketch.spans.append(Span(seq.seq_id, seq.n_cached, count, new, n_logits, seq.n_sent, draft))
+        start, new = seq.n_cached, tuple(seq.pages[seq.n_sent :])
+        # of a draft's rows all but one are beyond the sequence's ids
+        ids = (*seq.ids[start : start + count], *draft)
+        sketch.spans.append(Span(seq.seq_id, start, count, ids, new, n_logits, seq.n_sent, len(draft)))
         seq.n_sent = len(seq.pages)
         if seq.seq_id not in self.known:
             self.known.add(seq.seq_id)
-            sketch.added.append(seq)
+            sketch.started.append(seq)
 
-    # -- those that wait --------------------------------------------------------------------------------------------
+    # -- waiting sequences -------------------------------------------------------------------------
     def _admit(self, budget: StepBudget, sketch: Sketch) -> None:
         """Admit waiting sequences in the policy's order while there is room."""
         if self._backing_off and self.running:
@@ -326,15 +338,15 @@ class Planner:
         insort(self.running, seq, key=rank)
 
     def _is_held(self, seq: Sequence, parent: Sequence | None) -> bool:
-        """Whether another sequence is about to compute what this one could share: it waits for that."""
+        """Whether to wait for another sequence that is about to compute a prefix of this one."""
         if parent is not None and parent.n_generated == 0 and parent.n_cached < parent.n_prompt:
             return True
         other_id, until = self._until.get(seq.seq_id, (None, 0))
         if other_id is None:
-            found = self._shared_work(seq)
-            if found is None:
+            shared = self._shared_work(seq)
+            if shared is None:
                 return False
-            self._until[seq.seq_id] = found
+            self._until[seq.seq_id] = shared
             return True
         other = self._live.get(other_id)
         if other is not None and other.pages and other.n_cached < until:
@@ -343,7 +355,7 @@ class Planner:
         return self._is_held(seq, parent)
 
     def _shared_work(self, seq: Sequence) -> tuple[SeqId, int] | None:
-        """The running sequence ahead of this one that will compute the most pages of its prefix, and up to where."""
+        """The running sequence ahead that will compute most of the prefix, and up to where."""
         if self._keeper.cache is None or seq.n_scored < seq.n_prompt:
             return None
         size, best = self._page_size, None

@@ -1,7 +1,7 @@
-"""The scheduler: requests in, plans out, results in, events out (read `planner.py` next).
+"""The scheduler: requests in, plans out, results in, events out (read `sched/planner.py` next).
 
-It owns every sequence from `add` to exactly one terminal event. `plan` says what the next step computes, `commit` takes
-in what the step found.
+It owns every sequence from `add` to exactly one terminal event. `plan` says what the next step
+computes, `commit` takes in what the step found.
 
 It knows integers only: no arrays, no text, and of the clock what it is told.
 """
@@ -21,7 +21,19 @@ from martlet.sched.limits import SchedulerLimits
 from martlet.sched.planner import NO_DRAFTS, Drafts, Planner
 from martlet.sched.policy import DECODE_WEIGHT, POLICIES, Policy
 from martlet.sched.queue import QUEUE_TIMEOUT, rank
-from martlet.types import Event, FinishReason, PageId, Request, Sampled, SeqId, Sequence, StepPlan, StepResult, stop_ids
+from martlet.types import (
+    Added,
+    Event,
+    FinishReason,
+    PageId,
+    Request,
+    Sampled,
+    SeqId,
+    Sequence,
+    StepPlan,
+    StepResult,
+    stop_ids,
+)
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
@@ -39,7 +51,7 @@ class Scheduler:
         *,
         cache: RadixCache | None = None,
         policy: Policy = POLICIES["fcfs"],
-        share_tokens: int = 1,
+        share_granularity: int = 1,
         row_tile: int = 4,
     ) -> None:
         self._pages = pages
@@ -50,21 +62,23 @@ class Scheduler:
         self._requests: dict[str, list[Sequence]] = {}
         self.cache = cache
         self.cost = CostModel(row_tile)
-        self._keeper = PageKeeper(pages, cache, self.cost, share_tokens)
+        self._keeper = PageKeeper(pages, cache, self.cost, share_granularity)
         self._planner = Planner(limits, self._keeper, policy, self.cost, self, self._live)
         self._dropped: list[SeqId] = []
         self._service: dict[str, float] = {}  # tokens computed for each tenant, weighted
         self._pending: list[Event] = []  # ends that a plan has brought
         self._planned: tuple[float, Work] = (0.0, Work())
+        self.started: list[Sequence] = []  # that the newest plan has added
         self._write_behind = WriteBehind()
         self._next_seq = 0
         self._step = 0
 
-    # -- requests -------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
     def add(self, request: Request, now: float = 0.0) -> None:
         """Accept a request: its n sequences wait for their turn.
 
-        Raises RequestError for one that can never run and CapacityError where the queue is full; nothing is kept then.
+        Raises RequestError for one that can never run and CapacityError where the queue is full;
+        nothing is kept then.
         """
         if request.request_id in self._requests:
             raise RequestError(
@@ -79,7 +93,8 @@ class Scheduler:
         for index in range(params.n):
             seq = Sequence(SeqId(self._next_seq), request, index, list(request.prompt_ids), limit, ends)
             if params.prompt_logprobs is None or index > 0:
-                seq.n_scored = seq.n_prompt  # the n sequences share their prompt: the first one reports it
+                # the n sequences share their prompt: the first one reports it
+                seq.n_scored = seq.n_prompt
             seq.arrival_s = request.arrival_s or now
             if index > 0:  # they wait until the first one has computed the prompt
                 seq.parent, seq.n_common = sequences[0].seq_id, seq.n_prompt
@@ -94,8 +109,9 @@ class Scheduler:
     def fork(self, request: Request, parent: tuple[str, int], now: float = 0.0) -> None:
         """Accept a request that goes on from a sequence that lives: (request id, index).
 
-        It shares the parent's full pages, as far as the ids are the same and computed, and gets a copy of the page that
-        is so in part; if the parent has ended by the time that it is admitted, what the prefix cache has kept of it.
+        It shares the parent's full pages, as far as the ids are the same and computed, and gets a
+        copy of the page that is so in part; if the parent has ended by the time that it is
+        admitted, what the prefix cache has kept of it.
         """
         source = next((seq for seq in self._requests.get(parent[0], ()) if seq.index == parent[1]), None)
         self.add(request, now)
@@ -104,7 +120,9 @@ class Scheduler:
                 seq.parent, seq.n_common = source.seq_id, common_ids(source.ids, seq.ids)
 
     def limit_of(self, request: Request) -> int:
-        """The number of ids at which the request's sequences end; raise RequestError if it can never run."""
+        """The number of ids at which the request's sequences end; raise RequestError if it can
+        never run.
+        """
         n_prompt, max_tokens = len(request.prompt_ids), request.params.max_tokens
         context = self._limits.context
         if n_prompt == 0:
@@ -133,7 +151,7 @@ class Scheduler:
         return {seq.request.adapter for seq in self._live.values() if seq.request.adapter}
 
     def abort(self, request_id: str) -> list[Event]:
-        """End all sequences of a request; an unknown id (it may just have ended) gives no events."""
+        """End all sequences of a request; an unknown id, perhaps just ended, gives no events."""
         return [self._finish(seq, FinishReason.ABORT) for seq in list(self._requests.get(request_id, ()))]
 
     def stop(self, request_id: str, index: int, reason: str) -> list[Event]:
@@ -145,7 +163,9 @@ class Scheduler:
         ]
 
     def clear(self, error: str | None = None) -> list[Event]:
-        """End every request, with `error` if that is why, whatever a step that failed midway has left behind."""
+        """End every request, with `error` if that is why, whatever a step that failed midway has
+        left behind.
+        """
         ended = list(self._live.values())
         self._dropped += self._planner.known
         self._live.clear()
@@ -208,23 +228,28 @@ class Scheduler:
 
     @property
     def n_free(self) -> int:
-        """Pages that no sequence uses: free, or kept by the prefix cache for as long as nobody needs them."""
+        """Pages that no sequence uses: free, or kept by the prefix cache for as long as nobody
+        needs them.
+        """
         return self._keeper.n_available
 
-    # -- a step ---------------------------------------------------------------------------------------------------
+    # -- a step ------------------------------------------------------------------------------------
     def plan(self, now: float = 0.0, drafts: Drafts = NO_DRAFTS) -> StepPlan:
-        """Choose the spans of the next step and allocate their pages; `now` is the time, which only ever grows.
+        """Choose the spans of the next step and allocate their pages; `now` is the time, which only
+        ever grows.
 
-        `drafts` are guesses of what comes next in sequences that decode; how much of them fits is decided here.
+        `drafts` are guesses of what comes next in sequences that decode; how much of them fits is
+        decided here.
         """
         self._expire(now)
         sketch = self._planner.plan(now, drafts)
         self._planned = now, sketch.work
+        self.started = sketch.started
         self._step += 1
         return StepPlan(
             self._step,
             tuple(sketch.spans),
-            tuple(sketch.added),
+            tuple([Added(seq.seq_id, seq.request.request_id, seq.index, seq.request.adapter) for seq in self.started]),
             tuple(self._dropped),
             tuple(sketch.preempted),
             self._keeper.saves(self._write_behind.most),
@@ -233,27 +258,30 @@ class Scheduler:
         )
 
     def flush_plan(self, most: int) -> StepPlan | None:
-        """A plan that only writes up to `most` pages to the second tier, for when nothing else is to be done.
+        """A plan that only writes up to `most` pages to the second tier, for when nothing else is
+        to be done.
 
         None if nothing is left to be written.
         """
         saves = self._keeper.saves(most)
         if not saves:
             return None
-        self._step += 1
+        self._step, self.started = self._step + 1, []
         return StepPlan(self._step, (), dropped=tuple(self._dropped), saves=saves)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float = 0.0) -> list[Event]:
         """Take in what a step computed: advance its sequences, end those that are done."""
-        del self._dropped[: len(plan.dropped)]  # only now: of a step that failed nobody knows what it still did
+        # only now: of a step that failed nobody knows what it still did
+        del self._dropped[: len(plan.dropped)]
         self._planner.take_moves(plan, result)
         self._write_behind.saved(len(plan.saves), result.save_s)
         live, publish = self._live, self.cache is not None
         for span in plan.spans:
             seq = live.get(span.seq)
             if seq is not None and span.stop_layer is None:  # None: aborted while the step ran
-                seq.n_begun = 0
-                count = span.count - len(span.draft)  # what is right of a draft is taken in with its tokens
+                seq.n_between_layers = 0
+                # what is right of a draft is taken in with its tokens
+                count = span.count - span.n_draft
                 seq.n_cached = span.start + count
                 if publish and (count > 1 or seq.n_cached == seq.n_prompt):
                     self._keeper.publish(seq)
@@ -270,7 +298,9 @@ class Scheduler:
         return events
 
     def check(self) -> None:
-        """Assert the invariants: every page's owners, each sequence in one place, pages for what is cached."""
+        """Assert the invariants: every page's owners, each sequence in one place, pages for what is
+        cached.
+        """
         owners = [seq.pages for seq in self._live.values()]
         if self.cache is not None:
             self.cache.check()
@@ -290,7 +320,7 @@ class Scheduler:
             order = [rank(seq) for seq in seqs]
             assert order == sorted(order), "sequences are out of order"
 
-    # -- what policies ask ------------------------------------------------------------------------------------------
+    # -- what policies ask -------------------------------------------------------------------------
     def n_matched(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that the prefix cache holds."""
         return self._keeper.match(seq).n_tokens
@@ -300,7 +330,9 @@ class Scheduler:
         return self._service.get(tenant, 0.0)
 
     def _join(self, tenant: str) -> None:
-        """A tenant that comes back starts level with the least served of those that are there: absence saves nothing."""
+        """A tenant that comes back starts level with the least served of those that are there:
+        absence saves nothing.
+        """
         if self._policy.serves:
             there = {seq.request.scheduling.tenant for seq in self._live.values()}
             if tenant not in there:
@@ -317,7 +349,7 @@ class Scheduler:
                 weight = DECODE_WEIGHT if span.start >= seq.n_prompt else span.count
                 self._service[seq.request.scheduling.tenant] += weight
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
     def _expire(self, now: float) -> None:
         """End the requests whose time in the queue is over."""
         for seq in self._planner.waiting.expired(now):
@@ -367,7 +399,9 @@ class Scheduler:
         )
 
     def _accept_more(self, seq: Sequence, sampled: Sampled) -> Iterator[Event]:
-        """Take in the tokens after the first: each says that the guess before it was right, so its position is good."""
+        """Take in the tokens after the first: each says that the guess before it was right, so its
+        position is good.
+        """
         for token_id, logprobs in sampled.more:
             if seq.seq_id not in self._live:
                 return
@@ -376,7 +410,8 @@ class Scheduler:
 
     def _finish_reason(self, seq: Sequence, token_id: int) -> FinishReason | None:
         params = seq.request.params
-        # Before min_tokens no end is sampled, unless a grammar's text is complete and nothing else can follow.
+        # Before min_tokens no end is sampled, unless a grammar's text is complete and nothing else
+        # can follow.
         if token_id in seq.stop_ids and (seq.n_generated >= params.min_tokens or params.structured is not None):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(seq.ids) >= seq.limit else None

@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from martlet.models.eagle_head import Head, guess, guess_on
 from martlet.models.weights import Model
 from martlet.ops.interface import Array, Backend, Program, StepInputs, StepLimits
-from martlet.runtime.flatten import SequenceRows
 from martlet.speculate.drafter import BOUNDS, PRIORS, Draft, DraftRequest
 from martlet.types import SeqId
 
@@ -48,7 +47,8 @@ USUAL = 3  # guesses that fill a tile of four rows
 class _Text:
     """A sequence, with the features of positions start … stop - 1, not computed by the head yet."""
 
-    rows: SequenceRows
+    ids: list[int]  # the sequence's own list, which grows
+    pages: list[int]
     start: int
     stop: int
     features: list[F32] = field(default_factory=list)
@@ -101,13 +101,13 @@ class HeadDrafter:
             if program is not None:
                 self._run(program, rows, np.zeros((1, self._width), np.float32))
 
-    def follow(self, seq: SeqId, rows: SequenceRows, start: int, features: F32) -> None:
+    def follow(self, seq: SeqId, ids: list[int], pages: list[int], start: int, features: F32) -> None:
         """Copy the features, float32 [n, W], of positions from `start` on, whose next ids are
         known.
         """
         text = self._texts.get(seq)
-        if text is None or text.rows is not rows or text.stop != start:
-            text = self._texts[seq] = _Text(rows, start, start)
+        if text is None or text.ids is not ids or text.stop != start:
+            text = self._texts[seq] = _Text(ids, pages, start, start)
         text.features.append(features.copy())
         text.stop += len(features)
         if len(self._texts) <= A_FEW:
@@ -131,8 +131,8 @@ class HeadDrafter:
             text = self._texts[request.seq]
             if text.stop - text.start > each:
                 self._catch_up(text)
-            pages = [*text.rows.pages[: -(-text.stop // self._size)], self._n_pages + number]
-            rows.append(_Rows(text.start, text.rows.ids[text.start + 1 : text.stop + 1], pages))
+            pages = [*text.pages[: -(-text.stop // self._size)], self._n_pages + number]
+            rows.append(_Rows(text.start, text.ids[text.start + 1 : text.stop + 1], pages))
             given.append(text.take(text.stop - text.start))
         features = given[0] if len(given) == 1 else np.concatenate(given)
         drafts = iter(self._draft(asked, rows, features))
@@ -181,15 +181,15 @@ class HeadDrafter:
     def _begin(self, text: _Text) -> None:
         """Compute position 0 where it needs a program of its own."""
         if self._first is not None and text.start == 0:
-            rows = _Rows(0, text.rows.ids[1:2], text.rows.pages, wants_logits=False)
+            rows = _Rows(0, text.ids[1:2], text.pages, wants_logits=False)
             self._run(self._first, [rows], text.take(1))
 
     def _catch_up(self, text: _Text) -> None:
         """Compute the positions that the head is behind, all but the last."""
         self._begin(text)
         while (count := min(text.stop - text.start - 1, self._limits.max_tokens)) > 0:
-            ids = text.rows.ids[text.start + 1 : text.start + 1 + count]
-            self._run(self._chain(1), [_Rows(text.start, ids, text.rows.pages, wants_logits=False)], text.take(count))
+            ids = text.ids[text.start + 1 : text.start + 1 + count]
+            self._run(self._chain(1), [_Rows(text.start, ids, text.pages, wants_logits=False)], text.take(count))
 
     def _run(self, program: Program, parts: Sequence[_Rows], given: F32, least: float = 0.0) -> tuple[Array, ...]:
         """Run a program on features, float32 [T, W]; its outputs hold until the next run."""

@@ -350,9 +350,9 @@ class Speculator:
         totals, right, n_drafted = self.totals, 0, 0
         n_accepted = {sampled.seq: len(sampled.more) for sampled in result.sampled}
         for span in plan.spans:
-            if span.draft:
-                n_drafted += len(span.draft)
-                right += totals.count(len(span.draft), n_accepted.get(span.seq, 0))
+            if span.n_draft:
+                n_drafted += span.n_draft
+                right += totals.count(span.n_draft, n_accepted.get(span.seq, 0))
         work = self._step.work
         if n_drafted and not self._step.mixed:
             plain_s = self._cost.rows_s(work.n_decode)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from martlet.models.medusa_heads import Medusa, guess_all
 from martlet.ops.interface import Backend, StepInputs, StepLimits
-from martlet.runtime.flatten import SequenceRows
 from martlet.speculate.drafter import PRIORS, Chain, Draft, DraftRequest, likeliest
 from martlet.types import SeqId
 
@@ -40,7 +39,7 @@ class MedusaDrafter:
         """Compute a row, so that the first draft pays for no first use."""
         self._run([np.zeros(self._hidden, np.float32)])
 
-    def follow(self, seq: SeqId, rows: SequenceRows, start: int, features: F32) -> None:
+    def follow(self, seq: SeqId, ids: list[int], pages: list[int], start: int, features: F32) -> None:
         """Keep the features, float32 [n, C], of positions from `start` on, whose next ids are
         known.
         """

@@ -20,7 +20,7 @@ from martlet.cache.pages import PagePool
 from martlet.models.decoder import forward
 from martlet.models.weights import Model
 from martlet.ops.interface import Backend, StepLimits
-from martlet.runtime.flatten import SequenceRows, StepBuffers
+from martlet.runtime.flatten import PageTable, StepBuffers
 from martlet.runtime.kv import KvMemory
 from martlet.speculate.drafter import PRIORS, Chain, Draft, DraftRequest, likeliest
 from martlet.types import PageId, SeqId, Span
@@ -34,10 +34,11 @@ FEW = 8  # positions that are computed with the next guess, in one step
 class _Text:
     """A sequence as the drafter knows it; the cache is right up to `n_cached` where ids are."""
 
-    __slots__ = ("n_cached", "n_sent", "n_true", "pages", "rows")
+    __slots__ = ("ids", "n_cached", "n_sent", "n_true", "pages", "table")
 
     def __init__(self) -> None:
-        self.rows = SequenceRows(())
+        self.ids: list[int] = []
+        self.table = PageTable()
         self.pages: list[PageId] = []
         self.n_sent = 0  # pages that a span has handed out
         self.n_cached = 0
@@ -46,11 +47,11 @@ class _Text:
     @property
     def n_missing(self) -> int:
         """Ids that are not computed yet."""
-        return len(self.rows.ids) - self.n_cached
+        return len(self.ids) - self.n_cached
 
     def take(self, ids: Sequence[int]) -> None:
         """Take over the sequence's ids; the cache of right guesses remains."""
-        mine, start = self.rows.ids, self.n_true
+        mine, start = self.ids, self.n_true
         same = next((i for i in range(start, min(len(mine), len(ids))) if mine[i] != ids[i]), min(len(mine), len(ids)))
         self.n_cached = min(self.n_cached, same)
         mine[start:] = ids[start:]
@@ -101,7 +102,7 @@ class ModelDrafter:
             left = []
             for i, row in zip(active, logits, strict=True):
                 token, class_ = likeliest(row[: self._vocab])
-                texts[i].rows.ids.append(token)
+                texts[i].ids.append(token)
                 if chains[i].add(token, class_):
                     left.append(i)
             active = left
@@ -116,7 +117,7 @@ class ModelDrafter:
     # -- steps -------------------------------------------------------------------------------------
     def _text(self, seq: SeqId, ids: Sequence[int]) -> _Text:
         text = self._texts.setdefault(seq, _Text())
-        if text.n_true != len(ids) or len(text.rows.ids) != len(ids):
+        if text.n_true != len(ids) or len(text.ids) != len(ids):
             text.take(ids)
         return text
 
@@ -124,7 +125,7 @@ class ModelDrafter:
         """Compute up to `most` positions but the last; up to `few` wait for the last. Return how
         many.
         """
-        start, stop = text.n_cached, min(len(text.rows.ids) - 1, text.n_cached + most)
+        start, stop = text.n_cached, min(len(text.ids) - 1, text.n_cached + most)
         if text.n_missing <= few:
             return 0
         while text.n_cached < stop and self._has_room(text, stop):
@@ -148,8 +149,9 @@ class ModelDrafter:
         spans = []
         for seq, text, count, n_logits in work:
             new = tuple(text.pages[text.n_sent :])
-            spans.append(Span(seq, text.n_cached, count, new, n_logits, text.n_sent))
+            ids = tuple(text.ids[text.n_cached : text.n_cached + count])
+            spans.append(Span(seq, text.n_cached, count, ids, new, n_logits, text.n_sent))
             text.n_sent = len(text.pages)
             text.n_cached += count
-        output = self._program.run(self._buffers.fill(spans, {seq: text.rows for seq, text, _, _ in work}))
+        output = self._program.run(self._buffers.fill(spans, {seq: text.table for seq, text, _, _ in work}))
         return self._ops.view(output)

@@ -49,10 +49,15 @@ class Model:
     """Sequences begin, grow, fork, are kept and end at random; saves and loads may fail; the process may be killed."""
 
     def __init__(
-        self, seed: int, n_pages: int, share_tokens: int = 1, n_slots: int | None = None, failures: float = 0.05
+        self, seed: int, n_pages: int, share_granularity: int = 1, n_slots: int | None = None, failures: float = 0.05
     ) -> None:
         self.random, self.fair = random.Random(seed), seed % 2 == 1
-        self.n_pages, self.share_tokens, self.n_slots, self.failures = n_pages, share_tokens, n_slots, failures
+        self.n_pages, self.share_granularity, self.n_slots, self.failures = (
+            n_pages,
+            share_granularity,
+            n_slots,
+            failures,
+        )
         self.kept: dict[str, set[tuple[int, ...]]] = {"": set(), "x": set(), "y": set()}
         self.disk: dict[SlotId, Slot] = {}
         self.past: list[list[int]] = []  # ids of a few sequences kept, for others to begin like
@@ -63,7 +68,7 @@ class Model:
     def _begin(self) -> None:
         self.pool = PagePool(self.n_pages, SIZE)
         self.tier = None if self.n_slots is None else DiskSlots(self.n_slots)
-        self.cache = RadixCache(self.pool, share_tokens=self.share_tokens, tier=self.tier, fair=self.fair)
+        self.cache = RadixCache(self.pool, share_granularity=self.share_granularity, tier=self.tier, fair=self.fair)
         self.cells: dict[PageId, list[Cell]] = {}
         self.live: list[Seq] = []
         self.plan = Plan()
@@ -161,7 +166,7 @@ class Model:
         written = [seq for seq in self.live if seq.n_written > 0 and not seq.loads]
         if written:
             parent = self.random.choice(written)
-            n = self.random.randint(0, parent.n_written) // self.share_tokens * self.share_tokens
+            n = self.random.randint(0, parent.n_written) // self.share_granularity * self.share_granularity
             full, rest = divmod(n, SIZE)
             tail = (parent.pages[full], rest) if rest else None
             match = Match(tuple(parent.pages[:full]), (), tail, n, CacheUse())
@@ -206,7 +211,7 @@ class Model:
         self.cache.insert(seq.salt, seq.ids[:n], seq.pages, seq.salt and "tenant")
         if len(seq.ids) < 12 * SIZE:
             self.past = [*self.past[-15:], list(seq.ids)]
-        n = n // self.share_tokens * self.share_tokens
+        n = n // self.share_granularity * self.share_granularity
         self.kept[seq.salt] |= {tuple(seq.ids[:k]) for k in range(1, n + 1)}
 
     def end(self) -> None:
@@ -249,13 +254,13 @@ class Model:
     def lossless(self) -> bool:
         """Whether all full pages must still be somewhere: nothing has failed and there always was a free slot."""
         tier = self.tier
-        quiet = self.failures == 0 and self.n_failed == 0 and self.n_killed == 0 and self.share_tokens == 1
+        quiet = self.failures == 0 and self.n_failed == 0 and self.n_killed == 0 and self.share_granularity == 1
         return tier is not None and tier.n_used < tier.n_slots and quiet
 
     # -- what must be true ----------------------------------------------------------------------------------------
     def naive(self, salt: str, ids: list[int], limit: int) -> int:
         """The longest prefix of `ids` that begins something kept."""
-        for n in range(limit // self.share_tokens * self.share_tokens, 0, -self.share_tokens):
+        for n in range(limit // self.share_granularity * self.share_granularity, 0, -self.share_granularity):
             if tuple(ids[:n]) in self.kept[salt]:
                 return n
         return 0

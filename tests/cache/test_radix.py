@@ -14,9 +14,9 @@ from martlet.types import MissReason, PageId
 TEN = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
-def fresh(n_pages: int = 16, share_tokens: int = 1) -> tuple[PagePool, RadixCache]:
+def fresh(n_pages: int = 16, share_granularity: int = 1) -> tuple[PagePool, RadixCache]:
     pool = PagePool(n_pages, SIZE)
-    return pool, RadixCache(pool, share_tokens=share_tokens)
+    return pool, RadixCache(pool, share_granularity=share_granularity)
 
 
 def put(pool: PagePool, cache: RadixCache, ids: list[int], salt: str = "") -> tuple[PageId, ...]:
@@ -85,7 +85,7 @@ def test_salts_share_nothing() -> None:
 
 def test_groups_are_shared_whole() -> None:
     """Where the positions of a group depend on one another, nothing less than a group is kept or found."""
-    pool, cache = fresh(share_tokens=8)
+    pool, cache = fresh(share_granularity=8)
     pages = put(pool, cache, list(range(20)))
     assert pool.n_free == 16 - 4, "of 20 tokens 16 are whole groups"
     assert cache.match("", list(range(20)), 19).pages == pages[:4]
@@ -301,11 +301,11 @@ def test_keys_tell_position_and_salt() -> None:
 # -- at random --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("n_pages", "share_tokens", "n_steps"), [(12, 1, 1500), (40, 1, 1500), (30, 8, 1500), (400, 1, 60)]
+    ("n_pages", "share_granularity", "n_steps"), [(12, 1, 1500), (40, 1, 1500), (30, 8, 1500), (400, 1, 60)]
 )
-def test_random_sequences(seed: int, n_pages: int, share_tokens: int, n_steps: int) -> None:
+def test_random_sequences(seed: int, n_pages: int, share_granularity: int, n_steps: int) -> None:
     """fault KVC-09: of many sequences side by side none ever reads what was computed for another prefix."""
-    model = Model(seed, n_pages, share_tokens, failures=0.0 if n_pages == 400 else 0.05)
+    model = Model(seed, n_pages, share_granularity, failures=0.0 if n_pages == 400 else 0.05)
     for _ in range(n_steps):
         model.step()
     model.finish()

@@ -23,10 +23,10 @@ Record = tuple[SlotId, bytes, bytes, tuple[int, ...]]
 class Cache:
     """A pool, its tree and its slots, checked after each operation."""
 
-    def __init__(self, n_pages: int = 16, n_slots: int = 16, share_tokens: int = 1) -> None:
+    def __init__(self, n_pages: int = 16, n_slots: int = 16, share_granularity: int = 1) -> None:
         self.pool = PagePool(n_pages, SIZE)
         self.slots = DiskSlots(n_slots)
-        self.tree = RadixCache(self.pool, share_tokens=share_tokens, tier=self.slots)
+        self.tree = RadixCache(self.pool, share_granularity=share_granularity, tier=self.slots)
 
     def put(self, ids: Sequence[int], salt: str = "") -> tuple[PageId, ...]:
         """The pages of a sequence that has computed all of `ids` by itself and has ended."""
@@ -347,10 +347,10 @@ def test_the_least_recently_written_page_of_a_file_goes_first() -> None:
 # -- at random --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("n_pages", "n_slots", "share_tokens"), [(12, 1, 1), (12, 8, 1), (12, 60, 1), (40, 20, 1), (30, 30, 8)]
+    ("n_pages", "n_slots", "share_granularity"), [(12, 1, 1), (12, 8, 1), (12, 60, 1), (40, 20, 1), (30, 30, 8)]
 )
-def test_random_sequences(seed: int, n_pages: int, n_slots: int, share_tokens: int) -> None:
-    model = Model(seed, n_pages, share_tokens, n_slots)
+def test_random_sequences(seed: int, n_pages: int, n_slots: int, share_granularity: int) -> None:
+    model = Model(seed, n_pages, share_granularity, n_slots)
     for _ in range(1000):
         model.step()
         if model.random.random() < 0.01:

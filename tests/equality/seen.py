@@ -11,9 +11,9 @@ from hashlib import blake2b
 from typing import Any
 
 from martlet import LLM
-from martlet.kv_types import share_tokens
+from martlet.kv_types import share_granularity
 from martlet.metrics import Observer, StepRecord
-from martlet.types import Event, MissReason, SeqId, StepPlan, StepResult
+from martlet.types import Event, MissReason, SeqId, Started, StepPlan, StepResult
 from martlet.types import Sequence as Running
 
 __all__ = ["Answers", "Seen", "hit", "order_differs", "whole"]
@@ -50,7 +50,7 @@ class Seen(Observer):
         self._told: dict[SeqId, tuple[int, ...]] = {}  # the tokens that a sequence's grammar forces next
         self.n_preempted = self.n_again = self.n_failed = self.n_evicted = 0
         self.n_threads = 1 + sum(thread.name.startswith("martlet-") for thread in threading.enumerate())
-        self.share = share_tokens(llm.config.kv_dtype)  # a shared prefix ends at a multiple of it
+        self.share = share_granularity(llm.config.kv_dtype)  # a shared prefix ends at a multiple of it
         self.n_layered = 0  # spans through some of the layers
         self.chunks: dict[SeqId, int] = defaultdict(int)  # spans of a prompt
         self.started: list[str] = []  # requests in the order of their first spans
@@ -59,9 +59,10 @@ class Seen(Observer):
         self.beside_beams = 0  # steps that a beam search shared with requests
         self._reach: dict[SeqId, int] = defaultdict(int)
         self._inner = llm.engine.executor
-        self._runner: Any = llm.engine.executor._runner
-        self._sample = self._runner._sample
-        self._runner._sample = self._spy
+        self._sampling: Any = llm.engine.executor._sampling
+        self._sample = self._sampling._sample
+        self._sampling._sample = self._spy
+        self._scheduler = llm.engine.scheduler
         cache = llm.engine.scheduler.cache
         if cache is not None:
             evict = cache.evict
@@ -70,14 +71,14 @@ class Seen(Observer):
         llm.engine.watch(self)
 
     # -- as an executor -------------------------------------------------------------------------------------------
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
         """Count what a plan does, and run it."""
         known = set(self.sequences)
-        self.sequences |= {seq.seq_id: seq for seq in plan.added}
+        self.sequences |= {seq.seq_id: seq for seq in self._scheduler.started}
         decodes = [span for span in plan.spans if span.start >= self.sequences[span.seq].n_prompt]
         self.most_spans = max(self.most_spans, len(plan.spans))
         self.n_mixed += 0 < len(decodes) < len(plan.spans)
-        self.joined += sum(seq.seq_id not in known for seq in plan.added) if decodes else 0
+        self.joined += sum(new.seq not in known for new in plan.added) if decodes else 0
         adapters = {self.sequences[span.seq].request.adapter for span in plan.spans}
         self.n_adapted += bool(adapters - {""})
         self.n_beside += len(adapters) > 1
@@ -104,7 +105,7 @@ class Seen(Observer):
         for one, other in itertools.combinations(siblings, 2):
             same = one.request.request_id == other.request.request_id
             self.n_shared += same and not set(one.pages).isdisjoint(other.pages)
-        result = self._inner.run(plan)
+        result = self._inner.run(plan, started)
         self.n_failed += len(result.failed_loads) + len(result.failed_saves)
         return result
 
@@ -148,8 +149,8 @@ class Seen(Observer):
         forced = bool(span.draft) and told[: len(span.draft)] == span.draft
         self.n_forced += len(sampled.more) if forced else 0
         self.n_accepted += len(sampled.more)
-        self.n_refused += len(span.draft) - len(sampled.more)
-        sampler = self._runner._sequences[span.seq].sampler
+        self.n_refused += span.n_draft - len(sampled.more)
+        sampler = self._sampling._sequences[span.seq].sampler
         self.n_masks += sampler is not None and sampler.constraint is not None and sampler._bits_at >= 0
         self._told[span.seq] = sampled.forced
         if not self._forces:

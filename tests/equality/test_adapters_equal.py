@@ -119,7 +119,7 @@ def test_an_adapter_that_is_removed_lasts_to_the_end_of_its_requests(
 ) -> None:
     with opened(paths) as llm:
         engine, digest = llm._parts.engine, llm._parts.adapters["one"].digest
-        bank = engine.executor._runner._bank
+        bank = engine.executor._rank.adapters
         engine.add(Request("x", PROMPTS[0], PARAMS, adapter=digest))
         engine.step()
         engine.remove_adapter(digest)

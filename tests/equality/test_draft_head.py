@@ -76,7 +76,7 @@ def reference(tiny: Path) -> HeadReference:
 def watched(llm: LLM) -> list[tuple[int, list[int], tuple[int, ...]]]:
     """Every proposal: of which sequence, after which ids, what."""
     made: list[tuple[int, list[int], tuple[int, ...]]] = []
-    head: Any = llm.engine.executor._runner.head  # type: ignore[attr-defined]
+    head: Any = llm.engine.executor._reader  # type: ignore[attr-defined]
     propose = head.propose
 
     def spy(wishes: Any) -> Any:

@@ -62,7 +62,7 @@ def llm(tiny: Path) -> Iterator[LLM]:
 
 def ask(llm: LLM, prompts: Sequence[str], params: SamplingParams, drafter: Oracle | None) -> list[Any]:
     """What came: ids, text, ends, log-probabilities, of each completion; and how many tokens and gaps were counted."""
-    speculator: Any = llm.engine._speculator
+    speculator: Any = llm.engine._guesser
     before = speculator._drafter
     speculator._drafter = drafter or before
     try:

@@ -141,13 +141,13 @@ class HeadReference:
 def followed(llm: LLM) -> dict[int, dict[int, tuple[F32, Any]]]:
     """Of each sequence, by position, the features that its head is handed from here on, and the rows' ids."""
     found: dict[int, dict[int, tuple[F32, Any]]] = {}
-    head: Any = llm.engine.executor._runner.head  # type: ignore[attr-defined]
+    head: Any = llm.engine.executor._reader  # type: ignore[attr-defined]
     follow = head.follow
 
-    def spy(seq: int, rows: Any, start: int, features: F32) -> None:
+    def spy(seq: int, ids: Any, pages: Any, start: int, features: F32) -> None:
         places = found.setdefault(seq, {})
-        places.update((start + i, (row.copy(), rows.ids)) for i, row in enumerate(features))
-        follow(seq, rows, start, features)
+        places.update((start + i, (row.copy(), ids)) for i, row in enumerate(features))
+        follow(seq, ids, pages, start, features)
 
     head.follow = spy
     return found

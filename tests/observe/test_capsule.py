@@ -5,40 +5,40 @@ from __future__ import annotations
 import copy
 import json
 import random
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from martlet.cache.pages import PagePool
-from martlet.engine.engine import Engine
+from martlet.engine.assemble import assemble
 from martlet.errors import FormatError, MartletError, RequestError
 from martlet.observe import capsule as capsule_module
 from martlet.observe.capsule import CapsuleWriter, params_row, read_capsule
-from martlet.observe.capsule_plans import Schedule, ScheduleLimits
-from martlet.observe.capsule_replay import differences, replay, replay_options, verdict
+from martlet.observe.capsule_replay import Schedule, differences, replay, replay_options, verdict
 from martlet.ops.interface import StepLimits
+from martlet.runtime.plan_codec import PlanLimits
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.toy import ScriptedExecutor
-from martlet.types import Copy, Load, Request, Save, Span, StepPlan, StepResult
-from martlet.types import Sequence as EngineSequence
+from martlet.types import Added, Copy, Load, Request, Save, Span, Started, StepPlan, StepResult
 from tests.speculate.test_drafts import Guesser, token
 
 PAGE, CONTEXT, N_PAGES, VOCAB = 4, 32, 10, 64
 HEADER: dict[str, Any] = {
-    "martlet_capsule": 1,
+    "martlet_capsule": 2,
     "version": "1",
     "model": {"file": "m.gguf", "fingerprint": "f"},
     "machine": {"kernels": "k"},
     "settings": {"backend": "null", "threads": 2, "seed": 5, "chat_template": "x", "kv_disk": None},
 }
 STEP = StepLimits(8, 4, 12, CONTEXT // PAGE, layered_rows=2)
-LIMITS = ScheduleLimits(STEP, VOCAB, CONTEXT, N_PAGES, PAGE, 2)
+LIMITS = PlanLimits(STEP, VOCAB, CONTEXT, N_PAGES, PAGE, 2)
 
 
-def script(seq: EngineSequence, number: int) -> int:
+def script(seq: Started, number: int) -> int:
     return (7 * int(seq.request.request_id) + number + seq.index) % VOCAB
 
 
@@ -47,8 +47,8 @@ class Failing(ScriptedExecutor):
 
     at: int | None = None
 
-    def run(self, plan: StepPlan) -> StepResult:
-        result = super().run(plan)
+    def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
+        result = super().run(plan, started)
         if plan.step == self.at:
             raise ArithmeticError("the machine is on fire")
         return result
@@ -64,7 +64,7 @@ def record(path: Path, *, fail_at: int | None = None) -> tuple[dict[str, Any], l
     executor = Failing(script, PAGE)
     executor.at = fail_at
     scheduler = Scheduler(pool, SchedulerLimits(CONTEXT, 8, 4, 12), frozenset())
-    engine = Engine(scheduler, executor, pool, observers=[CapsuleWriter(path, HEADER)])
+    engine = assemble(scheduler, executor, pool, observers=[CapsuleWriter(path, HEADER)])
 
     def step() -> None:
         try:
@@ -98,8 +98,8 @@ def play(capsule: dict[str, Any], fail_at: int | None = None) -> tuple[list[Any]
 
 
 def shape(plan: StepPlan) -> Any:
-    """A plan in a form to compare: sequences by what the runner reads of them."""
-    added = [(s.seq_id, s.request.prompt_ids, s.request.params, s.index, s.limit) for s in plan.added]
+    """A plan in a form to compare: requests have other names in a capsule."""
+    added = [(new.seq, new.index, new.adapter) for new in plan.added]
     spans = [(s.seq, s.start, s.count, s.new_pages, s.n_logits, s.first_page if s.new_pages else 0) for s in plan.spans]
     return plan.step, spans, added, plan.dropped, plan.preempted, plan.saves, plan.loads, plan.copies
 
@@ -124,7 +124,7 @@ def test_decode_steps_take_no_room(tmp_path: Path) -> None:
     """Thirty steps of one sequence are a few rows: those that change pages, and a number for the others."""
     pool = PagePool(N_PAGES, PAGE)
     scheduler = Scheduler(pool, SchedulerLimits(CONTEXT, 8, 4, 12), frozenset())
-    engine = Engine(
+    engine = assemble(
         scheduler, ScriptedExecutor(script, PAGE), pool, observers=[CapsuleWriter(tmp_path / "c.json", HEADER)]
     )
     engine.add(request("0", 1, 31))
@@ -141,7 +141,9 @@ def test_guesses_are_replayed(tmp_path: Path, seed: int) -> None:
     """The replay guesses nothing: drafts are in the plans. The executor looks what is in their pages."""
     pool, guesser = PagePool(40, PAGE), Guesser(0.8, random.Random(seed))
     scheduler, executor = Scheduler(pool, SchedulerLimits(CONTEXT, 16, 4, 20)), ScriptedExecutor(token, PAGE)
-    engine = Engine(scheduler, executor, pool, observers=[CapsuleWriter(tmp_path / "c.json", HEADER)], drafter=guesser)
+    engine = assemble(
+        scheduler, executor, pool, observers=[CapsuleWriter(tmp_path / "c.json", HEADER)], drafter=guesser
+    )
     guesser.seqs = scheduler._live
     for name in range(3):
         engine.add(request(str(name), 3 + name, 20, draft_tokens=9))
@@ -150,7 +152,7 @@ def test_guesses_are_replayed(tmp_path: Path, seed: int) -> None:
     engine.close()
     assert engine.totals.speculation.n_accepted > 10
     again = ScriptedExecutor(token, PAGE)
-    limits_then = ScheduleLimits(StepLimits(16, 4, 20, CONTEXT // PAGE), 99, CONTEXT, 40, PAGE, 2)
+    limits_then = PlanLimits(StepLimits(16, 4, 20, CONTEXT // PAGE), 99, CONTEXT, 40, PAGE, 2)
     capsule = read_capsule(tmp_path / "c.json")
     assert not [step.differ for step in replay(capsule, again, Schedule(capsule, limits_then)) if step.differ]
     assert [span.draft for plan in again.plans for span in plan.spans] == [
@@ -216,73 +218,6 @@ def test_settings_that_reach_the_runner() -> None:
     assert replay_options(disk, "/tmp/x") == {"kv_disk": "/tmp/x", "kv_disk_size": 9, "draft": "off"}
 
 
-HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "a page out of range": ({"spans": [[0, 0, 1, 1, 0, [N_PAGES]]]}, "a page 10"),
-    "a negative page": ({"spans": [[0, 0, 1, 1, 0, [-1]]]}, "a page -1"),
-    "no page": ({"spans": [[0, 0, 1, 1]]}, "positions below 0"),
-    "positions without ids": ({"spans": [[0, 0, 4, 1, 0, [1]]]}, "positions below 3"),
-    "a hole in the table": ({"spans": [[0, 0, 1, 1, 1, [1]]]}, "a first page 1"),
-    "more pages than its limit": ({"spans": [[0, 0, 1, 1, 0, [1, 2, 3]]]}, "3 pages of a sequence"),
-    "an unknown sequence": ({"spans": [[9, 0, 1, 1, 0, [1]]]}, "a span of sequence 9"),
-    "a span of nothing": ({"spans": [[0, 0, 0, 0, 0, [1]]]}, "the span 0"),
-    "more logits than rows": ({"spans": [[0, 0, 1, 2, 0, [1]]]}, "positions below"),
-    "layers that there are not": ({"spans": [[0, 0, 2, 0, 0, [1], [], [0, 2]]]}, "a layer 2"),
-    "a layer in the middle first": ({"spans": [[0, 0, 2, 0, 0, [1], [], [1, None]]]}, "0+2, layers 1 to the last"),
-    "more rows than go by layers": ({"spans": [[0, 0, 3, 0, 0, [1], [], [0, 1]]]}, "3 rows for some layers"),
-    "logits before the last layer": ({"spans": [[0, 0, 2, 1, 0, [1], [], [0, 1]]]}, "1 logits of the span 0+2"),
-    "a sequence twice": ({"spans": [[0, 0, 1, 0, 0, [1]], [0, 0, 1, 0]]}, "two spans"),
-    "a truth value": ({"spans": [[0, 0, True, 1, 0, [1]]]}, "True"),
-    "a fraction": ({"spans": [[0, 0, 1.5, 1, 0, [1]]]}, "1.5"),
-    "a copy out of range": ({"copies": [[0, 99]], "spans": []}, "a page 99"),
-    "an unknown part": ({"spans": [], "eval": "x"}, "eval"),
-    "a page from an earlier disk": ({"spans": [], "loads": [[0, 1, "00" * 32]]}, "empty kv_disk"),
-    "a short key": ({"spans": [], "loads": [[0, 1, "00"]]}, "hexadecimal"),
-    "a page that is saved in part": (
-        {"spans": [], "saves": [[0, 1, "00" * 32, "00" * 32, [1]]]},
-        "a saved page of 1 tokens",
-    ),
-    "a key that is none": ({"spans": [], "loads": [[0, 1, "zz"]]}, "hexadecimal"),
-}
-
-
-def small(step: dict[str, Any]) -> dict[str, Any]:
-    """One sequence of three ids and at most five, and the step."""
-    asked = {"id": "0", "prompt_ids": [1, 2, 3], "params": {"max_tokens": 2}, "outputs": [[]]}
-    return {**HEADER, "requests": [asked], "steps": [{"spans": [], "added": [[0, 0, 0, 5, []]]}, step]}
-
-
-@pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_plan_is_refused(case: str) -> None:
-    step, message = HOSTILE[case]
-    with pytest.raises(RequestError, match=r"Step 2 of the capsule has .*expected") as caught:
-        play(small(step))
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("preempted", [False, True])
-@pytest.mark.parametrize("start", [0, 1, 2, 3])
-def test_a_start_within_a_group_of_4_bit_pages(start: int, preempted: bool) -> None:
-    """After two ids, in groups of two: at 2 a group begins, at 1 one is gone on with while it is held, at 3 there is none."""
-    asked = {"id": "0", "prompt_ids": [1] * 6, "params": {"max_tokens": 2}, "outputs": [[]]}
-    first = {"spans": [[0, 0, 2, 0, 0, [1, 2]]], "added": [[0, 0, 0, 8, []]]}
-    second = {"spans": [[0, start, 1, 0, 0, [1, 2]]], "preempted": [0] if preempted else []}
-    capsule = {**HEADER, "requests": [asked], "steps": [first, second]}
-    schedule = Schedule(capsule, replace(LIMITS, group=2))
-    if start == 3 or (start == 1 and preempted):
-        with pytest.raises(RequestError, match=r"Step 2 .* expected a start at a multiple of 2"):
-            list(schedule.plans())
-    else:
-        assert len(list(schedule.plans())) == 2
-
-
-def test_more_sequences_than_run_beside_4_bit_pages() -> None:
-    asked = {"id": "0", "prompt_ids": [1] * 6, "params": {"max_tokens": 2}, "outputs": [[]]}
-    steps = [{"spans": [[n, 0, 2, 0, 0, [1, 2]]], "added": [[n, 0, 0, 8, []]]} for n in range(STEP.max_seqs + 1)]
-    schedule = Schedule({**HEADER, "requests": [asked], "steps": steps}, replace(LIMITS, group=2))
-    with pytest.raises(RequestError, match="Step 5 of the capsule has 5 sequences that run; expected at most 4"):
-        list(schedule.plans())
-
-
 @pytest.mark.parametrize(
     "request_row",
     [
@@ -292,6 +227,9 @@ def test_more_sequences_than_run_beside_4_bit_pages() -> None:
         {"id": "0", "prompt_ids": [1], "params": {"tempature": 1}, "outputs": [[]]},
         {"id": "0", "prompt_ids": [1], "params": {"logit_bias": {"99": 1}}, "outputs": [[]]},
         {"id": 0, "prompt_ids": [1], "params": {}, "outputs": [[]]},
+        {"id": "0", "prompt_ids": [1], "params": {}, "outputs": [[True]]},
+        {"id": "0", "prompt_ids": [1], "params": {}, "outputs": [[]], "answered": 2},
+        {"id": "0", "prompt_ids": [1], "params": {}, "outputs": [[]], "adapter": "abc"},
         "hello",
     ],
 )
@@ -319,7 +257,7 @@ def test_no_change_of_a_number_gets_past_the_checks(tmp_path: Path) -> None:
             target = target[key]
         target[place[-1]] = numbers.choice([-1, 0, 1, 3, 10, 1 << 20, 1 << 70, None, "x", [], {}, 0.5])
         try:
-            for plan, _ in Schedule(changed, LIMITS).plans():
+            for plan, _, _ in Schedule(changed, LIMITS).plans():
                 assert all(0 <= page < N_PAGES for span in plan.spans for page in span.new_pages)
                 assert plan.n_tokens <= 8
                 assert len(plan.spans) <= 4
@@ -333,8 +271,8 @@ def test_no_change_of_a_number_gets_past_the_checks(tmp_path: Path) -> None:
     [
         ("", "not a capsule"),
         ("[]", "does not say"),
-        ('{"martlet_capsule": 2}', "format 2"),
-        ('{"martlet_capsule": 1, "model": {}}', "'machine' is NoneType"),
+        ('{"martlet_capsule": 1, "version": "0.1"}', "replay it with the version that recorded it"),
+        ('{"martlet_capsule": 2, "model": {}}', "'machine' is NoneType"),
         ("[" * 100_000, "not a capsule"),
     ],
 )
@@ -353,7 +291,8 @@ def test_a_folder_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     ("kind", "known"),
     [
         (StepPlan, "step spans added dropped preempted saves loads copies"),
-        (Span, "seq start count new_pages n_logits first_page draft first_layer stop_layer"),
+        (Span, "seq start count ids new_pages n_logits first_page n_draft first_layer stop_layer"),
+        (Added, "seq request_id index adapter"),
         (Save, "page slot key parent ids"),
         (Load, "slot page key"),
         (Copy, "source target"),

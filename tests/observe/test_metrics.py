@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
+from martlet.engine.assemble import assemble
 from martlet.engine.engine import Engine
 from martlet.metrics import Observer, StepRecord, percentile
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.toy import ScriptedExecutor
-from martlet.types import CacheUse, FinishReason, MissReason, Request, StepPlan, StepResult
+from martlet.types import CacheUse, FinishReason, MissReason, Request, Started, StepPlan, StepResult
 
 PAGE = 4
 
@@ -33,9 +36,9 @@ class SlowExecutor(ScriptedExecutor):
         super().__init__(lambda seq, number: number, PAGE)
         self.clock = clock
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
         self.clock.now += 1 + plan.n_tokens / 4
-        return super().run(plan)
+        return super().run(plan, started)
 
 
 class Watcher(Observer):
@@ -62,7 +65,7 @@ def make(clock: Clock, *, n_pages: int = 64, max_seqs: int = 4, watcher: Observe
     pool = PagePool(n_pages, PAGE)
     scheduler = Scheduler(pool, SchedulerLimits(32, 4, max_seqs, 8), frozenset())
     observers = () if watcher is None else (watcher,)
-    return Engine(scheduler, SlowExecutor(clock), pool, clock=clock, observers=observers)
+    return assemble(scheduler, SlowExecutor(clock), pool, clock=clock, observers=observers)
 
 
 def request(name: str, n_prompt: int, max_tokens: int, **params: object) -> Request:
@@ -203,7 +206,7 @@ def test_cached_tokens_and_the_time_that_they_saved() -> None:
     clock = Clock()
     pool = PagePool(64, PAGE)
     scheduler = Scheduler(pool, SchedulerLimits(64, 64, 4, 8), frozenset(), cache=RadixCache(pool))
-    engine = Engine(scheduler, SlowExecutor(clock), pool, clock=clock)
+    engine = assemble(scheduler, SlowExecutor(clock), pool, clock=clock)
     first = engine.add(request("a", 41, 1))
     drain(engine)
     assert (first.n_cached, first.cache) == (0, CacheUse(0, 0, MissReason.EMPTY))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from martlet.cache.pages import PagePool
-from martlet.engine.engine import Engine
+from martlet.engine.assemble import assemble
 from martlet.errors import FormatError
 from martlet.metrics import RequestMetrics
 from martlet.observe.trace import TraceWriter, read_trace
@@ -28,7 +28,7 @@ def run(path: Path, *, n_pages: int = 64, close: bool = True) -> dict[str, Reque
     clock = Clock()
     pool = PagePool(n_pages, PAGE)
     scheduler = Scheduler(pool, SchedulerLimits(32, 4, 4, 8), frozenset())
-    engine = Engine(scheduler, SlowExecutor(clock), pool, clock=clock, observers=[TraceWriter(path)])
+    engine = assemble(scheduler, SlowExecutor(clock), pool, clock=clock, observers=[TraceWriter(path)])
     found = {"a": engine.add(request("a", 6, 16))}
     clock.now += 0.5
     found["b"] = engine.add(request("b", 6, 16))
@@ -163,7 +163,7 @@ def test_memory_is_bounded(path: Path) -> None:
     clock = Clock()
     pool = PagePool(64, PAGE)
     writer = TraceWriter(path)
-    engine = Engine(
+    engine = assemble(
         Scheduler(pool, SchedulerLimits(32, 4, 4, 8), frozenset()),
         SlowExecutor(clock),
         pool,

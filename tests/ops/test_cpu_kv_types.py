@@ -18,7 +18,7 @@ from martlet.ops.kv_codes import q4_codes, q8_codes
 from martlet.ops.reference import ReferenceBackend
 from martlet.quant.table import BlockType, RawTensor
 from martlet.runtime.f16_window import F16Window, recent_pages
-from martlet.runtime.flatten import SequenceRows, StepBuffers
+from martlet.runtime.flatten import PageTable, StepBuffers
 from martlet.spec import Attention
 from martlet.types import PageId, SeqId, Span
 
@@ -75,17 +75,24 @@ class Layer:
 
         self.program = ops.capture(step, limits)
         self.ids = [np.random.default_rng(s).integers(0, VOCAB, LENGTH) for s in range(3)]
-        self.rows = {SeqId(s): SequenceRows(ids) for s, ids in enumerate(self.ids)}
+        self.tables = {SeqId(s): PageTable() for s in range(3)}
 
     def run(self, steps: list[Spans]) -> list[F32]:
         """The rows of each sequence, in order of position; sequence s has pages 13 s to 13 s + 12."""
         found: list[list[F32]] = [[], [], []]
         for spans in steps:
             made = [
-                Span(SeqId(s), start, count, tuple(PageId(13 * s + i) for i in range(13)) if start == 0 else (), 0)
+                Span(
+                    SeqId(s),
+                    start,
+                    count,
+                    tuple(self.ids[s][start : start + count]),
+                    tuple(PageId(13 * s + i) for i in range(13)) if start == 0 else (),
+                    0,
+                )
                 for s, start, count in spans
             ]
-            out = self.ops.download(self.program.run(self.buffers.fill(made, self.rows)))
+            out = self.ops.download(self.program.run(self.buffers.fill(made, self.tables)))
             row = 0
             for s, _, count in spans:
                 found[s].append(out[row : row + count])
@@ -175,14 +182,14 @@ def test_what_a_page_held_before_is_not_seen(kernel_folder: Path, dtype: str) ->
     spec, ops = SPECS["heads of 64"], CpuBackend(2, kernel_folder)
     layer = Layer(ops, dtype, spec)
     clean = layer.run(WHOLE)
-    before, others = layer.rows, [SequenceRows([11] * LENGTH) for _ in range(3)]
-    layer.rows = {SeqId(s): rows for s, rows in enumerate(others)}
-    for rows in before.values():
-        layer.buffers.release(rows)
+    ids, before = layer.ids, layer.tables
+    layer.ids, layer.tables = [np.full(LENGTH, 11)] * 3, {SeqId(s): PageTable() for s in range(3)}
+    for table in before.values():
+        layer.buffers.release(table)
     layer.run(WHOLE)
-    for rows in others:
-        layer.buffers.release(rows)
-    layer.rows = before
+    for table in layer.tables.values():
+        layer.buffers.release(table)
+    layer.ids, layer.tables = ids, before
     for got, want in zip(layer.run(pieces(8)), clean, strict=True):
         assert np.array_equal(bits(got), bits(want))
     ops.close()

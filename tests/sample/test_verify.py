@@ -10,44 +10,54 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from martlet.sample.verify import verify
-from martlet.types import SeqId, Span
-from tests.sample.toy import sequence
+from martlet.runtime.sampling import Sampling
+from martlet.sampling_params import SamplingParams
+from martlet.types import Request, SeqId, Span, Started
+from tests.sample.toy import sampler
 
-CHAIN = Span(SeqId(0), 9, 4, (), 4, draft=(5, 6, 5))
-
-
-def rows_of(span: Span, tokens: list[int]) -> list[int]:
-    """Which rows are drawn from, if these are the draws."""
-    drawn: list[int] = []
-
-    def draw(row: int) -> int | None:
-        drawn.append(row)
-        return tokens[len(drawn)] if len(drawn) < len(tokens) else None
-
-    verify(span, tokens[0], draw)
-    return drawn
+SEQ = SeqId(0)
 
 
-@given(st.lists(st.integers(4, 8), min_size=1, max_size=6))
-def test_a_row_is_drawn_from_if_all_guesses_before_it_were_drawn(tokens: list[int]) -> None:
-    chain = [n for n in range(4) if (5, 6, 5)[:n] == tuple(tokens[:n])]
-    assert rows_of(CHAIN, tokens) == [1, 2, 3][: max(n for n in chain if n <= len(tokens))]
+def started(vocab: int, **params: Any) -> Sampling:
+    """Sampling with one sequence, whose prompt is token 0."""
+    sampling = Sampling(sampler(vocab))
+    request = Request("0", (0,), SamplingParams(**{"max_tokens": None, "seed": 1, **params}))
+    sampling.begin((), [Started(SEQ, request)])
+    return sampling
 
 
-def drawn_with_guesses(model: dict[tuple[int, ...], np.ndarray], span: Span, n: int, more: dict[str, Any]) -> list[int]:
-    """`n` tokens of a model that looks at the last id, `span`'s guesses being verified in every step."""
-    sampler, ids = sequence(4, **more), [0]
+def step(sampling: Sampling, rows: np.ndarray, guesses: tuple[int, ...] = ()) -> list[int]:
+    """The tokens of a step that verifies guesses; `rows` [guesses + 1, V] are its logits."""
+    ids = sampling.ids(SEQ)
+    span = Span(SEQ, len(ids) - 1, len(rows), (ids[-1], *guesses), (), len(rows), n_draft=len(guesses))
+    [sampled] = sampling.sample([span], rows.astype(np.float32))
+    assert sampled.token_id is not None
+    return [sampled.token_id, *(token for token, _ in sampled.more)]
 
-    def draw(row: int) -> int:
-        assert ids[len(ids) - row :] == list(span.draft[:row]), "a row is drawn from whose ids are not those drawn"
-        token, _ = sampler.sample(model[(ids[-1],)].astype(np.float32))
-        ids.append(token)
-        return token
 
-    while len(ids) <= n:
-        verify(span, draw(0), draw)
-    return ids[1 : n + 1]
+@given(st.lists(st.integers(4, 8), min_size=4, max_size=4))
+def test_a_row_is_drawn_from_if_all_guesses_before_it_were_drawn(draws: list[int]) -> None:
+    guesses = (5, 6, 5)
+    rows = 9.0 * np.eye(9)[draws]
+    n_right = next((i for i, guess in enumerate(guesses) if guess != draws[i]), len(guesses))
+    sampling = started(9, temperature=0.0)
+    assert step(sampling, rows, guesses) == draws[: n_right + 1]
+    assert sampling.ids(SEQ) == [0, *draws[: n_right + 1]]
+
+
+def test_nothing_is_drawn_after_an_end() -> None:
+    sampling = Sampling(sampler(9))
+    request = Request("0", (0,), SamplingParams(max_tokens=None, temperature=0.0, min_tokens=2))
+    sampling.begin((), [Started(SEQ, request, stop_ids=frozenset({5, 6}))])
+    assert step(sampling, 9.0 * np.eye(9)[[5, 6, 5, 7]], (5, 6, 5)) == [5, 6]  # the first is before min_tokens
+
+
+def drawn_with_guesses(model: list[list[float]], guesses: tuple[int, ...], n: int, more: dict[str, Any]) -> list[int]:
+    """`n` tokens of a model that looks at the last id, the guesses being verified in every step."""
+    sampling, rows = started(4, **more), np.array(model)
+    while len(sampling.ids(SEQ)) <= n:
+        step(sampling, rows[[sampling.ids(SEQ)[-1], *guesses]], guesses)
+    return sampling.ids(SEQ)[1 : n + 1]
 
 
 logits = st.lists(st.floats(-3, 3), min_size=4, max_size=4)
@@ -64,12 +74,9 @@ SETTINGS: list[dict[str, Any]] = [
     st.lists(logits, min_size=4, max_size=4), st.lists(st.integers(0, 3), min_size=3, max_size=3), st.integers(0, 99)
 )
 def test_tokens_are_those_that_plain_sampling_draws(rows: list[list[float]], guesses: list[int], seed: int) -> None:
-    model = {(i,): np.array(row) for i, row in enumerate(rows)}
-    span = Span(SeqId(0), 0, 4, (), 4, draft=tuple(guesses))
-    plain = Span(SeqId(0), 0, 1, (), 1)
     for more in SETTINGS:
-        expected = drawn_with_guesses(model, plain, 12, {**more, "seed": seed})
-        assert drawn_with_guesses(model, span, 12, {**more, "seed": seed}) == expected
+        settings = {**more, "seed": seed}
+        assert drawn_with_guesses(rows, tuple(guesses), 12, settings) == drawn_with_guesses(rows, (), 12, settings)
 
 
 def softmax(row: np.ndarray) -> np.ndarray:
@@ -91,18 +98,13 @@ def test_tokens_have_the_models_distribution_and_guesses_are_right_as_often_as_i
     chance exceeds 37.7 once in a thousand times.
     """
     p, n_right, pairs = softmax(ROW), [0, 0], Counter[tuple[int, int]]()
-    span = Span(SeqId(0), 0, 3, (), 3, draft=guesses)
     for seed in range(N):
-        sampler, drawn = sequence(4, temperature=1.0, seed=seed), []
-
-        def draw(row: int, sampler: Any = sampler, drawn: list[int] = drawn) -> int:
-            n_right[row - 1] += row > 0
-            drawn.append(sampler.sample(ROW.astype(np.float32))[0])
-            return drawn[-1]
-
-        verify(span, draw(0), draw)
-        while len(drawn) < 2:
-            draw(0)
+        sampling = started(4, temperature=1.0, seed=seed)
+        drawn = step(sampling, np.array([ROW] * 3), guesses)
+        for place in range(len(drawn) - 1):
+            n_right[place] += 1
+        if len(drawn) < 2:
+            drawn += step(sampling, ROW[None])
         pairs[drawn[0], drawn[1]] += 1
     expected = np.outer(p, p) * N
     chi_square = sum((pairs[a, b] - expected[a, b]) ** 2 / expected[a, b] for a in range(4) for b in range(4))

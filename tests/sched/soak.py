@@ -18,7 +18,7 @@ from martlet.sched.page_reserve import MAX_PREEMPTED
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.toy import ScriptedExecutor
-from martlet.types import Event, FinishReason, Load, Request, Scheduling, SeqId, Sequence, StepPlan
+from martlet.types import Event, FinishReason, Load, Request, Scheduling, SeqId, Sequence, Started, StepPlan
 
 __all__ = ["EOS", "Soak", "SoakOptions", "expected_answer", "rows_of"]
 
@@ -39,7 +39,7 @@ def next_id(ids: list[int], index: int) -> int:
     return EOS if mixed % 23 == 0 else ALPHABET[mixed % 3]
 
 
-def token_at(seq: Sequence, number: int) -> int:
+def token_at(seq: Started, number: int) -> int:
     """Token `number` of a sequence's answer."""
     ids = list(seq.request.prompt_ids)
     for _ in range(number + 1):
@@ -88,7 +88,7 @@ class Soak:
         share = options.share_pages * options.page_size or 1
         tier = DiskSlots(options.n_slots) if options.n_slots else None
         self.cache = (
-            RadixCache(self.pool, share_tokens=share, tier=tier, fair=options.policy == "fair")
+            RadixCache(self.pool, share_granularity=share, tier=tier, fair=options.policy == "fair")
             if options.cache
             else None
         )
@@ -109,7 +109,7 @@ class Soak:
             frozenset({EOS}),
             cache=self.cache,
             policy=POLICIES[options.policy],
-            share_tokens=share,
+            share_granularity=share,
         )
         self.executor = ScriptedExecutor(token_at, options.page_size, self._fails)
         self.executor.keep_plans = False
@@ -216,10 +216,11 @@ class Soak:
     def step(self, abort: str | None = None) -> None:
         """Plan, run and commit; with `abort`, a request that ends while the step runs."""
         plan = self.scheduler.plan(self.now, self.drafts())
+        started = [Started.of(seq) for seq in self.scheduler.started]
         self.check_plan(plan)
         if abort is not None:
             self.take(self.scheduler.abort(abort))
-        result = self.executor.run(plan)
+        result = self.executor.run(plan, started)
         self.now += 0.001 * len(plan.spans) + 0.0005 * rows_of(plan, self.options.n_layers) + 1e-4
         self.take(self.scheduler.commit(plan, result, self.now))
         self.n_steps += 1

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from martlet.cache.pages import PagePool
-from martlet.engine.engine import Engine
+from martlet.engine.assemble import assemble
 from martlet.sampling_params import SamplingParams
 from martlet.sched.budget import MORE, MOST, ROWS, StepBudget, stall_limit
 from martlet.sched.cost import CostModel, Work
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.toy import ScriptedExecutor
-from martlet.types import Request, StepPlan, StepResult
+from martlet.types import Request, Started, StepPlan, StepResult
 
 
 def machine(work: Work, slow: float = 1.0) -> float:
@@ -129,15 +130,15 @@ def test_a_slow_first_step_does_not_starve_prompts() -> None:
     now, slow = [0.0], [10.0]
 
     class Timed(ScriptedExecutor):
-        def run(self, plan: StepPlan) -> StepResult:
+        def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
             rows = sum(span.count for span in plan.spans if span.count > 1)
             now[0] += slow[0] * (0.008 + 0.0005 * rows)
             slow[0] = 1.0
-            return super().run(plan)
+            return super().run(plan, started)
 
     pool = PagePool(256, 32)
     limits = SchedulerLimits(context=512, max_step_tokens=512, max_seqs=16, max_logits=32)
-    engine = Engine(Scheduler(pool, limits), Timed(lambda seq, number: 7, 32), pool, clock=lambda: now[0])
+    engine = assemble(Scheduler(pool, limits), Timed(lambda seq, number: 7, 32), pool, clock=lambda: now[0])
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     for number in range(16):
         engine.add(Request(str(number), tuple(range(1000 * number, 1000 * number + 128)), params))

@@ -109,7 +109,7 @@ def test_guesses_leave_room_for_what_is_begun() -> None:
     made.add("long", 60, 1)
     n_beside = 0
     while made.scheduler.n_waiting or any(seq.request.request_id == "long" for seq in made.scheduler.running):
-        begun = any(seq.n_begun for seq in made.scheduler.running)
+        begun = any(seq.n_between_layers for seq in made.scheduler.running)
         guessed = [seq.seq_id for seq in made.scheduler.running if begun and seq.n_generated]
         plan = made.step(dict.fromkeys(guessed, (1, 2, 3, 4, 5, 6)))
         assert sum(span.count for span in plan.spans) <= ROWS + 6

@@ -18,7 +18,7 @@ from martlet.sched.planner import NO_DRAFTS, Drafts
 from martlet.sched.policy import POLICIES
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.toy import ScriptedExecutor
-from martlet.types import Event, FinishReason, Request, Scheduling, StepPlan
+from martlet.types import Event, FinishReason, Request, Scheduling, Started, StepPlan
 from tests.sched.soak import rows_of
 
 
@@ -55,7 +55,7 @@ class World:
 
     def step(self, drafts: Drafts = NO_DRAFTS) -> StepPlan:
         plan = self.scheduler.plan(self.now, drafts)
-        result = self.executor.run(plan)
+        result = self.executor.run(plan, [Started.of(seq) for seq in self.scheduler.started])
         self.now += 0.001 + self.row_s * rows_of(plan, self.n_layers)
         self.events += self.scheduler.commit(plan, result, self.now)
         self.scheduler.check()
@@ -159,7 +159,7 @@ def test_service_is_shared_between_tenants_that_ask_for_more_than_there_is() -> 
     tenants: dict[int, str] = {}
     for _ in range(600):
         plan = world.step()
-        tenants.update((seq.seq_id, seq.request.scheduling.tenant) for seq in plan.added)
+        tenants.update((new.seq, new.request_id.split()[0]) for new in plan.added)
         for span in plan.spans:
             service[tenants[span.seq]] += span.count
     assert 0.75 < service["long"] / service["short"] < 1.33

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.cache.pages import PagePool
+from martlet.engine.assemble import assemble
 from martlet.engine.engine import Engine
 from martlet.errors import CapacityError, RequestError
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.toy import Script, ScriptedExecutor
-from martlet.types import Event, FinishReason, Request, Sequence
+from martlet.types import Event, FinishReason, Request, Sequence, Started
 
 EOS = 2
 PAGE = 4
@@ -30,9 +31,8 @@ def engine_of(
 ) -> tuple[Engine, Scheduler, PagePool, ScriptedExecutor]:
     pool = PagePool(n_pages, PAGE)
     scheduler = Scheduler(pool, SchedulerLimits(context, tokens, seqs, logits), frozenset({EOS}))
-    executor = ScriptedExecutor(script, PAGE)
-    ticks = itertools.count()  # every step takes as long, however busy the machine is
-    return Engine(scheduler, executor, pool, clock=lambda: next(ticks) / 1000), scheduler, pool, executor
+    executor, ticks = ScriptedExecutor(script, PAGE), itertools.count()  # all steps take equally long
+    return assemble(scheduler, executor, pool, clock=lambda: next(ticks) / 1000), scheduler, pool, executor
 
 
 def request(name: str, n_prompt: int, **params: object) -> Request:
@@ -253,9 +253,7 @@ def test_n_sequences_are_independent() -> None:
 
 def test_an_error_ends_its_own_sequence_only() -> None:
     """fault SMP-17"""
-    engine, scheduler, pool, _ = engine_of(
-        lambda seq, number: "NaN" if seq.seq_id == 0 and number == 2 else 100 + number
-    )
+    engine, scheduler, pool, _ = engine_of(lambda seq, number: "NaN" if seq.seq == 0 and number == 2 else 100 + number)
     engine.add(request("bad", 4, max_tokens=5))
     engine.add(request("good", 4, max_tokens=5))
     events = drain(engine, scheduler)
@@ -269,7 +267,9 @@ def test_preempted_sequences_neither_miss_nor_repeat_a_token() -> None:
     """fault SCH-03: a small pool preempts, and every request has the tokens that it has with a large one."""
     answers = []
     for n_pages in (8, 64):
-        engine, scheduler, _, _ = engine_of(lambda seq, number: seq.ids[-1] * 7 % 89 + 3, n_pages=n_pages, context=32)
+        engine, scheduler, _, _ = engine_of(
+            lambda seq, number: (seq.seq + number) * 7 % 89 + 3, n_pages=n_pages, context=32
+        )
         for name in "abcd":
             engine.add(request(name, 4 + ord(name) % 3, max_tokens=20))
         events = drain(engine, scheduler)
@@ -351,7 +351,7 @@ def test_any_order_of_arrivals_aborts_and_stops(
 ) -> None:
     """Invariants after every step, budgets kept, one terminal event each, nobody starves, no page is lost."""
     engine, scheduler, pool, executor = engine_of(
-        lambda seq, number: EOS if (seq.seq_id + number) % 11 == 10 else 100 + number,
+        lambda seq, number: EOS if (seq.seq + number) % 11 == 10 else 100 + number,
         n_pages=n_pages,
         context=40,
         tokens=tokens,
@@ -381,9 +381,9 @@ def test_any_order_of_arrivals_aborts_and_stops(
             case ("abort", target):
                 events += engine.abort(str(target))
             case ("abort in flight", target):
-                plan = scheduler.plan()
+                plan, started = scheduler.plan(), [Started.of(seq) for seq in scheduler.started]
                 events += scheduler.abort(str(target))
-                events += scheduler.commit(plan, executor.run(plan))
+                events += scheduler.commit(plan, executor.run(plan, started))
             case ("stop", target, int(index)):
                 events += engine.stop(str(target), index, "x")
             case _:

@@ -9,11 +9,11 @@ import pytest
 from martlet.cache.disk_slots import DiskSlots
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
-from martlet.engine.engine import Engine
+from martlet.engine.assemble import assemble
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.toy import Script, ScriptedExecutor
-from martlet.types import Event, Load, MissReason, Request, Scheduling
+from martlet.types import Event, Load, MissReason, Request, Scheduling, Started
 
 PAGE = 4
 
@@ -36,7 +36,7 @@ class Bench:
         self.cache = RadixCache(self.pool, tier=tier) if self.cached else None
         self.scheduler = Scheduler(self.pool, SchedulerLimits(64, self.tokens, self.seqs, 8), cache=self.cache)
         self.executor = ScriptedExecutor(self.script, PAGE, self._fails)
-        self.engine = Engine(self.scheduler, self.executor, self.pool)
+        self.engine = assemble(self.scheduler, self.executor, self.pool)
         self._loads = 0
 
     def _fails(self, load: Load) -> bool:
@@ -202,8 +202,9 @@ def test_an_abort_while_pages_are_copied() -> None:
     bench.add("b", [*range(10), 11], max_tokens=5)
     plan = bench.scheduler.plan(0.0)
     assert len(plan.copies) == 1
+    started = [Started.of(seq) for seq in bench.scheduler.started]
     bench.engine.abort("b")
-    bench.scheduler.commit(plan, bench.executor.run(plan), 0.0)
+    bench.scheduler.commit(plan, bench.executor.run(plan, started), 0.0)
     bench.scheduler.check()
     assert bench.run("c", [*range(10), 11], max_tokens=1)[0] == (10, 1)
 

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from martlet.server.lifecycle import Server
 from martlet.server.service import Service
 from martlet.server.settings import ServerSettings
 from martlet.toy import Script, ScriptedExecutor, scripted_built
-from martlet.types import StepPlan, StepResult
+from martlet.types import Started, StepPlan, StepResult
 
 __all__ = ["Served", "Slow", "events", "serving", "wait_until"]
 
@@ -40,13 +40,13 @@ class Slow:
         self.step_s = step_s
         self.fail: Callable[[StepPlan], bool] = lambda plan: False
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
         time.sleep(self.step_s)
         if self.fail(plan):
             raise RuntimeError("the kernel has caught fire")
         # After a step that failed a plan drops sequences that the executor has never seen, as a real one allows.
         dropped = tuple(seq for seq in plan.dropped if seq in self.executor._sequences)
-        return self.executor.run(replace(plan, dropped=dropped))
+        return self.executor.run(replace(plan, dropped=dropped), started)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.executor, name)

@@ -104,10 +104,10 @@ def test_a_large_tree_is_shown_from_its_root_on() -> None:
 
 def test_guesses_of_a_step() -> None:
     """A sequence that verifies three guesses of which one was right, beside a prompt."""
-    plan = StepPlan(7, (Span(SeqId(0), 9, 4, (), 4, draft=(1, 2, 3)), Span(SeqId(1), 0, 8, (), 0)))
+    plan = StepPlan(7, (Span(SeqId(0), 9, 4, (9, 1, 2, 3), (), 4, n_draft=3), Span(SeqId(1), 0, 8, (7,) * 8, (), 0)))
     result = StepResult(7, (Sampled(SeqId(0), 1, more=((5, None),)),))
     spans = (SpanRecord("a", 0, 9, 4, True, "9+4"), SpanRecord("b", 0, 0, 8, False, "0+8"))
-    record = StepRecord(7, 1.5, 0.001, 0.01, 0.002, spans, (), 2, 0, 3, 0, plan, result, ())
+    record = StepRecord(7, 1.5, 0.001, 0.01, 0.002, spans, (), 2, 0, 3, 0, plan, result, (), ())
     snapshot = EngineSnapshot((), (), 0, [0], [], [])
     [step] = frame(snapshot, [record], EngineTotals(), Names(), None)["steps"]
     assert step["spans"] == [["1", 9, 4, True, 1], ["2", 0, 8, False]]

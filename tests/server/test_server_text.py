@@ -77,10 +77,10 @@ class Scored:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
-    def run(self, plan: Any) -> Any:
+    def run(self, plan: Any, started: Any = ()) -> Any:
         from dataclasses import replace
 
-        result = self.inner.run(plan)
+        result = self.inner.run(plan, started)
         found = []
         for one in result.sampled:
             logprobs = None if one.token_id is None else TokenLogprobs(

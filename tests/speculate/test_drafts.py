@@ -12,6 +12,7 @@ import pytest
 
 from martlet.cache.pages import PagePool
 from martlet.cache.radix import RadixCache
+from martlet.engine.assemble import assemble
 from martlet.engine.engine import Engine
 from martlet.sampling_params import SamplingParams
 from martlet.sched.scheduler import Scheduler, SchedulerLimits
@@ -62,7 +63,7 @@ def make(n_pages: int, guesser: Guesser | None, **limits: int) -> tuple[Engine, 
     if guesser is not None:
         guesser.seqs = scheduler._live
     ticks = itertools.count()  # what pays is judged by time: here every look at the clock takes as long
-    return Engine(scheduler, executor, pool, drafter=guesser, clock=lambda: next(ticks) / 1000), executor
+    return assemble(scheduler, executor, pool, drafter=guesser, clock=lambda: next(ticks) / 1000), executor
 
 
 def answers(engine: Engine, requests: Sequence[Request], rng: random.Random) -> dict[tuple[str, int], list[Any]]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet import LLM
-from martlet.runtime.flatten import SequenceRows
+from martlet.runtime.rank import Programs
 from martlet.types import SeqId
 
 __all__ = ["F16", "KEPT", "Recorder", "feature_layers"]
@@ -36,7 +37,7 @@ def feature_layers(n_layers: int) -> tuple[int, int, int]:
 class _Text:
     """A sequence: its ids as they come, and its states from position 0 on."""
 
-    rows: SequenceRows
+    ids: list[int]
     states: list[F16] = field(default_factory=list)
 
 
@@ -48,19 +49,20 @@ class Recorder:
     def __init__(self, llm: LLM, layers: Sequence[int] | None = None) -> None:
         """Take the place of a draft head. `layers` are counted as `Features` does."""
         assert not llm.config.prefix_cache, "a prefix from the cache is not computed again"
-        runner = llm.engine.executor._runner  # type: ignore[attr-defined]
-        spec = runner._model.spec
+        executor: Any = llm.engine.executor
+        rank, spec = executor._rank, executor._rank._model.spec
         kept = layers or (*feature_layers(len(spec.layers)), len(spec.layers))
         self._texts: dict[SeqId, _Text] = {}
         self._shape = (len(kept), spec.hidden)
         self.token_bytes = 2 * len(kept) * spec.hidden
-        runner._programs = runner._capture(replace(runner._model, features=tuple(kept)))
-        runner.head = self
+        model = replace(rank._model, features=tuple(kept))
+        rank._programs = Programs.capture(rank._ops, model, rank._caches, rank._limits)
+        executor._reader = self
 
-    def follow(self, seq: SeqId, rows: SequenceRows, start: int, features: F32) -> None:
+    def follow(self, seq: SeqId, ids: list[int], pages: list[int], start: int, features: F32) -> None:
         """Positions from `start` on are computed, [n, W]; their next ids are known."""
         if start == 0:  # it begins, or begins again after it was preempted
-            self._texts[seq] = _Text(rows)
+            self._texts[seq] = _Text(ids)
         self._texts[seq].states.append(features.astype(np.float16))
 
     def take(self) -> dict[tuple[int, ...], F16]:
@@ -70,7 +72,7 @@ class Recorder:
         found = {}
         for text in self._texts.values():
             states = np.concatenate(text.states).reshape(-1, *self._shape)
-            assert len(states) == len(text.rows.ids) - 1, "a sequence was not computed from its beginning to its end"
-            found[tuple(text.rows.ids)] = states
+            assert len(states) == len(text.ids) - 1, "a sequence was not computed from its beginning to its end"
+            found[tuple(text.ids)] = states
         self._texts.clear()
         return found
