@@ -32,6 +32,7 @@ FAST = (
     "test_offline.py",
     "test_options.py",
     "test_saved_measurements.py",
+    "test_spine.py",
     "test_toy.py",
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from martlet.kv_types import share_granularity
 from martlet.ops.interface import Backend
 from martlet.runtime.disk_file import DiskFile, open_tier
 from martlet.runtime.disk_format import MAX_NAME, Layout, Owner
-from martlet.runtime.fingerprint import kv_fingerprint
 from martlet.runtime.kv import KvMemory
 from martlet.runtime.page_moves import page_bytes
 from martlet.spec import ModelSpec
 
-__all__ = ["make_cache", "open_disk_pages"]
+__all__ = ["kv_fingerprint", "make_cache", "open_disk_pages"]
+
+PACKAGES = ("models", "ops", "quant")  # the code between a model's file and its keys and values
 
 
 def open_disk_pages(
@@ -62,3 +64,21 @@ def make_cache(config: EngineConfig, pages: PagePool, tier: DiskFile | None) -> 
     cache = RadixCache(pages, share_granularity=share, tier=DiskSlots(tier.n_slots), fair=fair)
     cache.adopt((record.slot, record.key, record.parent, record.ids) for record in tier.records())
     return cache
+
+
+def kv_fingerprint(
+    checkpoint: Checkpoint, spec: ModelSpec, ops: Backend, kv_dtype: str, page_size: int, head: str = ""
+) -> str:
+    """What the bits of a KV page depend on beside its tokens, as 32 hex digits.
+
+    That is the model's file, the decoder as resolved, the backend, its code, and the form of the
+    pages. `head` is the fingerprint of a draft head, whose keys and values are in the pages too.
+    """
+    digest, root = hashlib.sha256(), Path(__file__).parent.parent
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    adapter = "no adapter"
+    for part in (checkpoint.fingerprint(), repr(spec), ops.fingerprint(), kv_dtype, str(page_size), adapter, head):
+        digest.update(len(part).to_bytes(8, "little") + part.encode())
+    return digest.hexdigest()[:32]

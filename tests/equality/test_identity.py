@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from martlet import toy
+from martlet.engine.disk_pages import kv_fingerprint
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.weights import load_model
 from martlet.ops.cpu.backend import CpuBackend
@@ -15,7 +16,6 @@ from martlet.ops.cpu.simd.isa import ISAS
 from martlet.ops.null import NullBackend
 from martlet.ops.oracle import OracleBackend
 from martlet.ops.reference import ReferenceBackend
-from martlet.runtime.fingerprint import kv_fingerprint
 
 
 @pytest.fixture(scope="module")
