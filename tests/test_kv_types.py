@@ -1,4 +1,6 @@
-"""KV types: bytes worked by hand, how types by layer are written, and where the newest positions go."""
+"""KV types: bytes worked by hand, how types by layer are written, and where the newest positions
+go.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_bytes_of_a_page(name: str, head_dim: int, keys: int, values: int) -> No
 
 
 def test_types_in_the_fewest_words() -> None:
-    """A steep layer that was named q8 stays named where q8 is the usual type: it would be f16 otherwise."""
+    """A steep layer that was named q8 stays named where q8 is the usual type: it would be f16
+    otherwise.
+    """
     assert str(parse_kv_types("q4,q8:0,q8:1").simplest(3)) == "q8,q4:2"
     assert str(parse_kv_types("q4,q8:0,q8:1").simplest(3, (0,))) == "q8,q8:0,q4:2"
     assert str(parse_kv_types("q8,f16:0").simplest(3, (0,))) == "q8,f16:0"
@@ -49,7 +53,8 @@ def test_shares_of_float16() -> None:
         f16 = KV_TYPES["f16"].page_bytes(PAGE, 1, head_dim)
         assert KV_TYPES["q8"].page_bytes(PAGE, 1, head_dim) <= 0.55 * f16
         recent = RECENT_TOKENS // PAGE * f16
-        assert KV_TYPES["q4"].page_bytes(PAGE, 1, head_dim) * 256 + recent <= 0.33 * 256 * f16  # at 8,192 tokens
+        # at 8,192 tokens
+        assert KV_TYPES["q4"].page_bytes(PAGE, 1, head_dim) * 256 + recent <= 0.33 * 256 * f16
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,9 @@ def test_types_are_written_in_one_way(text: str, canonical: str) -> None:
 
 
 def test_q8_gives_way_where_keys_are_too_uneven_unless_the_layer_is_named() -> None:
-    """Qwen2.5 1.5B: in layer 0 biases reach 354 where most are below 1; q8 there alone costs 1.5 % of perplexity."""
+    """Qwen2.5 1.5B: in layer 0 biases reach 354 where most are below 1; q8 there alone costs 1.5 %
+    of perplexity.
+    """
     cases = {
         "q8": "q8,f16:0,f16:5",
         "q8,q8:0": "q8,f16:5,q8:0",
@@ -113,11 +120,13 @@ def test_q4_takes_pages_that_divide_its_group() -> None:
         resolve_config({"model": "m", "kv_dtype": "q4", "page_size": 48}, {}, machine)
 
 
-# -- recent pages ---------------------------------------------------------------------------------------------------
+# -- recent pages ----------------------------------------------------------------------------------
 
 
 def test_where_the_newest_positions_go() -> None:
-    """Pages of 32 in groups of 64, two sequences: 2 * 2 * 3 = 12 pages are kept, and 300 tokens pass through 10."""
+    """Pages of 32 in groups of 64, two sequences: 2 * 2 * 3 = 12 pages are kept, and 300 tokens
+    pass through 10.
+    """
     pages = recent_pages(StepLimits(300, 2, 1, 16), PAGE)
     assert (pages.kept, pages.passing) == (12, 10)
     groups, held, table = F16Window(pages, PAGE), {}, np.full(16, -1, np.int32)
@@ -155,7 +164,9 @@ def test_a_sequence_that_starts_inside_a_group_it_does_not_hold_is_our_mistake()
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 150), st.booleans()), max_size=60))
 def test_groups_are_never_short_and_never_shared(steps: list[tuple[int, int, bool]]) -> None:
-    """Four sequences that advance, start over and end at random: what they hold is disjoint and survives their next span."""
+    """Four sequences that advance, start over and end at random: what they hold is disjoint and
+    survives their next span.
+    """
     groups = F16Window(recent_pages(StepLimits(150, 4, 1, 400), PAGE), PAGE)
     held: list[dict[int, int]] = [{} for _ in range(4)]
     lengths = [0] * 4

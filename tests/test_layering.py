@@ -1,4 +1,6 @@
-"""The rules of docs/architecture.md that can be read off the source: import ranks, sizes, names, the environment."""
+"""The rules of docs/architecture.md that can be read off the source: import ranks, sizes, names,
+the environment.
+"""
 
 from __future__ import annotations
 
@@ -135,10 +137,12 @@ def test_scheduler_and_cache_know_integers_only(folder: str) -> None:
 def test_asyncio_meets_threads_in_one_file() -> None:
     """Only server/ knows asyncio, and only bridge.py knows both it and the engine's thread."""
     users = {path.relative_to(ROOT) for path, tree in TREES.items() if "asyncio" in modules(tree)}
-    client = {Path("bench/http_stream.py"), Path("bench/load_generator.py")}  # which asks servers, and knows no engine
+    # which asks servers, and knows no engine
+    client = {Path("bench/http_stream.py"), Path("bench/load_generator.py")}
     assert {path.parts[0] for path in users - client} == {"server"}
     both = [path for path in users if "threading" in modules(TREES[ROOT / path])]
-    assert [str(path) for path in both if path.name != "lifecycle.py"] == ["server/bridge.py"]  # lifecycle: signals
+    # lifecycle: signals
+    assert [str(path) for path in both if path.name != "lifecycle.py"] == ["server/bridge.py"]
 
 
 def modules(tree: ast.AST) -> set[str]:

@@ -1,4 +1,6 @@
-"""The offline API over a scripted model: what goes in, what comes out, and what happens when it is cut short."""
+"""The offline API over a scripted model: what goes in, what comes out, and what happens when it is
+cut short.
+"""
 
 from __future__ import annotations
 

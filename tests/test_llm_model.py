@@ -52,7 +52,9 @@ def test_batched_and_streamed_answers_are_the_plain_ones(llm: LLM) -> None:
 
 
 def test_the_head_that_comes_with_martlet_guesses_well_and_changes_nothing(llm: LLM, smollm2_path: Path) -> None:
-    """Its folder says 0.73 of first guesses on prompts held out; a program that reads it wrongly guesses one in a hundred right."""
+    """Its folder says 0.73 of first guesses on prompts held out; a program that reads it wrongly
+    guesses one in a hundred right.
+    """
     talks = [
         [{"role": "user", "content": ask}] for ask in ("How do bees make honey?", "Write a letter to my landlord.")
     ]
@@ -126,7 +128,9 @@ def test_best_of_returns_the_likeliest_answers(llm: LLM) -> None:
 
 
 def test_a_chats_next_prompt_repeats_the_answers_own_tokens(llm: LLM) -> None:
-    """ask 14, idea 3: ten turns, and each computes what is new in it, and the one token that was sampled and not computed."""
+    """ask 14, idea 3: ten turns, and each computes what is new in it, and the one token that was
+    sampled and not computed.
+    """
     messages = [{"role": "user", "content": "Invent five words."}]
     prompts: list[list[int]] = []
     # A token for each letter: the model spells words as the tokenizer would not.

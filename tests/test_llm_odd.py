@@ -1,4 +1,6 @@
-"""The offline API with odd input: what is wrong is refused by name, and nothing that goes wrong spoils a later call."""
+"""The offline API with odd input: what is wrong is refused by name, and nothing that goes wrong
+spoils a later call.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_threads_of_the_environment(threads: str) -> None:
 
 
 class Failing:
-    """Fails in the middle of one step: after its tokens were sampled, or before the executor saw the plan."""
+    """Fails in the middle of one step: after its tokens were sampled, or before the executor saw
+    the plan.
+    """
 
     def __init__(self, executor: ScriptedExecutor, step: int, before: bool, error: BaseException) -> None:
         self.executor, self.step, self.before, self.error = executor, step, before, error
@@ -115,7 +119,8 @@ class Failing:
         if plan.step == self.step and self.before:
             raise self.error
         seen = tuple(seq_id for seq_id in plan.dropped if seq_id in self.executor._sequences)
-        result = self.executor.run(replace(plan, dropped=seen), started)  # an executor forgives what it has never seen
+        # an executor forgives what it has never seen
+        result = self.executor.run(replace(plan, dropped=seen), started)
         if plan.step == self.step:
             raise self.error
         return result
@@ -129,7 +134,9 @@ class Failing:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("no room")])
 def test_a_step_that_fails_ends_every_request_in_it(error: BaseException) -> None:
-    """The tokens of that step are lost: a stream beside the call must not go on as if they had not been sampled."""
+    """The tokens of that step are lost: a stream beside the call must not go on as if they had not
+    been sampled.
+    """
     wrap = lambda executor: Failing(executor, 4, False, error)  # noqa: E731
     with scripted_llm(spell("abcdefghij"), wrap=wrap) as llm:
         stream = llm.stream("s", params())
@@ -247,7 +254,8 @@ def test_logprobs_are_a_mapping_with_the_token_first() -> None:
     assert len(entry) == 3
     assert 8 not in entry
     assert entry == dict(entry)
-    beside = Logprobs(TokenLogprobs(9, -2.0, 3, ((5, -0.5),)), texts)  # the token is not among the best
+    # the token is not among the best
+    beside = Logprobs(TokenLogprobs(9, -2.0, 3, ((5, -0.5),)), texts)
     assert (list(beside), len(beside), beside[9].rank) == ([9, 5], 2, 3)
     with pytest.raises(KeyError):
         beside[7]

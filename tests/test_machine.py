@@ -39,7 +39,8 @@ def test_two_packages_have_the_same_core_numbers(tmp_path: Path) -> None:
 
 
 def test_affinity_counts_only_its_own_cores(tmp_path: Path) -> None:
-    limits = read_machine(machine(tmp_path, {}, FOUR_CORES_EIGHT_CPUS), frozenset({1, 5, 2}))  # 1 and 5 share a core
+    # 1 and 5 share a core
+    limits = read_machine(machine(tmp_path, {}, FOUR_CORES_EIGHT_CPUS), frozenset({1, 5, 2}))
     assert (limits.affinity_cpus, limits.physical_cores) == (3, 2)
 
 

@@ -1,4 +1,6 @@
-"""`--offline`: nothing of the process reaches another machine. Each case runs in a process of its own."""
+"""`--offline`: nothing of the process reaches another machine. Each case runs in a process of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def test_other_machines_are_refused(action: str) -> None:
     [
         ("socket.create_connection(('127.0.0.1', 1), 0.2)", "tried"),  # nobody listens there
         ("socket.getaddrinfo('localhost', 80)", "done"),
-        ("socket.getaddrinfo('192.0.2.1', 80)", "done"),  # an address needs no look-up: of this machine's own, say
+        # an address needs no look-up: of this machine's own, say
+        ("socket.getaddrinfo('192.0.2.1', 80)", "done"),
         ("(lambda pair: pair[0].send(b'x'))(socket.socketpair())", "done"),
     ],
 )

@@ -183,7 +183,8 @@ def test_every_sampling_parameter_has_an_option_that_sets_it() -> None:
     add_sampling_options(parser, max_tokens="")
     texts = {"bool": "", "int": "1", "float": "0.5", "tuple[int": "7", "tuple[str": "top_k", "Mapping": "5=1.0"}
     for field in fields(SamplingParams):
-        if field.name in ("n", "best_of", "detokenize", "structured"):  # of no use where one answer is shown as text
+        # of no use where one answer is shown as text
+        if field.name in ("n", "best_of", "detokenize", "structured"):
             continue
         text = (
             next(text for kind, text in reversed(texts.items()) if kind in str(field.type))

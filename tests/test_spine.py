@@ -1,7 +1,9 @@
-"""The spine: the files that one request passes through from `Request` to `Event`, in their reading order.
+"""The spine: the files that one request passes through from `Request` to `Event`, in their reading
+order.
 
-Each names the next one at the beginning of its docstring. None imports a wing (HTTP, grammars' compilers, drafters, recorders, disk
-files): those plug in through Protocols, and can be deleted with their tests and one line of wiring.
+Each names the next one at the beginning of its docstring. None imports a wing (HTTP, grammars'
+compilers, drafters, recorders, disk files): those plug in through Protocols, and can be deleted
+with their tests and one line of wiring.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A recording of commands at work in a terminal, as an animated SVG: docs/img/run.svg is made by it.
+"""A recording of commands at work in a terminal, as an animated SVG: docs/img/run.svg is made by
+it.
 
     python tools/draw_terminal.py docs/img/run.svg 'martlet run smollm2-135m "Why is the sky blue?"' …
 
@@ -48,7 +49,9 @@ def main() -> int:
 
 
 def record(command: str) -> list[Piece]:
-    """Run a shell command in a pseudo-terminal; return the pieces of its output with their times in seconds."""
+    """Run a shell command in a pseudo-terminal; return the pieces of its output with their times in
+    seconds.
+    """
     pieces: list[Piece] = []
     start = time.monotonic()
     pid, terminal = pty.fork()
@@ -69,7 +72,9 @@ def record(command: str) -> list[Piece]:
 
 
 def laid_out(pieces: list[Piece], start: float) -> list[list[tuple[float, str, str]]]:
-    """Lines of (when, text, colour), wrapped at words; a last line in brackets or of figures is dim."""
+    """Lines of (when, text, colour), wrapped at words; a last line in brackets or of figures is
+    dim.
+    """
     text = "".join(piece for _, piece in pieces).replace("\r\n", "\n").rstrip("\n")
     times: list[float] = []
     for when, piece in pieces:

@@ -1,4 +1,6 @@
-"""The measuring scripts of the engine run: they reach into it, and nothing else tells when what they reach has gone."""
+"""The measuring scripts of the engine run: they reach into it, and nothing else tells when what
+they reach has gone.
+"""
 
 from __future__ import annotations
 

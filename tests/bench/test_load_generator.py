@@ -1,4 +1,6 @@
-"""The load generator: what it reports of known times, what it doubts, and that it reads any server's stream (asks row 42)."""
+"""The load generator: what it reports of known times, what it doubts, and that it reads any
+server's stream (asks row 42).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def run_of(*answers: Answer, seconds: float = 2.0, lags: tuple[float, ...] = (0.
 
 class TestReport:
     def test_times_of_a_run(self) -> None:
-        """Two answers of three tokens: TTFT 0.5 and 1 s, TPOT 0.1 and 0.2 s, E2E 0.75 and 1.5 s; 6 tokens in 2 s."""
+        """Two answers of three tokens: TTFT 0.5 and 1 s, TPOT 0.1 and 0.2 s, E2E 0.75 and 1.5 s; 6
+        tokens in 2 s.
+        """
         run = run_of(answer(0.0, [0.5, 0.6, 0.7], 0.75), answer(0.5, [1.5, 1.6, 1.9], 2.0))
         found = load_summary(LOAD, run, read_slo("ttft=600,itl=150"), SERVER)
         assert found["ttft_ms"]["p50"] == pytest.approx(500)
@@ -109,7 +113,8 @@ class TestRequests:
         assert found == bodies(load, "m", {"top_k": 1})
         prompts = [json.loads(body)["prompt"] for body in found]
         assert [len(prompt) for prompt in prompts] == [6] * 4
-        assert prompts[0][:2] == prompts[2][:2] != prompts[1][:2] == prompts[3][:2]  # two groups in turn
+        # two groups in turn
+        assert prompts[0][:2] == prompts[2][:2] != prompts[1][:2] == prompts[3][:2]
         assert len({tuple(prompt[2:]) for prompt in prompts}) == 4
         assert json.loads(found[0])["top_k"] == 1
 
@@ -216,7 +221,9 @@ class TestStreams:
         assert expected in error
 
     def test_a_connection_that_stays_open(self) -> None:
-        """The end of the body is the end, trailers and all, though the server does not close; and bytes may come singly."""
+        """The end of the body is the end, trailers and all, though the server does not close; and
+        bytes may come singly.
+        """
         whole = HEAD + chunk(PIECE) + chunk(PIECE + DONE) + b"0;last\r\nX-Trailer: yes\r\n\r\n"
         for parts in ([whole], [whole[:-1], whole[-1:]], [whole[i : i + 1] for i in range(len(whole))]):
             with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -242,7 +249,9 @@ class TestStreams:
         assert found.error == "the answer did not end within 0.2 s"
 
     def test_usage_that_is_none(self) -> None:
-        """Numbers that are no numbers are as good as none: pieces are counted, and the audit says so."""
+        """Numbers that are no numbers are as good as none: pieces are counted, and the audit says
+        so.
+        """
         odd = b'data: {"choices": [], "usage": {"prompt_tokens": "7", "completion_tokens": null}}\n\ndata: [DONE]\n\n'
         with canned(HEAD + chunk(PIECE) + chunk(odd) + chunk(b"")) as target:
             found = asked(target)
@@ -263,7 +272,9 @@ class TestStreams:
 
 class TestAgainstOurServer:
     def test_a_closed_loop(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """24 characters an answer of one token each, four clients: the table, the report, the chart, the comparison."""
+        """24 characters an answer of one token each, four clients: the table, the report, the
+        chart, the comparison.
+        """
         with serving(spell("abcdefghijklmnopqrstuvwx"), step_s=0.002) as served:
             options = ["bench", "serve", served.base, "--requests", "8", "--concurrency", "4", "-p", "8", "-n", "24"]
             assert main([*options, "--out", str(tmp_path / "one"), "--slo", "e2e=60000"]) == 0

@@ -1,4 +1,6 @@
-"""Workloads follow from their seed, a run's numbers from its clock, and unequal reports are not compared (asks row 42)."""
+"""Workloads follow from their seed, a run's numbers from its clock, and unequal reports are not
+compared (asks row 42).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class TestArrivals:
         assert times == sorted(times)
         assert 36 < times[-1] < 64
         gaps = [b - a for a, b in itertools.pairwise(times)]
-        assert sum(gap < 0.25 * 0.6931 for gap in gaps) == pytest.approx(100, abs=30)  # half are below the median
+        # half are below the median
+        assert sum(gap < 0.25 * 0.6931 for gap in gaps) == pytest.approx(100, abs=30)
 
     def test_the_long_prompt_comes_midway(self) -> None:
         found = arrivals(LATENCY, 100)
@@ -56,7 +59,9 @@ class TestArrivals:
 
 class TestDrive:
     def test_a_closed_loop_keeps_its_concurrency(self) -> None:
-        """Four requests, two at a time, of one prompt token and two answers: 1 s and 0.25 s a row; two steps each pair."""
+        """Four requests, two at a time, of one prompt token and two answers: 1 s and 0.25 s a row;
+        two steps each pair.
+        """
         engine = make(Clock())
         requests = [Arrival(str(n), (n,), 2) for n in range(4)]
         run = drive(engine, requests, 2)
@@ -66,7 +71,9 @@ class TestDrive:
         assert [done.metrics.arrival_s for done in run.done] == [100, 100, 103, 103]
 
     def test_a_request_is_due_when_it_is_due(self) -> None:
-        """The driver is inside a step of 1.25 s when the second request arrives at 0.5 s: its wait counts from there."""
+        """The driver is inside a step of 1.25 s when the second request arrives at 0.5 s: its wait
+        counts from there.
+        """
         engine = make(Clock())
         run = drive(engine, [Arrival("a", (1,), 3, 0.0), Arrival("b", (1,), 1, 0.5)], 1)
         assert run.done[1].metrics.arrival_s == 100.5

@@ -17,7 +17,9 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One browser for a file's tests; while it is there, so is an event loop of this thread, and no other can be run."""
+    """One browser for a file's tests; while it is there, so is an event loop of this thread, and no
+    other can be run.
+    """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:

@@ -1,4 +1,6 @@
-"""The chat page in a real browser: what a user does, by mouse, by keyboard, on a phone, and what a hostile answer cannot do."""
+"""The chat page in a real browser: what a user does, by mouse, by keyboard, on a phone, and what a
+hostile answer cannot do.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_an_answer_is_markdown_and_never_markup(open_page: Open, served: Served)
 
 
 def test_names_and_questions_are_no_markup_either(open_page: Open) -> None:
-    """Fault OPS-09: the same as what a user writes, as a setting, as the model's name, as a prompt that the engine shows."""
+    """Fault OPS-09: the same as what a user writes, as a setting, as the model's name, as a prompt
+    that the engine shows.
+    """
     evil = "<img src=x onerror='window.hit=1'><script>window.hit=1</script>"
     with serving(spell(evil), model_name=evil, view_text=True, prefix_cache=True) as served:
         page = opened(open_page, served)
@@ -142,7 +146,8 @@ def test_an_error_is_shown_and_the_next_question_answered(open_page: Open) -> No
         assert "context" in answered(page).get_by_role("alert").inner_text()
         ask(page, "short")
         assert answered(page).locator(".text").last.inner_text() == ""
-        assert [message["role"] for message in page.asked[1]["messages"]] == ["user"]  # both questions, as one
+        # both questions, as one
+        assert [message["role"] for message in page.asked[1]["messages"]] == ["user"]
         page.get_by_role("button", name="New chat").click()
         served.executor.fail = lambda plan: True
         page.forgiven.append("500")

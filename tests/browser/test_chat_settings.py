@@ -1,4 +1,6 @@
-"""The chat page's settings in a real browser: what is sent, what is stored, response formats, tokens and their chances, models."""
+"""The chat page's settings in a real browser: what is sent, what is stored, response formats,
+tokens and their chances, models.
+"""
 
 from __future__ import annotations
 

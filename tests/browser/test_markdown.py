@@ -1,4 +1,6 @@
-"""Markdown as the chat page shows it: examples of CommonMark 0.31.2 by hand, and text made to be slow."""
+"""Markdown as the chat page shows it: examples of CommonMark 0.31.2 by hand, and text made to be
+slow.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ def test_code_is_kept_as_it_is(page: Any) -> None:
     assert "<code>if a &lt; b:\n    *x*</code>" in html
     assert "<span>py</span>" in html
     assert html.endswith("</figure><p>after</p>")
-    assert "<code>x\n~~~</code>" in shown(page, "```\nx\n~~~")  # it still grows, and another fence is none
+    # it still grows, and another fence is none
+    assert "<code>x\n~~~</code>" in shown(page, "```\nx\n~~~")
 
 
 def test_what_has_not_changed_stays(page: Any) -> None:

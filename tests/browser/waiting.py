@@ -1,4 +1,6 @@
-"""Waiting for what a page will be. Playwright's own way evaluates text in the page, which the pages' policy forbids."""
+"""Waiting for what a page will be. Playwright's own way evaluates text in the page, which the
+pages' policy forbids.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Random plans for the prefix cache beside a naive model: what each page and each slot really holds, and all that was kept.
+"""Random plans for the prefix cache beside a naive model: what each page and each slot really
+holds, and all that was kept.
 
-A cell, the content of one position of a page, is the tuple of all ids up to there: what its keys and values depend on.
+A cell, the content of one position of a page, is the tuple of all ids up to there: what its keys
+and values depend on.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Plan:
 
 
 class Model:
-    """Sequences begin, grow, fork, are kept and end at random; saves and loads may fail; the process may be killed."""
+    """Sequences begin, grow, fork, are kept and end at random; saves and loads may fail; the
+    process may be killed.
+    """
 
     def __init__(
         self, seed: int, n_pages: int, share_granularity: int = 1, n_slots: int | None = None, failures: float = 0.05
@@ -73,7 +77,7 @@ class Model:
         self.live: list[Seq] = []
         self.plan = Plan()
 
-    # -- one plan -------------------------------------------------------------------------------------------------
+    # -- one plan ----------------------------------------------------------------------------------
     def step(self) -> None:
         """Plan a few things, carry them out as an executor does, and look at all the pages."""
         for _ in range(self.random.randint(1, 4)):
@@ -138,7 +142,7 @@ class Model:
             cells.append(tuple(seq.ids[: position + 1]))
         seq.n_written = len(seq.ids)
 
-    # -- what a scheduler does ------------------------------------------------------------------------------------
+    # -- what a scheduler does ---------------------------------------------------------------------
     def room(self, n: int) -> bool:
         before, evictable = self.pool.n_free, self.cache.n_evictable
         if n > before:
@@ -223,7 +227,7 @@ class Model:
                 self.insert(seq)
             self.pool.free(seq.pages)
 
-    # -- what may happen to it ------------------------------------------------------------------------------------
+    # -- what may happen to it ---------------------------------------------------------------------
     def fail(self) -> None:
         """A step has failed: nobody knows what is in the pages."""
         self.live, self.plan, self.lost = [], Plan(), True
@@ -252,12 +256,14 @@ class Model:
 
     @property
     def lossless(self) -> bool:
-        """Whether all full pages must still be somewhere: nothing has failed and there always was a free slot."""
+        """Whether all full pages must still be somewhere: nothing has failed and there always was a
+        free slot.
+        """
         tier = self.tier
         quiet = self.failures == 0 and self.n_failed == 0 and self.n_killed == 0 and self.share_granularity == 1
         return tier is not None and tier.n_used < tier.n_slots and quiet
 
-    # -- what must be true ----------------------------------------------------------------------------------------
+    # -- what must be true -------------------------------------------------------------------------
     def naive(self, salt: str, ids: list[int], limit: int) -> int:
         """The longest prefix of `ids` that begins something kept."""
         for n in range(limit // self.share_granularity * self.share_granularity, 0, -self.share_granularity):

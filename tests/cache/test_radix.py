@@ -29,7 +29,7 @@ def put(pool: PagePool, cache: RadixCache, ids: list[int], salt: str = "") -> tu
     return pages
 
 
-# -- matching ---------------------------------------------------------------------------------------------------------
+# -- matching --------------------------------------------------------------------------------------
 def test_full_pages_are_shared_and_a_part_is_copied() -> None:
     pool, cache = fresh()
     a, b, c = put(pool, cache, TEN)
@@ -45,7 +45,9 @@ def test_full_pages_are_shared_and_a_part_is_copied() -> None:
     ("length", "full", "tail"), [(1, 0, 0), (3, 0, 2), (4, 0, 3), (5, 1, 0), (8, 1, 3), (9, 2, 0), (10, 2, 1)]
 )
 def test_the_last_token_of_a_repeated_prompt_is_left_to_compute(length: int, full: int, tail: int) -> None:
-    """fault KVC-01: a prompt of 1, B - 1, B, B + 1, 2B tokens twice; at most len - 1 of them come from the cache."""
+    """fault KVC-01: a prompt of 1, B - 1, B, B + 1, 2B tokens twice; at most len - 1 of them come
+    from the cache.
+    """
     pool, cache = fresh()
     pages = put(pool, cache, TEN[:length])
     match = cache.match("", TEN[:length], length - 1)
@@ -84,7 +86,9 @@ def test_salts_share_nothing() -> None:
 
 
 def test_groups_are_shared_whole() -> None:
-    """Where the positions of a group depend on one another, nothing less than a group is kept or found."""
+    """Where the positions of a group depend on one another, nothing less than a group is kept or
+    found.
+    """
     pool, cache = fresh(share_granularity=8)
     pages = put(pool, cache, list(range(20)))
     assert pool.n_free == 16 - 4, "of 20 tokens 16 are whole groups"
@@ -98,7 +102,7 @@ def test_groups_are_shared_whole() -> None:
     assert pool.n_free == 12, "less than a group is not kept"
 
 
-# -- keeping ----------------------------------------------------------------------------------------------------------
+# -- keeping ---------------------------------------------------------------------------------------
 def test_what_two_sequences_computed_alike_is_kept_once() -> None:
     pool, cache = fresh()
     one, two = pool.alloc(3), pool.alloc(3)
@@ -111,7 +115,9 @@ def test_what_two_sequences_computed_alike_is_kept_once() -> None:
 
 
 def test_a_leaf_grows_with_the_sequence_that_writes_it() -> None:
-    """It stays the same page; what it held before is still right, since its owner writes behind it only."""
+    """It stays the same page; what it held before is still right, since its owner writes behind it
+    only.
+    """
     pool, cache = fresh()
     pages = pool.alloc(2)
     for n in (1, 2, 3, 4, 5, 8):
@@ -160,7 +166,7 @@ def test_a_page_with_other_tokens_is_a_fault_of_our_own() -> None:
         cache.insert("", [*TEN[:4], 0, 0, 0, 0], pages)
 
 
-# -- evicting ---------------------------------------------------------------------------------------------------------
+# -- evicting --------------------------------------------------------------------------------------
 def test_least_recently_used_leaves_go_first() -> None:
     pool, cache = fresh()
     a, b = put(pool, cache, [1, 1, 1, 1, 2, 2, 2, 2])
@@ -210,7 +216,9 @@ def test_what_a_sequence_owns_is_not_evicted() -> None:
 
 
 def test_what_is_above_a_page_in_use_is_not_evicted() -> None:
-    """A sequence that computed a prefix by itself owns the pages below another's copy of that prefix, not that copy."""
+    """A sequence that computed a prefix by itself owns the pages below another's copy of that
+    prefix, not that copy.
+    """
     pool, cache = fresh()
     first = put(pool, cache, TEN[:8])
     own = pool.alloc(3)
@@ -238,7 +246,7 @@ def test_clear_gives_up_everything() -> None:
     assert cache.evict(3) == 3
 
 
-# -- why a match ends -------------------------------------------------------------------------------------------------
+# -- why a match ends ------------------------------------------------------------------------------
 def test_why_a_match_ends() -> None:
     pool, cache = fresh(4)
 
@@ -275,9 +283,11 @@ def test_few_evicted_pages_are_remembered() -> None:
     assert evicted.agree(b"x", (2, 8)) == 1
 
 
-# -- digests ----------------------------------------------------------------------------------------------------------
+# -- digests ---------------------------------------------------------------------------------------
 def test_digests_are_not_what_pages_are_found_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fault KVC-03: with a digest that is the same for everything, nobody gets another prompt's pages."""
+    """fault KVC-03: with a digest that is the same for everything, nobody gets another prompt's
+    pages.
+    """
     monkeypatch.setattr(nodes, "_digest", lambda data: bytes(31))
     for seed, n_slots in enumerate([None, 8, 30]):
         model = Model(seed, 30, n_slots=n_slots)
@@ -298,13 +308,15 @@ def test_keys_tell_position_and_salt() -> None:
     assert [nodes.is_root_key(key) for key in keys] == [True, True, False, False, False, False, False, False]
 
 
-# -- at random --------------------------------------------------------------------------------------------------------
+# -- at random -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     ("n_pages", "share_granularity", "n_steps"), [(12, 1, 1500), (40, 1, 1500), (30, 8, 1500), (400, 1, 60)]
 )
 def test_random_sequences(seed: int, n_pages: int, share_granularity: int, n_steps: int) -> None:
-    """fault KVC-09: of many sequences side by side none ever reads what was computed for another prefix."""
+    """fault KVC-09: of many sequences side by side none ever reads what was computed for another
+    prefix.
+    """
     model = Model(seed, n_pages, share_granularity, failures=0.0 if n_pages == 400 else 0.05)
     for _ in range(n_steps):
         model.step()
@@ -313,9 +325,11 @@ def test_random_sequences(seed: int, n_pages: int, share_granularity: int, n_ste
     assert model.lost or n_pages == 400
 
 
-# -- shares -----------------------------------------------------------------------------------------------------------
+# -- shares ----------------------------------------------------------------------------------------
 def test_the_salt_with_the_most_pages_makes_room_first() -> None:
-    """By hand: "a" has 2 pages, used first; "b" has 6, used after. Four pages come from "b", then the two take turns."""
+    """By hand: "a" has 2 pages, used first; "b" has 6, used after. Four pages come from "b", then
+    the two take turns.
+    """
     pool = PagePool(8, SIZE)
     cache = RadixCache(pool, fair=True)
     put(pool, cache, list(range(2 * SIZE)), "a")
@@ -325,7 +339,8 @@ def test_the_salt_with_the_most_pages_makes_room_first() -> None:
     assert cache.evict(4) == 4
     cache.check()
     assert cache.match("a", list(range(2 * SIZE)), 2 * SIZE).n_tokens == 2 * SIZE
-    assert cache.match("b", list(range(100, 108)), 8).n_tokens == 0  # of a tree, the least recently used go
+    # of a tree, the least recently used go
+    assert cache.match("b", list(range(100, 108)), 8).n_tokens == 0
     assert cache.match("b", list(range(200, 208)), 8).n_tokens == 0
     assert cache.match("b", list(range(300, 308)), 8).n_tokens == 8
     assert cache.evict(2) == 2
@@ -338,7 +353,9 @@ def test_the_salt_with_the_most_pages_makes_room_first() -> None:
 
 
 def test_one_who_floods_the_cache_takes_nothing_from_one_below_its_share() -> None:
-    """Two tenants, one of whom floods: the other's prefix of three of eight pages is there to the end."""
+    """Two tenants, one of whom floods: the other's prefix of three of eight pages is there to the
+    end.
+    """
     pool = PagePool(8, SIZE)
     cache = RadixCache(pool, fair=True)
     put(pool, cache, list(range(3 * SIZE)), "quiet")
@@ -349,7 +366,9 @@ def test_one_who_floods_the_cache_takes_nothing_from_one_below_its_share() -> No
 
 
 def test_many_salts_of_one_tenant_are_one_flood() -> None:
-    """idea 19: who floods under a new salt each time (a user's, a conversation's) takes no more than under one."""
+    """idea 19: who floods under a new salt each time (a user's, a conversation's) takes no more
+    than under one.
+    """
     pool = PagePool(8, SIZE)
     cache = RadixCache(pool, fair=True)
     pages = pool.alloc(3)

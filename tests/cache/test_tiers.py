@@ -1,4 +1,6 @@
-"""The prefix cache with a second tier: which pages get a slot, which come back, and what is lost with a slot."""
+"""The prefix cache with a second tier: which pages get a slot, which come back, and what is lost
+with a slot.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class Cache:
         self.pool.check([self.tree.pages()])
 
 
-# -- saving -----------------------------------------------------------------------------------------------------------
+# -- saving ----------------------------------------------------------------------------------------
 def test_write_behind_saves_full_pages_in_order() -> None:
     cache = Cache()
     a, b, c, _ = cache.put([*ABC, 13])
@@ -167,7 +169,7 @@ def test_an_old_page_does_not_take_the_slot_of_a_newer_one() -> None:
     assert cache.found(B) == (0, 1, 0)
 
 
-# -- coming back ------------------------------------------------------------------------------------------------------
+# -- coming back -----------------------------------------------------------------------------------
 def test_loaded_pages_are_resident_again_when_they_are_inserted() -> None:
     cache = Cache()
     cache.put(ABC)
@@ -215,7 +217,7 @@ def test_a_slot_that_is_to_be_loaded_keeps_its_page_while_the_plan_is_made() -> 
     assert cache.found(A) == (0, 0, 0)
 
 
-# -- losing -----------------------------------------------------------------------------------------------------------
+# -- losing ----------------------------------------------------------------------------------------
 def test_what_is_below_a_failed_load_is_lost() -> None:
     cache = Cache()
     cache.put(ABC)
@@ -271,7 +273,7 @@ def test_clear_forgets_what_a_plan_that_was_never_made_would_have_saved() -> Non
     assert cache.found([*A, *B]) == (0, 1, 0)
 
 
-# -- starting ---------------------------------------------------------------------------------------------------------
+# -- starting --------------------------------------------------------------------------------------
 def records_of(cache: Cache) -> list[Record]:
     return [(save.slot, save.key, save.parent, save.ids) for save in cache.drain()]
 
@@ -323,7 +325,9 @@ def test_records_that_nobody_can_vouch_for_are_refused() -> None:
 
 
 def test_records_with_one_key_and_different_ids_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fault KVC-03: with a digest that is the same for everything, pages of a file are not taken for one another."""
+    """fault KVC-03: with a digest that is the same for everything, pages of a file are not taken
+    for one another.
+    """
     monkeypatch.setattr(nodes, "_digest", lambda data: bytes(31))
     cache = Cache()
     assert cache.tree.adopt(kept()) == 0
@@ -344,7 +348,7 @@ def test_the_least_recently_written_page_of_a_file_goes_first() -> None:
     assert cache.found(ABC) == (0, 3, 0)
 
 
-# -- at random --------------------------------------------------------------------------------------------------------
+# -- at random -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     ("n_pages", "n_slots", "share_granularity"), [(12, 1, 1), (12, 8, 1), (12, 60, 1), (40, 20, 1), (30, 30, 8)]

@@ -1,4 +1,6 @@
-"""`martlet chat`: what an answer may take of the context, and what happens when the conversation fills it."""
+"""`martlet chat`: what an answer may take of the context, and what happens when the conversation
+fills it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def test_the_system_message_stays_and_half_of_the_context_is_free(capsys: Captur
             assert talk.last is not None
             prompts.append(talk.last.prompt)
     turn = "u:hi;a:ok;"
-    # the fifth prompt would have 4 + 40 + 7 = 51 tokens, more than 48: turns go until it has at most 32
+    # the fifth prompt would have 4 + 40 + 7 = 51 tokens, more than 48: turns go until it has at
+    # most 32
     assert prompts == [f"s:S;{turn * n}u:hi;a:" for n in (0, 1, 2, 3, 2, 3)]
     assert capsys.readouterr().err.count("not shown") == 1
 

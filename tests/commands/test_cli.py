@@ -39,7 +39,7 @@ def one_line(done: subprocess.CompletedProcess[bytes], status: int) -> str:
     return text
 
 
-# -- without a model -----------------------------------------------------------------------------------------------
+# -- without a model -------------------------------------------------------------------------------
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
@@ -103,13 +103,15 @@ def test_broken_pipe_is_quiet() -> None:
 
 
 def test_windows_of_a_perplexity() -> None:
-    """By hand, llama-perplexity's rule: whole windows only, and the beginning token replaces each window's first."""
+    """By hand, llama-perplexity's rule: whole windows only, and the beginning token replaces each
+    window's first.
+    """
     ids = [10, 11, 12, 13, 14, 15, 16, 17, 18]
     assert list(windows(ids, 4, None)) == [[10, 11, 12, 13], [14, 15, 16, 17]]
     assert list(windows(ids, 4, 1)) == [[1, 11, 12, 13], [1, 15, 16, 17]]
 
 
-# -- with the default model ----------------------------------------------------------------------------------------
+# -- with the default model ------------------------------------------------------------------------
 @pytest.mark.model
 class TestWithModel:
     def test_run_answers(self, smollm2_path: Path) -> None:
@@ -167,7 +169,9 @@ class TestWithModel:
         assert found["metadata"]["llama.block_count"] == 30
 
     def test_plan_uses_the_allocators_formula(self, smollm2_path: Path) -> None:
-        """Ask 8, by hand: 30 layers × 3 KV heads × 64 × 2 (key, value) × 2 bytes = 23,040 bytes a token."""
+        """Ask 8, by hand: 30 layers × 3 KV heads × 64 × 2 (key, value) × 2 bytes = 23,040 bytes a
+        token.
+        """
         found = json.loads(martlet("plan", str(smollm2_path), "--no-probe", "--json").stdout)
         assert {p["kv_per_token"] for p in found["plans"] if p["kv_dtype"] == "f16"} == {23_040}
         assert {p["kv_per_token"] for p in found["plans"] if p["kv_dtype"] == "f32"} == {46_080}
@@ -221,7 +225,9 @@ class TestWithModel:
 
 @contextmanager
 def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that heeds SIGINT, and that does not outlive the test, which would wait for one that hangs."""
+    """A process that heeds SIGINT, and that does not outlive the test, which would wait for one
+    that hangs.
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=heed_interrupts) as process:
         try:
@@ -231,7 +237,9 @@ def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def heed_interrupts() -> None:
-    """In the child: a shell makes what it starts in the background ignore SIGINT, and children inherit that."""
+    """In the child: a shell makes what it starts in the background ignore SIGINT, and children
+    inherit that.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,6 @@
-"""Asks 5 and 7, and the oracle, at the command line: in this process, so that the machine can be another one."""
+"""Asks 5 and 7, and the oracle, at the command line: in this process, so that the machine can be
+another one.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return change
 
 
-# -- ask 5: the bound by memory, the share reached, and why it is low -----------------------------------------------
+# -- ask 5: the bound by memory, the share reached, and why it is low ------------------------------
 def test_a_run_that_is_fast_enough_says_its_share_only(
     tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr("martlet.commands.speed.bandwidth", lambda threads: 1e4)  # bytes a second: any run is faster
+    # bytes a second: any run is faster
+    monkeypatch.setattr("martlet.commands.speed.bandwidth", lambda threads: 1e4)
     assert main(["run", tiny, "abc", *ANSWER]) == 0
     errors = capsys.readouterr().err
     assert re.search(r"20 generated at [\d,.]+ tok/s, \d{3,}% of the speed at which this machine reads memory", errors)
@@ -81,7 +84,7 @@ def test_quiet_says_nothing_of_speed(tiny: str, monkeypatch: pytest.MonkeyPatch,
     assert capsys.readouterr().err == ""
 
 
-# -- ask 7: the sum is shown before anything is allocated -----------------------------------------------------------
+# -- ask 7: the sum is shown before anything is allocated ------------------------------------------
 def room_for(model: str, tokens: int, capsys: Captured) -> int:
     """Memory that holds the model and `tokens` tokens of context, by the plan's own figures."""
     assert main(["plan", model, "--no-probe", "--json"]) == 0
@@ -94,7 +97,9 @@ def room_for(model: str, tokens: int, capsys: Captured) -> int:
 def test_a_context_that_does_not_fit_is_refused_with_the_sum(
     smollm2_path: Path, machine: Callable[..., None], capsys: Captured
 ) -> None:
-    """By hand: 23,040 bytes a token; room for 4,100 is 128 pages of 32; 8,192 tokens are 89.9 MiB more than 4,100."""
+    """By hand: 23,040 bytes a token; room for 4,100 is 128 pages of 32; 8,192 tokens are 89.9 MiB
+    more than 4,100.
+    """
     machine(memory_available=room_for(str(smollm2_path), 4100, capsys))
     assert main(["run", str(smollm2_path), "Hello", "-c", "8192"]) == 1
     shown = capsys.readouterr()
@@ -115,7 +120,7 @@ def test_without_a_context_what_fits_is_taken(tiny: str, machine: Callable[..., 
     assert re.search(r"256 +1 +f16 .* no$", capsys.readouterr().out, re.MULTILINE)
 
 
-# -- the oracle -----------------------------------------------------------------------------------------------------
+# -- the oracle ------------------------------------------------------------------------------------
 def test_oracle_changes_no_answer(tiny: str, capsys: Captured) -> None:
     assert main(["run", tiny, "abc", *ANSWER, "-q"]) == 0
     plain = capsys.readouterr().out
@@ -136,10 +141,12 @@ def test_oracle_stops_at_the_first_operation_that_is_wrong(
     assert "layer 0, act_mul" in shown.err
 
 
-# -- notes ----------------------------------------------------------------------------------------------------------
+# -- notes -----------------------------------------------------------------------------------------
 @pytest.mark.model
 def test_small_notes_are_for_those_who_ask(smollm2_path: Path, capsys: Captured) -> None:
-    """SmolLM2's vocabulary has no tokens for eight control bytes, which hardly anyone needs to know."""
+    """SmolLM2's vocabulary has no tokens for eight control bytes, which hardly anyone needs to
+    know.
+    """
     run = ["run", str(smollm2_path), "Hello", "-n", "1"]
     assert main(run) == 0
     assert "vocabulary" not in capsys.readouterr().err

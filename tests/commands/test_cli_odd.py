@@ -1,4 +1,6 @@
-"""The command line in odd surroundings: closed or full streams, files that are no templates, texts that are no text."""
+"""The command line in odd surroundings: closed or full streams, files that are no templates, texts
+that are no text.
+"""
 
 from __future__ import annotations
 

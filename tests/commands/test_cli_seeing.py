@@ -44,7 +44,9 @@ def test_run_says_what_was_kept(model: str, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_chat_says_why(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second turn repeats the first: all of it but the new text is cached, and the report says where it ends."""
+    """The second turn repeats the first: all of it but the new text is cached, and the report says
+    where it ends.
+    """
     monkeypatch.setattr("sys.stdin", io.StringIO("/why\nhello there\n/why\nand you?\n/exit\n"))
     assert main(["chat", model, "--explain-cache", *COMMON]) == 0
     said = capsys.readouterr().err
@@ -62,7 +64,8 @@ def test_chat_says_why(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_trace_and_capsule_of_a_run(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, capsule = tmp_path / "t.json", tmp_path / "c.json"
     arguments = ["run", model, "hello", "--raw", "-q", "--trace", str(trace), "--capsule", str(capsule)]
-    assert main([*arguments, "--max-tokens", "4", "--ignore-eos", "-c", "200"]) == 0  # sampled, with a drawn seed
+    # sampled, with a drawn seed
+    assert main([*arguments, "--max-tokens", "4", "--ignore-eos", "-c", "200"]) == 0
     assert {"step 1", "prefill", "decode"} <= {event["name"] for event in read_trace(trace)}
     assert json.loads(trace.read_text())[-1]
     capsys.readouterr()

@@ -46,7 +46,8 @@ def test_layers_and_guard(model: str, text: str, capsys: pytest.CaptureFixture[s
     status, found = run(capsys, model, text, "--kv-dtype", "q4", "-c", "200", "--guard", "1e-9")
     [entry] = found["types"]
     assert status == 0
-    assert entry["depths"][0]["kld"] < entry["depths"][1]["kld"]  # the first 64 positions see float16 alone
+    # the first 64 positions see float16 alone
+    assert entry["depths"][0]["kld"] < entry["depths"][1]["kld"]
     assert len(entry["layers"]) == 3
     assert entry["guard"]["kv_dtype"] == "f16,q8:0,q8:1,q8:2" or entry["guard"]["kld"] <= 1e-9
     assert any("heads have 16 dimensions" in note for note in found["warnings"])

@@ -65,7 +65,9 @@ def opened(path: Path, folder: Path, **options: Any) -> LLM:
 
 
 def test_a_chat_goes_on_after_kill_9(smollm2_path: Path, tmp_path: Path) -> None:
-    """Row 15 of what users ask for: killed in the middle of an answer, the next process computes the new text only."""
+    """Row 15 of what users ask for: killed in the middle of an answer, the next process computes
+    the new text only.
+    """
     code = textwrap.dedent(CHAT).format(model=str(smollm2_path), folder=str(tmp_path), context=CONTEXT, story=STORY)
     first = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None
@@ -80,7 +82,8 @@ def test_a_chat_goes_on_after_kill_9(smollm2_path: Path, tmp_path: Path) -> None
     metrics = output.metrics
     assert metrics is not None
     assert metrics.n_loaded >= 200
-    assert metrics.n_prompt - metrics.n_cached <= 32 + 20  # the page that was not full, and the new text
+    # the page that was not full, and the new text
+    assert metrics.n_prompt - metrics.n_cached <= 32 + 20
     with LLM(str(smollm2_path), max_context=CONTEXT, prefix_cache=False) as llm:
         [expected] = llm.chat(messages, PARAMS)
     assert output.prompt_token_ids == expected.prompt_token_ids

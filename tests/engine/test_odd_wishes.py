@@ -1,4 +1,6 @@
-"""Odd values for what a request or an engine may be told: each is named, or answered; none harms the next request."""
+"""Odd values for what a request or an engine may be told: each is named, or answered; none harms
+the next request.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ def test_the_sum() -> None:
 
 
 def test_the_default_pool_is_a_quarter_of_what_is_available() -> None:
-    """A page of 32 tokens has 64 KiB: 25 % of 1 GiB are 4,096 pages, which is as much as 16 contexts of 256 pages."""
+    """A page of 32 tokens has 64 KiB: 25 % of 1 GiB are 4,096 pages, which is as much as 16
+    contexts of 256 pages.
+    """
     gib = 1 << 30
     assert plan_memory(FOOTPRINT, config(), gib).n_pages == 4096
     assert plan_memory(FOOTPRINT, config(max_seqs=32), gib).n_pages == 4096
@@ -58,13 +60,15 @@ def test_f32_pages_are_twice_as_large() -> None:
 
 
 def test_compressed_pages_count_their_scales() -> None:
-    """A token's 16 heads (4 layers, 2 KV heads, K and V) of 64: q8 64 + 4 bytes each, q4 32 + 8 (a scale and a minimum, 2
-    bytes each, for 32 codes)."""
+    """A token's 16 heads (4 layers, 2 KV heads, K and V) of 64: q8 64 + 4 bytes each, q4 32 + 8 (a
+    scale and a minimum, 2 bytes each, for 32 codes).
+    """
     plan = plan_memory(FOOTPRINT, config(kv_dtype="q8", max_context=8192), None)
     assert (plan.kv_per_token, plan.recent) == (16 * 68, 0)
     plan = plan_memory(FOOTPRINT, config(kv_dtype="q4", max_context=8192), None)
     assert plan.kv_per_token == 16 * 40
-    # Two groups of 64 tokens for each of 16 sequences and one more in all layers, and once the 512 tokens of a step.
+    # Two groups of 64 tokens for each of 16 sequences and one more in all layers, and once the 512
+    # tokens of a step.
     assert plan.recent == 2 * 64 * 17 * 2048 + 512 * 512
     assert plan.total == FIXED + plan.kv + plan.recent
     assert "recent KV 4 MiB" in plan.explain()

@@ -1,4 +1,6 @@
-"""The exhaustive form of the matrix takes minutes, and runs only where it is asked for by its marker."""
+"""The exhaustive form of the matrix takes minutes, and runs only where it is asked for by its
+marker.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The rows of the equality matrix: each feature alone everywhere, and pairs of features as a covering array.
+"""The rows of the equality matrix: each feature alone everywhere, and pairs of features as a
+covering array.
 
-`single_rows` crosses every feature with every model and every type of KV pages. `pair_rows` has each
-possible pair of features twice, on two models, with two types of KV pages and two loads of
+`single_rows` crosses every feature with every model and every type of KV pages. `pair_rows` has
+each possible pair of features twice, on two models, with two types of KV pages and two loads of
 requests; it spreads the features evenly over models and types. A new feature adds two rows for each
 feature that is there, a new model or a new type adds none to the pairs.
 
-The pairs are recorded in `pairs.txt`, so that a change to them is seen. After a change to FEATURES, KINDS or
-KV_TYPES run `PYTHONPATH=. python tests/equality/covering.py`. Read `test_pairs.py` next.
+The pairs are recorded in `pairs.txt`, so that a change to them is seen. After a change to FEATURES,
+KINDS or KV_TYPES run `PYTHONPATH=. python tests/equality/covering.py`. Read `test_pairs.py` next.
 """
 
 from __future__ import annotations
@@ -60,9 +61,11 @@ def single_rows(features: Mapping[str, Feature], models: Sequence[str], kv_types
 
 
 def pair_rows(features: Mapping[str, Feature], models: Sequence[str], kv_types: Sequence[str]) -> list[Row]:
-    """Each possible pair of features with each load, every time on another model and with another type of KV pages.
+    """Each possible pair of features with each load, every time on another model and with another
+    type of KV pages.
 
-    Of the combinations of a model and a type a row takes the combination that its two features have met least.
+    Of the combinations of a model and a type a row takes the combination that its two features have
+    met least.
     """
     met: Counter[tuple[str, str, str]] = Counter()
     rows = []

@@ -1,4 +1,6 @@
-"""Draft heads, and a model's own layer for multi-token prediction, fitted to some answers: so some guesses are right, and others are not."""
+"""Draft heads, and a model's own layer for multi-token prediction, fitted to some answers: so some
+guesses are right, and others are not.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ _FITTED: dict[tuple[Path, int, str, str], Path] = {}
 
 
 def fitted(path: Path, load: Load, kv_dtype: str, draft: str, open_: Callable[[str], LLM], folder: Path) -> Path:
-    """A head ("head", "medusa") that knows some of a load's answers, or the model with a layer that does ("mtp"): made once.
+    """A head ("head", "medusa") that knows some of a load's answers, or the model with a layer that
+    does ("mtp"): made once.
 
     `open_` opens an engine whose `draft` is as it says.
     """
@@ -38,7 +41,9 @@ def fitted(path: Path, load: Load, kv_dtype: str, draft: str, open_: Callable[[s
 
 
 def _answered(llm: Any, requests: Sequence[Request]) -> list[tuple[int, list[int], F32]]:
-    """Of each sequence the first position whose next id but one was answered, its ids, and the features of all positions but the last."""
+    """Of each sequence the first position whose next id but one was answered, its ids, and the
+    features of all positions but the last.
+    """
     found = followed(llm)
     for request in requests:
         llm.engine.add(request)

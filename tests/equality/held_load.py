@@ -1,7 +1,7 @@
 """Grammars for the requests of the equality matrix, each of another sort (read `matrix.py` next).
 
-No grammar ends within a request's tokens, so a held request runs as long as the free request that it
-replaces.
+No grammar ends within a request's tokens, so a held request runs as long as the free request that
+it replaces.
 """
 
 from __future__ import annotations

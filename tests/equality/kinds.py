@@ -1,7 +1,8 @@
-"""The models of the equality matrix: a toy model of each kind of attention, as GGUF files that an LLM loads.
+"""The models of the equality matrix: a toy model of each kind of attention, as GGUF files that an
+LLM loads.
 
-`quantised` has block types, the others are float32. Windows are longer than a page and shorter than the
-prompts of the matrix.
+`quantised` has block types, the others are float32. Windows are longer than a page and shorter than
+the prompts of the matrix.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "quantised": ("llama", {}),  # full attention, products of bytes
         "window": ("llama", {"attention.sliding_window": WINDOW}),  # in all layers
-        "softcap": ("gemma2", {"attention.sliding_window": WINDOW}),  # scores capped, a window in every other layer
-        "qk norm": ("gemma3", {"attention.sliding_window": WINDOW}),  # normed queries and keys, two RoPE bases
+        # scores capped, a window in every other layer
+        "softcap": ("gemma2", {"attention.sliding_window": WINDOW}),
+        # normed queries and keys, two RoPE bases
+        "qk norm": ("gemma3", {"attention.sliding_window": WINDOW}),
     }
 )
 
@@ -44,7 +47,9 @@ def write_kind(kind: str, folder: Path) -> Path:
 
 
 def write_nan_model(path: Path) -> Path:
-    """Write a model whose logits are NaN after NAN_ID, and only then: its output matrix is another than the embedding."""
+    """Write a model whose logits are NaN after NAN_ID, and only then: its output matrix is another
+    than the embedding.
+    """
 
     def spoil(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
         if name == "token_embd.weight":

@@ -68,8 +68,8 @@ def make_load(
 ) -> Load:
     """Make six requests of random ids below `vocab`; `prompts` are the prompts' lengths.
 
-    The first has a long answer. The third shares most of the second's prompt, and a schema holds its
-    answer. A pattern holds the last answer; the others are free.
+    The first has a long answer. The third shares most of the second's prompt, and a schema holds
+    its answer. A pattern holds the last answer; the others are free.
     """
     rng = random.Random(seed)
 
@@ -98,7 +98,8 @@ def make_load(
             str(number),
             prompt,
             SamplingParams(**{"max_tokens": n_new, "ignore_eos": True, **more}),
-            arrival_s=1.0,  # all at the same time, so that policies order them by their other properties
+            # all at the same time, so that policies order them by their other properties
+            arrival_s=1.0,
             scheduling=Scheduling(priority=place, tenant="a" if number < 4 else "b", ttft_target_s=10.0 + place),
         )
         for number, (prompt, more, place) in enumerate(zip(made, settings, (0, 1, 4, 3, 2, 5), strict=True))

@@ -1,9 +1,11 @@
-"""The equality matrix: what it compares, its features, and how each shows that it happened (read `covering.py` next).
+"""The equality matrix: what it compares, its features, and how each shows that it happened (read
+`covering.py` next).
 
-The plain run answers one request at a time on one thread, the whole prompt in one step, nothing cached, nothing forked.
-A row turns one or two features on, and must give the same bits: logits, log-probabilities, tokens,
-ends. A row fails if its feature did not happen: every feature has a `proof` that reads what the run has
-done. A new feature of the engine is a new entry of FEATURES; `covering.py` makes the rows.
+The plain run answers one request at a time on one thread, the whole prompt in one step, nothing
+cached, nothing forked. A row turns one or two features on, and must give the same bits: logits,
+log-probabilities, tokens, ends. A row fails if its feature did not happen: every feature has a
+`proof` that reads what the run has done. A new feature of the engine is a new entry of FEATURES;
+`covering.py` makes the rows.
 """
 
 from __future__ import annotations
@@ -51,11 +53,13 @@ class Feature:
     staggered: bool = False  # requests arrive while others run
     shuffled: bool = False  # requests arrive in another order
     primed: bool = False  # a request that resembles a later one runs before all others
-    around: tuple[str, ...] = ()  # what runs before and after each request: "like", "filler", itself "again"
+    # what runs before and after each request: "like", "filler", itself "again"
+    around: tuple[str, ...] = ()
     beams: bool = False
     held: bool = False  # a grammar holds each request, and forces several tokens in a step
     adapters: bool = False  # some requests run with adapters too, beside the same requests without
-    draft: str | None = None  # the drafter: "ngram", "model" (the model itself), or "head", "medusa", "mtp" (fitted)
+    # the drafter: "ngram", "model" (the model itself), or "head", "medusa", "mtp" (fitted)
+    draft: str | None = None
     guesses: int = 3  # tokens of a draft
     disk: str | None = None  # "cold": an empty folder; "warm": the folder of an earlier engine
     excludes: tuple[str, ...] = ()  # other ways to do the same
@@ -75,7 +79,8 @@ def _policy(name: str, in_pairs: bool) -> Feature:
     )
 
 
-# Beside a feature that takes most of the pages away, and so makes somebody lose theirs, others may have to run one by one.
+# Beside a feature that takes most of the pages away, and so makes somebody lose theirs, others may
+# have to run one by one.
 FEATURES: dict[str, Feature] = {
     "two threads": Feature(lambda seen: seen.n_threads == 2, {"threads": 2}),
     "four threads": Feature(lambda seen: seen.n_threads == 4, {"threads": 4}, in_pairs=False),
@@ -96,7 +101,8 @@ FEATURES: dict[str, Feature] = {
         staggered=True,
         excludes=("chunks of 7", "layers"),
     ),
-    "layers": Feature(  # the same, where a step has room for a chunk that goes through a layer at a time
+    # the same, where a step has room for a chunk that goes through a layer at a time
+    "layers": Feature(
         lambda seen: seen.n_layered >= 4, {"stall_ms": 1.0}, max_seqs=8, staggered=True, excludes=("chunks of 7",)
     ),
     "full hit": Feature(
@@ -208,12 +214,15 @@ def plain_answers(path: Path, load: Load, kv_dtype: str) -> Answers:
     return seen.answers
 
 
-ADAPTED = (("0", "one"), ("1", "one"), ("1", "two"))  # which requests are asked with which adapters too
+# which requests are asked with which adapters too
+ADAPTED = (("0", "one"), ("1", "one"), ("1", "two"))
 _ADAPTED: dict[tuple[Path, int, str], tuple[dict[str, str], list[Request], Answers]] = {}
 
 
 def _adapted(path: Path, load: Load, kv_dtype: str, folder: Path) -> tuple[dict[str, str], list[Request], Answers]:
-    """Two adapters' paths, requests with them, and what these are answered each alone: made once for a load."""
+    """Two adapters' paths, requests with them, and what these are answered each alone: made once
+    for a load.
+    """
     key = path, id(load), kv_dtype
     if key not in _ADAPTED:
         with open_checkpoint(path) as checkpoint:
@@ -319,7 +328,9 @@ _GRAMMARS: dict[Path, dict[str, Any]] = {}
 
 
 def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any) -> LLM:
-    """An engine that is plain but for `options`. No measured time decides what happens: all steps take equally long."""
+    """An engine that is plain but for `options`. No measured time decides what happens: all steps
+    take equally long.
+    """
     plain = {
         "threads": 1,
         "max_seqs": 1,
@@ -333,7 +344,8 @@ def open_row(path: Path, context: int, kv_dtype: str, pages: int, **options: Any
     memory = {"kv_dtype": kv_dtype, "kv_memory": pages * page_bytes}
     llm = LLM(str(path), **{**plain, **memory, **options})
     grammars = llm._parts.grammars
-    grammars.__dict__.update(_GRAMMARS.setdefault(path, vars(grammars)))  # engines share compiled grammars
+    # engines share compiled grammars
+    grammars.__dict__.update(_GRAMMARS.setdefault(path, vars(grammars)))
     seconds = itertools.count(1)
     llm.engine.clock = llm.engine._recorder._clock = lambda: float(next(seconds))
     llm.engine.scheduler.cost.load_s = lambda n_pages: 0.0  # type: ignore[method-assign]
@@ -348,7 +360,9 @@ def _drive(
     staggered: bool = False,
     at_third: Callable[[], None] | None = None,
 ) -> None:
-    """Add requests: one every third step, else all at once, else each when the one before it has ended."""
+    """Add requests: one every third step, else all at once, else each when the one before it has
+    ended.
+    """
     waiting = deque(asked)
     engine = llm.engine
     for step in itertools.count():

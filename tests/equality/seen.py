@@ -1,4 +1,6 @@
-"""The answers of a run of the equality matrix, and the engine's work for them (read `matrix.py` next)."""
+"""The answers of a run of the equality matrix, and the engine's work for them (read `matrix.py`
+next).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Answers:
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     logprobs: dict[tuple[str, int], list[Any]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[tuple[str, int], str] = field(default_factory=dict)
-    logits: dict[tuple[str, int, int], bytes] = field(default_factory=dict)  # digests, also by position
+    # digests, also by position
+    logits: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
     beams: list[Any] | None = None
 
     def of(self, name: str) -> Any:
@@ -37,25 +40,32 @@ class Answers:
 
 
 class Seen(Observer):
-    """Stands before the executor and observes the engine: the answers, and counts of the work for them."""
+    """Stands before the executor and observes the engine: the answers, and counts of the work for
+    them.
+    """
 
     def __init__(self, llm: LLM, *, forces: bool = True) -> None:
-        """With `forces` False the engine learns of no forced token, so that they come one at a time."""
+        """With `forces` False the engine learns of no forced token, so that they come one at a
+        time.
+        """
         self.answers = Answers()
         self.sequences: dict[SeqId, Running] = {}
         self.most_spans = self.n_mixed = self.n_copies = self.n_loads = self.n_swapped = self.n_shared = 0
         self.n_accepted = self.n_refused = 0  # guesses
         self.n_forced = self.n_masks = 0  # tokens that grammars forced; masks that were computed
         self._forces = forces
-        self._told: dict[SeqId, tuple[int, ...]] = {}  # the tokens that a sequence's grammar forces next
+        # the tokens that a sequence's grammar forces next
+        self._told: dict[SeqId, tuple[int, ...]] = {}
         self.n_preempted = self.n_again = self.n_failed = self.n_evicted = 0
         self.n_threads = 1 + sum(thread.name.startswith("martlet-") for thread in threading.enumerate())
-        self.share = share_granularity(llm.config.kv_dtype)  # a shared prefix ends at a multiple of it
+        # a shared prefix ends at a multiple of it
+        self.share = share_granularity(llm.config.kv_dtype)
         self.n_layered = 0  # spans through some of the layers
         self.chunks: dict[SeqId, int] = defaultdict(int)  # spans of a prompt
         self.started: list[str] = []  # requests in the order of their first spans
         self.joined = 0  # sequences whose first span ran beside a decoding sequence
-        self.n_adapted = self.n_beside = 0  # steps with an adapter; with another adapter or none beside it
+        # steps with an adapter; with another adapter or none beside it
+        self.n_adapted = self.n_beside = 0
         self.beside_beams = 0  # steps that a beam search shared with requests
         self._reach: dict[SeqId, int] = defaultdict(int)
         self._inner = llm.engine.executor
@@ -70,7 +80,7 @@ class Seen(Observer):
         llm.engine.executor = self
         llm.engine.watch(self)
 
-    # -- as an executor -------------------------------------------------------------------------------------------
+    # -- as an executor ----------------------------------------------------------------------------
     def run(self, plan: StepPlan, started: Sequence[Started] = ()) -> StepResult:
         """Count what a plan does, and run it."""
         known = set(self.sequences)
@@ -115,7 +125,7 @@ class Seen(Observer):
     def close(self) -> None:
         self._inner.close()
 
-    # -- as an observer -------------------------------------------------------------------------------------------
+    # -- as an observer ----------------------------------------------------------------------------
     def stepped(self, record: StepRecord) -> None:
         self.take(record.events)
 
@@ -136,7 +146,9 @@ class Seen(Observer):
                 self.answers.ends[key] = f"{event.finish} {event.stop_reason} {event.error}"
 
     def uses(self) -> Iterator[tuple[int, int, MissReason]]:
-        """Yield for each sequence but beams: cached positions, prompt length, why not more were cached."""
+        """Yield for each sequence but beams: cached positions, prompt length, why not more were
+        cached.
+        """
         for seq in self.sequences.values():
             if not seq.request.request_id.startswith("beams"):
                 yield seq.cache_use.n_tokens, seq.n_prompt, seq.cache_use.reason
@@ -169,7 +181,9 @@ class Seen(Observer):
 
 
 def hit(seen: Seen, good: Callable[[int, int, MissReason], bool]) -> bool:
-    """Whether `good` holds for any prompt: cached positions, prompt length, why not more were cached."""
+    """Whether `good` holds for any prompt: cached positions, prompt length, why not more were
+    cached.
+    """
     return any(good(*use) for use in seen.uses())
 
 

@@ -1,4 +1,6 @@
-"""Adapters in one step with others: each request gets the bits that it gets alone, and no prefix is shared across adapters."""
+"""Adapters in one step with others: each request gets the bits that it gets alone, and no prefix is
+shared across adapters.
+"""
 
 from __future__ import annotations
 

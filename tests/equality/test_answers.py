@@ -1,7 +1,8 @@
-"""Known faults of other engines' prefix caches and schedulers, each asked for at the level of answers.
+"""Known faults of other engines' prefix caches and schedulers, each asked for at the level of
+answers.
 
-The cases are those of real bug reports; the entry of each in the list of faults is in its docstring. `plain` answers come from
-an engine that caches nothing and runs one request at a time.
+The cases are those of real bug reports; the entry of each in the list of faults is in its
+docstring. `plain` answers come from an engine that caches nothing and runs one request at a time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def llm(path: Path) -> Iterator[LLM]:
 
 @pytest.mark.parametrize("length", [1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE])
 def test_a_prompt_again(llm: LLM, plain: Ask, length: int) -> None:
-    """fault KVC-01: the same prompt twice: the answer of the first time, all but the last token from the cache."""
+    """fault KVC-01: the same prompt twice: the answer of the first time, all but the last token
+    from the cache.
+    """
     prompt = ids(length, length)
     for cached in (0, length - 1, length - 1):
         [output] = llm.generate([prompt], GREEDY)
@@ -67,7 +70,9 @@ def test_a_prompt_again(llm: LLM, plain: Ask, length: int) -> None:
 def test_digests_that_collide(
     path: Path, plain: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
 ) -> None:
-    """fault KVC-03: all prompts have one digest, or one of 256: none gets another's pages, in memory or from disk."""
+    """fault KVC-03: all prompts have one digest, or one of 256: none gets another's pages, in
+    memory or from disk.
+    """
     whole = nodes._digest
     monkeypatch.setattr(nodes, "_digest", lambda data: (whole(data)[:1] if bits else b"") + bytes(31 - bits // 8))
     rng = random.Random(3)
@@ -86,7 +91,9 @@ def test_digests_that_collide(
 
 
 def test_salts(llm: LLM, plain: Ask) -> None:
-    """fault KVC-05: one prompt under the salts a, b, a: found only the third time; the answer is one and the same."""
+    """fault KVC-05: one prompt under the salts a, b, a: found only the third time; the answer is
+    one and the same.
+    """
     prompt = ids(70, 1)
     cached = []
     for salt in ("a", "b", "a"):
@@ -98,7 +105,9 @@ def test_salts(llm: LLM, plain: Ask) -> None:
 
 
 def test_the_log_probabilities_of_a_cached_prompt(llm: LLM, plain: Ask) -> None:
-    """fault KVC-07: of a prompt of three pages, twice, also where its beginning is cached: all, to the bit."""
+    """fault KVC-07: of a prompt of three pages, twice, also where its beginning is cached: all, to
+    the bit.
+    """
     prompt = ids(3 * PAGE, 2)
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1, prompt_logprobs=2)
     assert said(llm.generate([prompt], GREEDY)[0]) == plain(prompt)
@@ -120,7 +129,9 @@ def test_sixteen_at_once(llm: LLM, plain: Ask) -> None:
 
 @pytest.mark.parametrize("disk", [False, True])
 def test_four_that_preempt(path: Path, plain: Ask, tmp_path: Path, disk: bool) -> None:
-    """fault SCH-03: in too few pages the same ids, none twice and none missing, in the answers, the counts and the events."""
+    """fault SCH-03: in too few pages the same ids, none twice and none missing, in the answers, the
+    counts and the events.
+    """
     prompts = [ids(20 + number, 10 + number) for number in range(4)]
     params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True, logprobs=0)
     more = {"kv_disk": str(tmp_path)} if disk else {}
@@ -135,7 +146,9 @@ def test_four_that_preempt(path: Path, plain: Ask, tmp_path: Path, disk: bool) -
 
 
 def test_an_abort_within_a_prompt(path: Path, plain: Ask) -> None:
-    """fault SCH-05: ten chunks, given up after the third: pages are free at once, others do not notice, nor does who repeats it."""
+    """fault SCH-05: ten chunks, given up after the third: pages are free at once, others do not
+    notice, nor does who repeats it.
+    """
     long, other = ids(200, 20), ids(30, 21)
     with open_row(path, CONTEXT, "f16", 10, prefix_cache=True, max_seqs=2, max_step_tokens=21) as llm:
         seen, engine = Seen(llm), llm.engine
@@ -166,7 +179,9 @@ def test_an_abort_within_a_prompt(path: Path, plain: Ask) -> None:
 
 
 def test_a_long_prompt_beside_a_stream(path: Path, plain: Ask) -> None:
-    """fault SCH-07: while a prompt of a hundred chunks is read, the other answer gets a token in every step."""
+    """fault SCH-07: while a prompt of a hundred chunks is read, the other answer gets a token in
+    every step.
+    """
     long, other = ids(200, 30), ids(10, 31)
     params = SamplingParams(temperature=0, max_tokens=220, ignore_eos=True, logprobs=0)
     with open_row(path, CONTEXT, "f16", 20, max_seqs=2, max_step_tokens=3) as llm:

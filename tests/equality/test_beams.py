@@ -1,4 +1,6 @@
-"""Beam search against searches that know nothing of it: every continuation counted, and transformers."""
+"""Beam search against searches that know nothing of it: every continuation counted, and
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_two_steps_are_those_of_a_search_by_hand(llm: LLM) -> None:
 
 
 def test_a_beam_that_ends_is_kept_and_ranked_by_its_length(llm: LLM) -> None:
-    """The strongest reward for short answers puts the one that ends at once first, that for long ones nowhere near."""
+    """The strongest reward for short answers puts the one that ends at once first, that for long
+    ones nowhere near.
+    """
     ends = next_logprobs(llm, PROMPT)[END]
     short, long = (
         llm.beam_search(

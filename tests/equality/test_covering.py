@@ -1,4 +1,6 @@
-"""The rows of the matrix: every possible pair of features, and every feature with every model and type of KV pages."""
+"""The rows of the matrix: every possible pair of features, and every feature with every model and
+type of KV pages.
+"""
 
 from __future__ import annotations
 

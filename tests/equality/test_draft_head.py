@@ -1,6 +1,8 @@
-"""A draft head: what it guesses against its arithmetic in NumPy, what it is handed, and which files are refused.
+"""A draft head: what it guesses against its arithmetic in NumPy, what it is handed, and which files
+are refused.
 
-That answers do not depend on it stands in the matrix; faults SPD-01, SPD-03 and SPD-05 in test_speculation.py, by the same door.
+That answers do not depend on it stands in the matrix; faults SPD-01, SPD-03 and SPD-05 in
+test_speculation.py, by the same door.
 """
 
 from __future__ import annotations
@@ -89,7 +91,9 @@ def watched(llm: LLM) -> list[tuple[int, list[int], tuple[int, ...]]]:
 
 
 def test_guesses_are_those_of_the_arithmetic(tiny: Path, llm: LLM) -> None:
-    """Several sequences, prompts of several chunks and of a few ids, positions after pages' ends, guesses right and wrong."""
+    """Several sequences, prompts of several chunks and of a few ids, positions after pages' ends,
+    guesses right and wrong.
+    """
     features, made, by_hand = followed(llm), watched(llm), reference(tiny)
     prompts = ["The harbour was quiet. " * 5, "ab", "Two friends went for a walk"]
     llm.generate(prompts, SamplingParams(temperature=1.0, seed=2, max_tokens=44, draft_tokens=3, ignore_eos=True))
@@ -121,7 +125,9 @@ def test_the_processors_kernels_guess_the_same(tiny: Path, head: Path) -> None:
 
 @pytest.mark.parametrize("ends", [(), (3,)], ids=["three", "and the last norm's"])
 def test_features_are_what_enters_the_layers(tiny: Path, ends: tuple[int, ...]) -> None:
-    """Their norm is what a model of only the layers before gives; what the final norm gives is as it is."""
+    """Their norm is what a model of only the layers before gives; what the final norm gives is as
+    it is.
+    """
     ops, ids = ReferenceBackend(), np.arange(20, 29, dtype=np.int32)
     with open_checkpoint(tiny) as checkpoint:
         model = load_model(checkpoint, ops)
@@ -139,7 +145,8 @@ def test_features_are_what_enters_the_layers(tiny: Path, ends: tuple[int, ...]) 
     all_caches = caches(3)
     logits, features = ops.capture(both, limits).run(inputs)
     [plain] = [ops.capture(lambda: forward(ops, model, caches(3)), limits).run(inputs)]
-    assert np.allclose(logits, plain, atol=1e-5)  # BLAS adds in another order where there are more rows
+    # BLAS adds in another order where there are more rows
+    assert np.allclose(logits, plain, atol=1e-5)
     norm = np.asarray(model.final_norm)
     for layer in (0, 1, 2):
         shorter = replace(
@@ -200,7 +207,7 @@ def test_pages_that_are_kept_know_the_head(tiny: Path, head: Path, tmp_path: Pat
     assert hits == [0, 0, 0, 96]
 
 
-# -- files that do not fit ------------------------------------------------------------------------------------------------
+# -- files that do not fit -------------------------------------------------------------------------
 def changed(name: str, values: Any) -> dict[str, Any]:
     tensors = head_tensors()
     if values is None:
@@ -274,7 +281,9 @@ def test_what_is_no_head_is_refused(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_layers_are_named_in_either_way(tiny: Path, tmp_path: Path) -> None:
-    """At the top of config.json by the layer that is entered, under eagle_config by the one before; without a name by rule."""
+    """At the top of config.json by the layer that is entered, under eagle_config by the one before;
+    without a name by rule.
+    """
     with open_checkpoint(tiny) as checkpoint:
         spec = load_model(checkpoint, ReferenceBackend()).spec
     cases: list[tuple[dict[str, Any], tuple[int, ...]]] = [

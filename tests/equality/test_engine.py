@@ -1,6 +1,8 @@
-"""The equality matrix: tokens and log-probabilities of a request are the same bits whatever else the engine does.
+"""The equality matrix: tokens and log-probabilities of a request are the same bits whatever else
+the engine does.
 
-The plain run computes one request at a time, in one chunk, on one thread. Every row changes one thing, or two.
+The plain run computes one request at a time, in one chunk, on one thread. Every row changes one
+thing, or two.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ def test_the_same_bits(row: str, model: Path, plain: list[tuple[Any, ...]]) -> N
 
 
 def test_what_the_prefix_cache_gives_is_exact(model: Path, plain: list[tuple[Any, ...]]) -> None:
-    """ask 11; faults KVC-01, KVC-07: again, all at once, with other ends, and with what was generated going on."""
+    """ask 11; faults KVC-01, KVC-07: again, all at once, with other ends, and with what was
+    generated going on.
+    """
     with LLM(str(model), threads=1, max_seqs=8, kv_memory=64 * PAGE_BYTES) as llm:
         for round_number in range(3):
             outputs = llm.generate(PROMPTS, PARAMS)
@@ -108,7 +112,9 @@ def test_what_the_prefix_cache_gives_is_exact(model: Path, plain: list[tuple[Any
 
 @pytest.mark.parametrize("tokens", [512, 16])
 def test_what_is_left_after_eviction_is_exact(tokens: int, model: Path, plain: list[tuple[Any, ...]]) -> None:
-    """The pool holds one request and a little: each finds what the one before it has left of the prefixes."""
+    """The pool holds one request and a little: each finds what the one before it has left of the
+    prefixes.
+    """
     with LLM(str(model), threads=1, kv_memory=6 * PAGE_BYTES, max_step_tokens=tokens) as llm:
         for _ in range(3):
             for number in (0, 4, 2, 3, 1, 4, 3):
@@ -251,7 +257,8 @@ def test_start_and_settings(model: Path) -> None:
         assert [phase.name for phase in llm.start_timeline] == ["read", "plan", "map", "compile", "warm"]
         settings = {setting.name: setting for setting in llm.config.settings()}
         assert (settings["max_context"].value, settings["max_context"].origin) == (256, "model file")
-        assert llm.plan.kv == 16 * 8 * PAGE_BYTES  # a context of 256 tokens for each sequence that may run
+        # a context of 256 tokens for each sequence that may run
+        assert llm.plan.kv == 16 * 8 * PAGE_BYTES
 
 
 def test_what_is_no_model(tmp_path: Path, model: Path) -> None:

@@ -40,7 +40,9 @@ def logprobs(llm: LLM) -> Callable[[tuple[int, ...]], dict[int, float]]:
 
 
 def nexts(llm: LLM, ids: tuple[int, ...]) -> list[int]:
-    """What may come in a text of CHOICE: the tokens of which a text remains, and the end behind a whole one."""
+    """What may come in a text of CHOICE: the tokens of which a text remains, and the end behind a
+    whole one.
+    """
     tokenizer = llm._parts.tokenizer
     written = b"".join(map(tokenizer.token_bytes, ids)).decode()
     found = [END] if written in CHOICE else []

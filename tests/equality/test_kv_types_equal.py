@@ -1,4 +1,6 @@
-"""The equality matrix of compressed KV pages: at equal precision a request's answer is the same bits, whatever else runs."""
+"""The equality matrix of compressed KV pages: at equal precision a request's answer is the same
+bits, whatever else runs.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_the_precision_is_really_another(model: Path, plain: tuple[str, list[tup
 
 
 def test_what_the_prefix_cache_gives_is_exact(model: Path, plain: tuple[str, list[tuple[Any, ...]]]) -> None:
-    """q4 sequences resume at multiples of their group, q8 anywhere; a chat goes on from what was generated."""
+    """q4 sequences resume at multiples of their group, q8 anywhere; a chat goes on from what was
+    generated.
+    """
     kv_dtype, expected = plain
     with open_llm(model, kv_dtype) as llm:
         for _ in range(2):

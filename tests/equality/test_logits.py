@@ -1,6 +1,8 @@
-"""Logits of every family on the CPU backend: the same bits in any chunks, companies, pages and numbers of threads.
+"""Logits of every family on the CPU backend: the same bits in any chunks, companies, pages and
+numbers of threads.
 
-The models are the tiny ones of tests/models, one a kind of attention: full, sliding window, soft-capped, normed.
+The models are the tiny ones of tests/models, one a kind of attention: full, sliding window,
+soft-capped, normed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def sequence(seed: int) -> list[int]:
 
 
 class Runner:
-    """A tiny model on a backend; computes logits of every position in whatever pieces it is told to."""
+    """A tiny model on a backend; computes logits of every position in whatever pieces it is told
+    to.
+    """
 
     def __init__(self, folder: Path, kernels: Path, threads: int) -> None:
         self.ops = CpuBackend(threads, kernels)
@@ -98,7 +102,9 @@ def test_logits_are_the_same_bits_however_they_are_computed(runners: dict[int, R
 
 
 def test_layers_in_several_runs(runners: dict[int, Runner]) -> None:
-    """Each run of a chunk goes through one layer; between two of them another program computes other rows."""
+    """Each run of a chunk goes through one layer; between two of them another program computes
+    other rows.
+    """
     ids, others, pages, theirs, runner = sequence(1), sequence(2), [3, 7], [5, 2], runners[2]
     whole = runners[1].step([(ids, 0, LENGTH, pages)])
     runner.step([(ids[::-1], 0, LENGTH, pages)])  # what was in the pages

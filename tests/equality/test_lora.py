@@ -1,4 +1,6 @@
-"""Adapters of the offline API, the command line and replays: which one a request has, and what is refused."""
+"""Adapters of the offline API, the command line and replays: which one a request has, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,8 @@ def test_loaded_by_the_first_that_asks(llm: LLM, folder: Path) -> None:
     two = llm.generate(PROMPT, PARAMS, lora_request="two")[0].outputs[0].text
     assert llm.generate(PROMPT, PARAMS, lora_request="late")[0].outputs[0].text == two
     llm.remove_lora("late")
-    assert llm.generate(PROMPT, PARAMS, lora_request="two")[0].outputs[0].text == two  # the same numbers, still there
+    # the same numbers, still there
+    assert llm.generate(PROMPT, PARAMS, lora_request="two")[0].outputs[0].text == two
     for lora in ("late", ["one", "two"], 5):
         with pytest.raises(RequestError) as caught:
             llm.generate(PROMPT, PARAMS, lora_request=lora)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Medusa heads: guesses against their arithmetic in NumPy, both layouts of files, answers unchanged, refusals."""
+"""Medusa heads: guesses against their arithmetic in NumPy, both layouts of files, answers
+unchanged, refusals.
+"""
 
 from __future__ import annotations
 

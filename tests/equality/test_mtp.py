@@ -1,4 +1,6 @@
-"""A model's own layer for multi-token prediction: guesses against its arithmetic in NumPy, answers unchanged, refusals."""
+"""A model's own layer for multi-token prediction: guesses against its arithmetic in NumPy, answers
+unchanged, refusals.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,8 @@ def tensors_of(seed: int = 3) -> Tensors:
 def write(folder: Path, tensors: Tensors, **config: Any) -> Path:
     """A Hugging Face folder; the vocabulary is that of the toy models."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # GPT-2's letters for bytes
+    # GPT-2's letters for bytes
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = {byte: chr(256 + number) for number, byte in enumerate(b for b in range(256) if b not in kept)}
     vocab = {rest.get(byte, chr(byte)): byte for byte in range(256)} | {"th": 257}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -101,7 +104,9 @@ def write(folder: Path, tensors: Tensors, **config: Any) -> Path:
 
 
 class Reference:
-    """The layer in float64, a whole sequence at a time, from its description in vLLM's model of MiMo."""
+    """The layer in float64, a whole sequence at a time, from its description in vLLM's model of
+    MiMo.
+    """
 
     def __init__(self, tensors: Tensors) -> None:
         packed = as_packed({name: values for name, values in tensors.items() if "mtp_layers" in name})

@@ -20,7 +20,9 @@ EMPTY = StepPlan(1, ())
 
 
 class Pages:
-    """Two layers of different shapes; `fill` makes a page's content its number's, in each layer another."""
+    """Two layers of different shapes; `fill` makes a page's content its number's, in each layer
+    another.
+    """
 
     def __init__(self, tier: DiskFile | None = None) -> None:
         self.ops = ReferenceBackend()

@@ -1,7 +1,8 @@
-"""The equality matrix on tiny models: no feature of the engine and no pair changes a bit of any answer.
+"""The equality matrix on tiny models: no feature of the engine and no pair changes a bit of any
+answer.
 
-`covering.py` makes the rows. All of them are marked `exhaustive` (`make matrix`); what is always run is
-each feature alone on a single model, and every fifth row of pairs.
+`covering.py` makes the rows. All of them are marked `exhaustive` (`make matrix`); what is always
+run is each feature alone on a single model, and every fifth row of pairs.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def always_run() -> list[Row]:
 
 
 def grouped(rows: Sequence[Row]) -> list[Any]:
-    """Parameters; rows with the same plain answers, and the same fitted heads, go to the same worker."""
+    """Parameters; rows with the same plain answers, and the same fitted heads, go to the same
+    worker.
+    """
     ordered = sorted(rows, key=lambda row: (row.model, row.kv_dtype, row.load))
     return [
         pytest.param(row, id=str(row), marks=pytest.mark.xdist_group(f"{row.model}-{row.kv_dtype}-{row.load}"))

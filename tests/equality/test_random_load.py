@@ -1,7 +1,9 @@
-"""A thousand requests under a random mixed load: each distinct request has exactly one answer (row 26 of what users ask for).
+"""A thousand requests under a random mixed load: each distinct request has exactly one answer (row
+26 of what users ask for).
 
-Engines come and go on one disk, each with a policy, a chunk size and a few pages of its own; requests arrive at
-random, and beside them others that are given up at random. Nothing of this may show in an answer.
+Engines come and go on one disk, each with a policy, a chunk size and a few pages of its own;
+requests arrive at random, and beside them others that are given up at random. Nothing of this may
+show in an answer.
 """
 
 from __future__ import annotations
@@ -117,7 +119,9 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("kind", "kv_dtype"), COMBINATIONS)
 def test_each_distinct_request_has_one_answer(kind: str, kv_dtype: str, tmp_path: Path) -> None:
-    """Also faults KVC-09 and SCH-03: what is asked at the same time, or preempted, is answered as if alone."""
+    """Also faults KVC-09 and SCH-03: what is asked at the same time, or preempted, is answered as
+    if alone.
+    """
     rng = random.Random(26)
     path = write_kind(kind, tmp_path)
     distinct = distinct_requests(rng)

@@ -1,4 +1,6 @@
-"""A replayed schedule gives the same bytes: on a tiny model and on SmolLM2, with sequences preempted and prefixes shared."""
+"""A replayed schedule gives the same bytes: on a tiny model and on SmolLM2, with sequences
+preempted and prefixes shared.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from martlet import LLM, SamplingParams, toy
 from martlet.cli import main
 from martlet.sched.cost import CostModel
 
-PAGE_BYTES_TINY = 32 * 3 * 2 * 2 * 16 * 2  # positions, layers, keys and values, heads, values, bytes
+# positions, layers, keys and values, heads, values, bytes
+PAGE_BYTES_TINY = 32 * 3 * 2 * 2 * 16 * 2
 PAGE_BYTES_SMOLLM2 = 32 * 23_040
 PREFIX = "The following is a conversation between two old friends who meet at the harbour after many years. "
 PARAMS = [
@@ -62,7 +65,9 @@ def test_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_held_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Names are forced, several tokens in a step; strings end at a limit; two answers are free or of another form."""
+    """Names are forced, several tokens in a step; strings end at a limit; two answers are free or
+    of another form.
+    """
     model, capsule = toy.write_model(tmp_path / "tiny.gguf"), tmp_path / "held.capsule"
     pair = {"direction": {"enum": ["north", "south"]}, "what": {"type": "string", "minLength": 8}}
     schema = {"type": "object", "properties": pair, "required": list(pair), "additionalProperties": False}
@@ -97,8 +102,11 @@ def test_smollm2(smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_pages_that_went_to_disk_and_came_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The replay writes and reads pages of its own; one that an earlier process had written it cannot have."""
-    monkeypatch.setattr(CostModel, "load_s", lambda self, n_pages: 0.0)  # a tiny model would rather compute
+    """The replay writes and reads pages of its own; one that an earlier process had written it
+    cannot have.
+    """
+    # a tiny model would rather compute
+    monkeypatch.setattr(CostModel, "load_s", lambda self, n_pages: 0.0)
     model = toy.write_model(tmp_path / "tiny.gguf")
     prompts = [[n] * 5 + list(range(100)) for n in (1, 2, 3, 1, 2)]
 

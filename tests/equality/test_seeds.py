@@ -1,4 +1,6 @@
-"""Seeds that nobody gave: an answer says which was drawn, and that seed gives the same tokens again."""
+"""Seeds that nobody gave: an answer says which was drawn, and that seed gives the same tokens
+again.
+"""
 
 from __future__ import annotations
 
@@ -55,5 +57,6 @@ def test_the_engines_seed_gives_the_same_seeds_in_the_order_of_requests(model: s
 def test_a_greedy_request_draws_no_seed(llm: LLM) -> None:
     _, seed = tokens(llm, temperature=0.0)
     assert (seed.value, seed.origin) == (None, Origin.DEFAULT)
-    with llm.stream("x", SamplingParams(max_tokens=1)) as stream:  # a stream's answer says it from the start
+    # a stream's answer says it from the start
+    with llm.stream("x", SamplingParams(max_tokens=1)) as stream:
         assert next(s.origin for s in stream.output.settings if s.name == "seed") is Origin.DRAWN

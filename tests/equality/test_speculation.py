@@ -1,4 +1,6 @@
-"""Guesses change when a token comes, and never which: drafters that are wrong, right, and both, on all ends of a sequence."""
+"""Guesses change when a token comes, and never which: drafters that are wrong, right, and both, on
+all ends of a sequence.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ HALF = (65, 66)
 
 
 class Oracle:
-    """Knows the answers; every `wrong`-th guess is another token (0: none). Counts what it was asked."""
+    """Knows the answers; every `wrong`-th guess is another token (0: none). Counts what it was
+    asked.
+    """
 
     costless = True
     priors = (0.5,)
@@ -61,7 +65,9 @@ def llm(tiny: Path) -> Iterator[LLM]:
 
 
 def ask(llm: LLM, prompts: Sequence[str], params: SamplingParams, drafter: Oracle | None) -> list[Any]:
-    """What came: ids, text, ends, log-probabilities, of each completion; and how many tokens and gaps were counted."""
+    """What came: ids, text, ends, log-probabilities, of each completion; and how many tokens and
+    gaps were counted.
+    """
     speculator: Any = llm.engine._guesser
     before = speculator._drafter
     speculator._drafter = drafter or before
@@ -95,7 +101,9 @@ CASES = [
 @pytest.mark.parametrize("more", CASES, ids=lambda more: "-".join(f"{k}" for k in more))
 @pytest.mark.parametrize("wrong", [0, 1, 3], ids=["right", "wrong", "now and then"])
 def test_answers_are_those_without_guesses(llm: LLM, more: dict[str, Any], wrong: int) -> None:
-    """Fault SPD-01: a first guess that is wrong is refused like any other; all are counted as what they were."""
+    """Fault SPD-01: a first guess that is wrong is refused like any other; all are counted as what
+    they were.
+    """
     prompts = ["The harbour", "Two friends"]
     params = SamplingParams(max_tokens=40, draft_tokens=0, **more)
     plain = ask(llm, prompts, params, None)
@@ -116,7 +124,9 @@ def test_answers_are_those_without_guesses(llm: LLM, more: dict[str, Any], wrong
 @pytest.mark.parametrize("n", [1, 2, 7, 40])
 @pytest.mark.parametrize("end", [{"max_tokens": 17}, {"max_tokens": None}, {"stop": ("Q",)}, {"stop_token_ids": (81,)}])
 def test_an_end_inside_the_guesses(llm: LLM, n: int, end: dict[str, Any]) -> None:
-    """max_tokens, the context, a stop string and a stop token in the middle of guesses that are all right."""
+    """max_tokens, the context, a stop string and a stop token in the middle of guesses that are all
+    right.
+    """
     params = SamplingParams(**{"temperature": 1.0, "seed": 9, "ignore_eos": True, "max_tokens": 60, **end})
     plain = ask(llm, ["abc"], with_guesses(params, 0), None)
     longer = ask(llm, ["abc"], SamplingParams(temperature=1.0, seed=9, ignore_eos=True, max_tokens=None), None)
@@ -138,7 +148,9 @@ def test_guesses_beyond_a_stop_string_are_not_counted(llm: LLM) -> None:
 
 
 def test_two_tokens_of_equal_logits_come_equally_often(tiny: Path) -> None:
-    """Fault SPD-05: a sampled request is verified by sampling. 400 ± 4 standard deviations of 10 would be 360 … 440 in 800."""
+    """Fault SPD-05: a sampled request is verified by sampling. 400 ± 4 standard deviations of 10
+    would be 360 … 440 in 800.
+    """
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=180, allowed_token_ids=HALF, ignore_eos=True, n=5)
     found = {}
     for draft in ("off", "ngram"):
@@ -168,7 +180,9 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tiny: Path, tmp_path: Pa
 
 
 def test_a_draft_model_that_is_the_model_guesses_greedy_answers(tmp_path: Path) -> None:
-    """Every guess is right, so with three of them an answer of 41 tokens takes the prompt's step and ten more."""
+    """Every guess is right, so with three of them an answer of 41 tokens takes the prompt's step
+    and ten more.
+    """
     path = write_kind("quantised", tmp_path)
     with LLM(str(path), draft=f"model={path}", threads=1, max_context=200) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
@@ -182,7 +196,9 @@ def test_a_draft_model_that_is_the_model_guesses_greedy_answers(tmp_path: Path) 
 
 
 def test_guesses_and_a_grammar(llm: LLM) -> None:
-    """Fault SPD-03: guesses that a schema does not allow are refused; text that it forces comes several tokens a step."""
+    """Fault SPD-03: guesses that a schema does not allow are refused; text that it forces comes
+    several tokens a step.
+    """
     schema = (
         '{"type": "object", "properties": {"temperature": {"type": "integer"}, "name": {"enum": ["north", "south"]}},'
     )
@@ -195,5 +211,6 @@ def test_guesses_and_a_grammar(llm: LLM) -> None:
     totals = llm.engine.totals
     before, n_accepted = totals.n_steps, totals.speculation.n_accepted
     assert ask(llm, ["abc"], with_guesses(params, 6), Oracle(known)) == plain
-    assert totals.speculation.n_accepted - n_accepted >= 15  # {"temperature": and ,"name":" are forced
+    # {"temperature": and ,"name":" are forced
+    assert totals.speculation.n_accepted - n_accepted >= 15
     assert totals.n_steps - before < len(plain[0][0]) - 10

@@ -1,4 +1,6 @@
-"""Pages that go to the second tier and come back change nothing, whatever fails on the way: on a tiny model."""
+"""Pages that go to the second tier and come back change nothing, whatever fails on the way: on a
+tiny model.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_pages_that_come_back_are_those_that_went(tiny_path: Path, plain: list[Any], tmp_path: Path, name: str) -> None:
-    """A pool of 10 pages, where a request alone may take 8; the process is started anew in the middle."""
+    """A pool of 10 pages, where a request alone may take 8; the process is started anew in the
+    middle.
+    """
     options = {
         "kv_memory": 10 * PAGE_BYTES,
         "max_context": CONTEXT,
@@ -143,7 +147,8 @@ def test_an_embedding_does_not_spoil_what_is_kept(
     tiny_path: Path, plain: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes pages between two steps, whose content must not be saved after that."""
-    monkeypatch.setattr(Scheduler, "flush_plan", lambda self, most: None)  # nothing is saved beforehand
+    # nothing is saved beforehand
+    monkeypatch.setattr(Scheduler, "flush_plan", lambda self, most: None)
     monkeypatch.setattr(WriteBehind, "most", 0)
     options: Any = {"kv_memory": 10 * PAGE_BYTES, "max_context": CONTEXT, "threads": 1, "kv_disk": str(tmp_path)}
     answers, loaded = [], 0

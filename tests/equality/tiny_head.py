@@ -1,4 +1,6 @@
-"""Small EAGLE-3 heads in the published layout, random or fitted to some answers, and their arithmetic in NumPy."""
+"""Small EAGLE-3 heads in the published layout, random or fitted to some answers, and their
+arithmetic in NumPy.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ class HeadReference:
 
 
 def followed(llm: LLM) -> dict[int, dict[int, tuple[F32, Any]]]:
-    """Of each sequence, by position, the features that its head is handed from here on, and the rows' ids."""
+    """Of each sequence, by position, the features that its head is handed from here on, and the
+    rows' ids.
+    """
     found: dict[int, dict[int, tuple[F32, Any]]] = {}
     head: Any = llm.engine.executor._reader  # type: ignore[attr-defined]
     follow = head.follow
@@ -154,7 +158,8 @@ def followed(llm: LLM) -> dict[int, dict[int, tuple[F32, Any]]]:
 
 
 def fit_head(llm_of: Any, path: Path, requests: Sequence[Request], folder: Path) -> Path:
-    """A head with random weights but for its output rows, which are fitted to the answers to `requests`.
+    """A head with random weights but for its output rows, which are fitted to the answers to
+    `requests`.
 
     `llm_of(draft)` opens an engine. So some guesses are right, and others are not.
     """

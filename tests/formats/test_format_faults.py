@@ -1,4 +1,6 @@
-"""Hostile files: each is refused with a FormatError, in a process that may use 2 s and 200 MB more than it began with."""
+"""Hostile files: each is refused with a FormatError, in a process that may use 2 s and 200 MB more
+than it began with.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ def f32(shape: list[int], offsets: list[int]) -> dict[str, Any]:
 
 ARCH = pair("general.architecture", 8, text("llama"))
 GGUF = {  # fault: (file, hash where the fault log states one, part of the message)
-    "GGF-01": (head(0, 1) + u64(2**63) + b"abcd", "33ed6594e84f", "36 bytes"),  # no room for a key at all
+    # no room for a key at all
+    "GGF-01": (head(0, 1) + u64(2**63) + b"abcd", "33ed6594e84f", "36 bytes"),
     "GGF-01 with room": (head(0, 1) + u64(2**63) + bytes(64), None, "9,223,372,036,854,775,808"),
     "GGF-03 keys": (head(0, 2**64 - 1), "3eb0a7093dca", "18,446,744,073,709,551,615"),
     "GGF-03 tensors": (head(2**60, 0), None, "1,152,921,504,606,846,976"),

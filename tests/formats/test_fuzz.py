@@ -1,4 +1,6 @@
-"""Damaged copies of valid files: a reader says FormatError or UnsupportedError, soon, or reads what the file still holds."""
+"""Damaged copies of valid files: a reader says FormatError or UnsupportedError, soon, or reads what
+the file still holds.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ def test_headers_of_any_json(files: dict[str, Path], header: dict[str, Any], n_b
 
 @pytest.mark.parametrize(("cut", "reason"), [(9, "'blk.0.MXFP4' ends 1 "), (108, "'blk.0.MXFP4' ends 100 "), (900, "")])
 def test_a_cut_file_is_refused(files: dict[str, Path], cut: int, reason: str) -> None:
-    """Fault GGF-15: the message has the number of missing bytes. The last 8 are padding: 24 blocks of 17 bytes, of 416."""
+    """Fault GGF-15: the message has the number of missing bytes. The last 8 are padding: 24 blocks
+    of 17 bytes, of 416.
+    """
     copy = files["gguf"].with_name("cut.gguf")
     copy.write_bytes(files["gguf"].read_bytes()[:-cut])
     with pytest.raises(FormatError, match=rf"{reason}.*bytes past the end: the file is cut"):
@@ -149,7 +153,9 @@ def test_a_cut_file_is_refused(files: dict[str, Path], cut: int, reason: str) ->
 
 
 def test_types_mix_in_one_file(files: dict[str, Path]) -> None:
-    """Fault QNT-03: each tensor is read by its own type; all hold the same values, as well as their bits can."""
+    """Fault QNT-03: each tensor is read by its own type; all hold the same values, as well as their
+    bits can.
+    """
     values = np.random.default_rng(5).standard_normal((3, 256)).astype(np.float32)
     for name, tensor in read_gguf(files["gguf"]).tensors.items():
         assert name == f"blk.0.{tensor.type.name}"

@@ -62,7 +62,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_the_gguf_package_reads_it(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     value_types = gguf.GGUFValueType
-    metadata = {key: value for key, value in METADATA.items() if key != "nested"}  # it does not read these
+    # it does not read these
+    metadata = {key: value for key, value in METADATA.items() if key != "nested"}
     write_gguf(tmp_path / "m.gguf", metadata, TENSORS)
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
     types = {key: reader.fields[key].types for key in metadata}

@@ -75,7 +75,8 @@ PIECES = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(PIECES, st.lists(st.text("abc1 ", min_size=1, max_size=7), min_size=5, max_size=20))
 def test_random_patterns_agree_with_re(pattern: str, texts: list[str]) -> None:
-    known = re.compile(pattern)  # (of an empty text it says that \\B does not match, unlike the standard)
+    # (of an empty text it says that \\B does not match, unlike the standard)
+    known = re.compile(pattern)
     for search in (False, True):
         language = regex_language(pattern, search)
         for text in texts:

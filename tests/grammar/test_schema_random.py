@@ -19,7 +19,8 @@ from martlet.grammar.states import State
 from tests.grammar.schema_texts import ANY_ORDER, accepts, text_of
 
 jsonschema = pytest.importorskip("jsonschema")
-DIGITS = Digits(6, 3, False)  # so few that the judge's arithmetic, which is of doubles, is exact too
+# so few that the judge's arithmetic, which is of doubles, is exact too
+DIGITS = Digits(6, 3, False)
 NAMES = st.sampled_from(["a", "b", "ab", "c"])
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-3, 12), st.sampled_from(["", "a", "ab", "xyz", "é"]))
 VALUES = st.recursive(

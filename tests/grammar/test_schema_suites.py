@@ -24,7 +24,9 @@ DIALECTS = {
 }
 REFUSED_FILES = {"dynamicRef", "refRemote", "vocabulary"}
 REFUSED_ELSEWHERE = (
-    47  # groups: no value meets the schema, other documents, formats that are not regular, items of uniqueItems
+    # groups: no value meets the schema, other documents, formats that are not regular, items of
+    # uniqueItems
+    47
 )
 NARROWER = 37  # valid tests that are rejected
 RIGHT = 2444

@@ -57,7 +57,9 @@ def write_peft(folder: Path, updates: dict[str, tuple[F32, F32]], alpha: float =
 
 
 def write_gguf_adapter(path: Path, updates: dict[str, tuple[F32, F32]], alpha: float = 16, arch: str = "llama") -> Path:
-    """A file as llama.cpp's convert_lora_to_gguf.py makes it; rows of q and k have to be in the file's order."""
+    """A file as llama.cpp's convert_lora_to_gguf.py makes it; rows of q and k have to be in the
+    file's order.
+    """
     writer = gguf.GGUFWriter(path, arch)
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")

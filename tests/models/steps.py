@@ -1,4 +1,6 @@
-"""Runs a model on a backend for tests: one sequence, in chunks of any sizes, its pages in any order."""
+"""Runs a model on a backend for tests: one sequence, in chunks of any sizes, its pages in any
+order.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ F32 = NDArray[np.float32]
 
 
 class Running:
-    """A model with a KV cache for one sequence of up to `n_pages` pages, handed out in reverse order."""
+    """A model with a KV cache for one sequence of up to `n_pages` pages, handed out in reverse
+    order.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Adapters: what they add is what a model with merged weights has, PEFT agrees, and odd files are refused by name."""
+"""Adapters: what they add is what a model with merged weights has, PEFT agrees, and odd files are
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_an_adapter_is_as_if_merged(case: str, tmp_path: Path) -> None:
 
 
 def test_gguf_adapters_have_their_rows_in_the_files_order(tmp_path: Path) -> None:
-    """A GGUF file's q and k rows are those of neighbouring pairs; on both kinds of model the adapter is the same one."""
+    """A GGUF file's q and k rows are those of neighbouring pairs; on both kinds of model the
+    adapter is the same one.
+    """
     config, tensors, _ = golden("llama")
     base = write_hf(config, tensors, tmp_path / "base")
     file = write_gguf(config, tensors, tmp_path / "base.gguf")

@@ -1,4 +1,6 @@
-"""The trained head's script: the published layout, the unrolled steps, and that a loss falls (tools/train_eagle.py)."""
+"""The trained head's script: the published layout, the unrolled steps, and that a loss falls
+(tools/train_eagle.py).
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def test_prompts_near_those_held_back_are_not_taken() -> None:
 
 
 def test_answers_come_with_their_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted, it goes on: what is there stays. A state of the last norm tells the token that came next."""
+    """Interrupted, it goes on: what is there stays. A state of the last norm tells the token that
+    came next.
+    """
     monkeypatch.setattr(corpus, "WRITTEN", 0.0)
     monkeypatch.setattr(corpus, "BATCH", 4)
     model = str(toy.write_model(tmp_path / "tiny.gguf"))
@@ -140,7 +144,9 @@ def test_what_is_kept_agrees_with_transformers(target: Target, states: NDArray[n
 
 
 def test_head_that_is_the_last_layer_agrees_with_transformers(target: Target, states: NDArray[np.float32]) -> None:
-    """With the last layer's input as its feature and no eye for the embedding, the head is the target's last layer."""
+    """With the last layer's input as its feature and no eye for the embedding, the head is the
+    target's last layer.
+    """
     assert feature_layers(3) == (1, 2, 1)
     head, last = new_head(target, conversations(8), V, None), target.last
     head.d2t, head.output = torch.zeros(V, dtype=torch.long), target.head
@@ -200,7 +206,8 @@ def test_loss_falls_and_guesses_come_true(target: Target) -> None:
     lines = conversations(40)
     data = made_up(lines)
     head = new_head(target, lines, DRAFT, None)
-    head.output = torch.randn(DRAFT, C)  # a target that can be learned: of each token what its own text goes on with
+    # a target that can be learned: of each token what its own text goes on with
+    head.output = torch.randn(DRAFT, C)
     following = torch.zeros(V, C)
     following[torch.arange(DRAFT)] = 40 * torch.nn.functional.normalize(head.output[(torch.arange(DRAFT) + 7) % DRAFT])
     head.output_16 = head.output.bfloat16()
@@ -224,7 +231,8 @@ def test_file_has_the_published_layout(target: Target, states: NDArray[np.float3
     ids = torch.tensor(IDS[:6])
     features = torch.from_numpy(states[:5, :3]).flatten(1)
     old = head.unroll(features[None], ids[None, 1:], 1)[0].detach()
-    head.rescale(0.1 + torch.rand(3 * C))  # which training does; neither what the head computes nor the file shows it
+    # which training does; neither what the head computes nor the file shows it
+    head.rescale(0.1 + torch.rand(3 * C))
     np.testing.assert_allclose(head.unroll(features[None], ids[None, 1:], 1)[0].detach(), old, atol=1e-5)
     save_head(head, tmp_path, {"tokens": 0})
     from safetensors.numpy import load_file
@@ -239,7 +247,8 @@ def test_file_has_the_published_layout(target: Target, states: NDArray[np.float3
         layer + "input_layernorm.weight": ((C,), "float16"),
         layer + "post_attention_layernorm.weight": ((C,), "float16"),
         attention + "q_proj.weight": ((C, 2 * C), "float16"),
-        attention + "k_proj.weight": ((C, 2 * C), "float16"),  # 4 KV heads of 12, where the target has 2
+        # 4 KV heads of 12, where the target has 2
+        attention + "k_proj.weight": ((C, 2 * C), "float16"),
         attention + "v_proj.weight": ((C, 2 * C), "float16"),
         attention + "o_proj.weight": ((C, C), "float16"),
         layer + "mlp.gate_proj.weight": ((f, C), "float16"),
@@ -257,7 +266,9 @@ def test_file_has_the_published_layout(target: Target, states: NDArray[np.float3
 
 
 def test_start_is_the_best_linear_guess(target: Target) -> None:
-    """Where the final state is linear in the features and the next embedding, the head begins by knowing it."""
+    """Where the final state is linear in the features and the next embedding, the head begins by
+    knowing it.
+    """
     torch.manual_seed(3)
     rng = np.random.default_rng(3)
     lines = [Conversation(list(map(int, rng.integers(0, V, 60))), [True] * 60, True) for _ in range(40)]

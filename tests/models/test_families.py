@@ -1,4 +1,6 @@
-"""Every family's logits, from safetensors and from GGUF, against what `transformers` computed (fault QNT-05 among them)."""
+"""Every family's logits, from safetensors and from GGUF, against what `transformers` computed
+(fault QNT-05 among them).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import pytest
 from steps import Running
 from tiny import CASES, IDS, NO_GGUF, golden, write_gguf, write_hf
 
-CONTEXT = 32  # of the two longrope cases, one was trained for 32 positions and one for 16: short and long factors
+# of the two longrope cases, one was trained for 32 positions and one for 16: short and long factors
+CONTEXT = 32
 
 
 def close(actual: np.ndarray, expected: np.ndarray) -> None:

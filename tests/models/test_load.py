@@ -155,7 +155,9 @@ def test_gguf_window_pattern(tmp_path: Path) -> None:
 
 
 def test_older_spellings_of_the_config(tmp_path: Path) -> None:
-    """rope_theta, rope_scaling, rope_local_base_freq and sliding_window_pattern: the same spec as today's."""
+    """rope_theta, rope_scaling, rope_local_base_freq and sliding_window_pattern: the same spec as
+    today's.
+    """
     config, tensors, _ = golden("gemma3")
     today = spec_of(open_checkpoint(write_hf(config, tensors, tmp_path / "model")))
     del config["rope_parameters"], config["layer_types"], config["_sliding_window_pattern"]
@@ -211,7 +213,9 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["gguf", "hf"])
 def test_layers_whose_keys_are_too_uneven_for_8_bits(form: str, tmp_path: Path) -> None:
-    """One channel of 128 among the key's biases of layer 1; as large a one among the query's is of no account."""
+    """One channel of 128 among the key's biases of layer 1; as large a one among the query's is of
+    no account.
+    """
     config, tensors, _ = golden("qwen2")
     tensors = {name: values.copy() for name, values in tensors.items()}
     tensors["model.layers.1.self_attn.k_proj.bias"][3] = -128.0

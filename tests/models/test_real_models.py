@@ -1,4 +1,6 @@
-"""Real files: greedy continuations on the reference backend, each step from the stored ids before it."""
+"""Real files: greedy continuations on the reference backend, each step from the stored ids before
+it.
+"""
 
 from __future__ import annotations
 

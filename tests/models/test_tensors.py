@@ -1,4 +1,6 @@
-"""The table of tensors: every row is sound, names of both formats meet in it, fused and split files fill the same fields."""
+"""The table of tensors: every row is sound, names of both formats meet in it, fused and split files
+fill the same fields.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_names_are_unique() -> None:
 
 
 def test_ranks_split_what_belongs_to_heads_channels_and_tokens() -> None:
-    """Heads, channels and token ids are divided by rows where a matrix makes them, by columns where it reads them."""
+    """Heads, channels and token ids are divided by rows where a matrix makes them, by columns where
+    it reads them.
+    """
     for row in (row for component in ROWS.values() for row in component):
         divided = [dim in ("Q", "K", "F", "V") for dim in row.shape]
         expected = {(True, False): Split.ROWS, (False, True): Split.COLUMNS}.get(tuple(divided[-2:]), Split.WHOLE)

@@ -1,9 +1,12 @@
-"""Tiny random checkpoints of every family, as Hugging Face folders and as GGUF files, with the logits they must give.
+"""Tiny random checkpoints of every family, as Hugging Face folders and as GGUF files, with the
+logits they must give.
 
-The logits were made with `transformers` by tools/make_golden_models.py; weights are generated again from fixed bits.
+The logits were made with `transformers` by tools/make_golden_models.py; weights are generated again
+from fixed bits.
 
-The conversions are those of llama.cpp's conversion scripts: q and k rows of llama, granite and smollm3 reordered for RoPE
-on neighbouring pairs, 1 added to gemma's norms, llama3's factors as a tensor, longrope's two sets as tensors.
+The conversions are those of llama.cpp's conversion scripts: q and k rows of llama, granite and
+smollm3 reordered for RoPE on neighbouring pairs, 1 added to gemma's norms, llama3's factors as a
+tensor, longrope's two sets as tensors.
 """
 
 from __future__ import annotations
@@ -110,7 +113,9 @@ NO_GGUF = frozenset({"qwen2-window", "gemma2-scale"})
 
 
 def weights(case: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, F32]:
-    """The case's weights by name, the same everywhere: from raw bits of PCG64, whose stream NumPy keeps for ever."""
+    """The case's weights by name, the same everywhere: from raw bits of PCG64, whose stream NumPy
+    keeps for ever.
+    """
     bits = np.random.PCG64(zlib.crc32(case.encode()))
     gemma = case.startswith("gemma")
     tensors = {}

@@ -1,4 +1,6 @@
-"""A capsule holds the schedule as it was, to the last number, and one that was tampered with is refused, not run."""
+"""A capsule holds the schedule as it was, to the last number, and one that was tampered with is
+refused, not run.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def request(name: str, n_prompt: int, max_tokens: int, **params: Any) -> Request
 
 
 def record(path: Path, *, fail_at: int | None = None) -> tuple[dict[str, Any], list[StepPlan]]:
-    """Requests that are batched, chunked, preempted, aborted, stopped and that come late; the capsule and the plans."""
+    """Requests that are batched, chunked, preempted, aborted, stopped and that come late; the
+    capsule and the plans.
+    """
     pool = PagePool(N_PAGES, PAGE)
     executor = Failing(script, PAGE)
     executor.at = fail_at
@@ -121,7 +125,9 @@ def test_the_plans_are_the_recorded_ones(tmp_path: Path) -> None:
 
 
 def test_decode_steps_take_no_room(tmp_path: Path) -> None:
-    """Thirty steps of one sequence are a few rows: those that change pages, and a number for the others."""
+    """Thirty steps of one sequence are a few rows: those that change pages, and a number for the
+    others.
+    """
     pool = PagePool(N_PAGES, PAGE)
     scheduler = Scheduler(pool, SchedulerLimits(CONTEXT, 8, 4, 12), frozenset())
     engine = assemble(
@@ -138,7 +144,9 @@ def test_decode_steps_take_no_room(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_guesses_are_replayed(tmp_path: Path, seed: int) -> None:
-    """The replay guesses nothing: drafts are in the plans. The executor looks what is in their pages."""
+    """The replay guesses nothing: drafts are in the plans. The executor looks what is in their
+    pages.
+    """
     pool, guesser = PagePool(40, PAGE), Guesser(0.8, random.Random(seed))
     scheduler, executor = Scheduler(pool, SchedulerLimits(CONTEXT, 16, 4, 20)), ScriptedExecutor(token, PAGE)
     engine = assemble(
@@ -172,7 +180,9 @@ def test_a_token_that_differs_is_found(tmp_path: Path) -> None:
 
 
 def test_a_step_that_failed_is_in_it(tmp_path: Path) -> None:
-    """What a step that raised was about to do is what one wants to see; it fails again in the same place."""
+    """What a step that raised was about to do is what one wants to see; it fails again in the same
+    place.
+    """
     capsule, plans = record(tmp_path / "c.json", fail_at=5)
     steps, again = play(capsule, fail_at=5)
     assert [shape(plan) for plan in again] == [shape(plan) for plan in plans]
@@ -244,7 +254,9 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_no_change_of_a_number_gets_past_the_checks(tmp_path: Path) -> None:
-    """Whatever one number becomes, the capsule runs within its limits (the executor asserts that) or is refused."""
+    """Whatever one number becomes, the capsule runs within its limits (the executor asserts that)
+    or is refused.
+    """
     capsule, _ = record(tmp_path / "c.json")
     body = {"requests": capsule["requests"], "steps": capsule["steps"]}
     places = leaves(body)

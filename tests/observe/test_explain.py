@@ -1,4 +1,6 @@
-"""Why a prompt was not cached further, in words that name both sides (asks row 10, "prefix cache never hits; nobody can see")."""
+"""Why a prompt was not cached further, in words that name both sides (asks row 10, "prefix cache
+never hits; nobody can see").
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is measured of a request, by hand-made clocks: every number was worked out before the engine ran."""
+"""What is measured of a request, by hand-made clocks: every number was worked out before the engine
+ran.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def drain(engine: Engine) -> None:
 
 
 def test_a_request_alone() -> None:
-    """Six prompt tokens in steps of at most four, then two more tokens: 2 + 1.5 + 1.25 + 1.25 seconds."""
+    """Six prompt tokens in steps of at most four, then two more tokens: 2 + 1.5 + 1.25 + 1.25
+    seconds.
+    """
     clock = Clock()
     engine = make(clock)
     metrics = engine.add(request("a", 6, 3))
@@ -94,13 +98,16 @@ def test_a_request_alone() -> None:
 
 
 def test_gaps_are_those_of_each_sequence() -> None:
-    """Two completions of one request: their tokens come in the same steps and are not each other's predecessors."""
+    """Two completions of one request: their tokens come in the same steps and are not each other's
+    predecessors.
+    """
     clock = Clock()
     engine = make(clock)
     metrics = engine.add(request("a", 1, 3, n=2))
     drain(engine)
     assert metrics.n_generated == 6
-    assert list(metrics.gaps_s) == [1.5, 1.5, 1.5, 1.25]  # steps of two rows; the second one is a step later
+    # steps of two rows; the second one is a step later
+    assert list(metrics.gaps_s) == [1.5, 1.5, 1.5, 1.25]
 
 
 def test_a_prompt_that_arrives_makes_the_gap_longer() -> None:
@@ -176,7 +183,9 @@ def test_everything_that_a_failed_step_ends_is_seen() -> None:
 
 
 def test_preemption_is_counted() -> None:
-    """Two sequences grow over what eight pages of four positions hold: the newer gives way, and is computed again."""
+    """Two sequences grow over what eight pages of four positions hold: the newer gives way, and is
+    computed again.
+    """
     clock, watcher = Clock(), Watcher()
     engine = make(clock, n_pages=8, watcher=watcher)
     first, second = engine.add(request("a", 2, 20)), engine.add(request("b", 2, 20))
@@ -202,7 +211,9 @@ def test_percentile_of_nothing() -> None:
 
 
 def test_cached_tokens_and_the_time_that_they_saved() -> None:
-    """A prompt of 41 tokens took 1 + 41 / 4 seconds; asked again, 40 tokens are there: at that speed 40 / 41 of it saved."""
+    """A prompt of 41 tokens took 1 + 41 / 4 seconds; asked again, 40 tokens are there: at that
+    speed 40 / 41 of it saved.
+    """
     clock = Clock()
     pool = PagePool(64, PAGE)
     scheduler = Scheduler(pool, SchedulerLimits(64, 64, 4, 8), frozenset(), cache=RadixCache(pool))

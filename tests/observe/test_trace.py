@@ -1,4 +1,6 @@
-"""The trace is what the Trace Event Format says, its slices nest, and its durations are those of the metrics."""
+"""The trace is what the Trace Event Format says, its slices nest, and its durations are those of
+the metrics.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def run(path: Path, *, n_pages: int = 64, close: bool = True) -> dict[str, Reque
 
 
 def slices(events: list[dict[str, Any]], pid: int, tid: int) -> list[tuple[float, float, str]]:
-    """(start, end, name) of a track's slices, from X events and from B and E pairs, in the order in which they begin."""
+    """(start, end, name) of a track's slices, from X events and from B and E pairs, in the order in
+    which they begin.
+    """
     found: list[tuple[float, float, str]] = []
     stack: list[tuple[float, str]] = []
     for event in events:
@@ -131,7 +135,9 @@ def test_a_preempted_phase_is_shown(path: Path) -> None:
 
 
 def test_a_trace_that_was_cut_can_be_read(path: Path) -> None:
-    """A program that was killed leaves an array without its end, or half a line; viewers take the first as it is."""
+    """A program that was killed leaves an array without its end, or half a line; viewers take the
+    first as it is.
+    """
     run(path, close=False)
     text = path.read_text()
     assert not text.endswith("]")

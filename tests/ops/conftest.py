@@ -1,4 +1,6 @@
-"""Compiled kernels, kept where the engine keeps its own: they are keyed by their source, and compiling all takes minutes."""
+"""Compiled kernels, kept where the engine keeps its own: they are keyed by their source, and
+compiling all takes minutes.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ def bits(values: F32) -> NDArray[np.int32]:
 
 
 def columns(rows: int, width: int, stride: int, start: int) -> F32:
-    """A [rows, width] view of a wider array that is filled with NaN, which shows reads and writes beside it."""
+    """A [rows, width] view of a wider array that is filled with NaN, which shows reads and writes
+    beside it.
+    """
     return np.full((rows, stride), np.nan, np.float32)[:, start : start + width]
 
 
@@ -85,7 +87,9 @@ class Kernels:
         self.functions: dict[str, Any] = {}
 
     def prepare(self, name: str, step: Step, args: Sequence[int | F32], threads: int, rows: int) -> Any:
-        """A function of no arguments that runs the kernel once; an array stands for its address and row stride."""
+        """A function of no arguments that runs the kernel once; an array stands for its address and
+        row stride.
+        """
         function = self.functions.setdefault(name, self.store.function(name))
         record, counter, unused = np.zeros(RECORD_FIELDS, np.int64), np.zeros(1, np.int64), np.zeros(4, np.int64)
         fields: list[int] = []
@@ -112,7 +116,9 @@ class Kernels:
 
 
 def page_tables(lengths: Sequence[int], seed: int = 0) -> tuple[NDArray[np.int32], int]:
-    """Shuffled page numbers for sequences of these lengths, and how many pages there are, one of them unused."""
+    """Shuffled page numbers for sequences of these lengths, and how many pages there are, one of
+    them unused.
+    """
     counts = [-(-n // PAGE) for n in lengths]
     numbers = np.random.default_rng(seed).permutation(sum(counts) + 1).astype(np.int32)
     table = np.zeros((len(lengths), max(counts)), np.int32)
@@ -143,7 +149,9 @@ class Cache:
         return [self.keys[0, 0].nbytes, self.values[0, 0].nbytes]
 
     def fill(self, b: int, table: NDArray[np.int32], k: F32, v: F32) -> None:
-        """Put sequence b's keys and values, [positions, heads, size], in their places (the drawing in attention.py)."""
+        """Put sequence b's keys and values, [positions, heads, size], in their places (the drawing
+        in attention.py).
+        """
         for position in range(k.shape[0]):
             page, place = table[b, position // PAGE], position % PAGE
             self.keys[:, page, :, place] = k[position]
@@ -158,7 +166,9 @@ def scratch(threads: int) -> F32:
 
 
 def states_for(n_states: int, head_dim: int) -> F32:
-    """What threads share segments through, [n, floats of a state]: no segment has arrived, and all else is NaN."""
+    """What threads share segments through, [n, floats of a state]: no segment has arrived, and all
+    else is NaN.
+    """
     made: F32 = aligned(n_states * state_floats(head_dim) * 4, np.float32).reshape(n_states, -1)
     made.fill(np.nan)
     made[:, ARRIVED : ARRIVED + 2] = 0.0

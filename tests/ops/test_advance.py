@@ -1,4 +1,6 @@
-"""Several steps in one program: the likeliest token, and a program that goes on from it against the same steps one by one."""
+"""Several steps in one program: the likeliest token, and a program that goes on from it against the
+same steps one by one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ I32 = np.int32
 
 @pytest.mark.parametrize("width", [1, 3, 16, 17, 100, 8192])
 def test_argmax(kernels: Kernels, width: int) -> None:
-    """Token, probability, and the chance of it and those before; of equals the first; nothing beside is read or written."""
+    """Token, probability, and the chance of it and those before; of equals the first; nothing
+    beside is read or written.
+    """
     rng = np.random.default_rng(width)
     x, out, before = columns(3, width, width + 7, 5), columns(3, 3, 9, 2), columns(3, 3, 5, 1)
     x[:] = rng.standard_normal(x.shape) * 3
@@ -106,7 +110,9 @@ def test_argmax_of_nan_is_a_token(best_kernels: Kernels) -> None:
 
 
 def model_step(ops: Any, weights: dict[str, Any], cache: Any, x: Any) -> tuple[Any, Any]:
-    """A small layer: x [T, C] and the tokens' embeddings, turned by their positions, kept and attended to."""
+    """A small layer: x [T, C] and the tokens' embeddings, turned by their positions, kept and
+    attended to.
+    """
     qkv, embedded = ops.empty(Rows.TOKENS, C + 2 * G * D), ops.empty(Rows.TOKENS, C)
     ops.embed(weights["table"], 1.0, embedded)
     ops.add(embedded, x, 1.0, embedded)
@@ -136,7 +142,9 @@ def inputs_of(parts: list[tuple[int, list[int], list[int]]], given: F32, **more:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_program_goes_on_as_steps_of_their_own_would(kernel_folder: Path, backend: str) -> None:
-    """Two sequences of several rows, one of them over a page's end, three more steps: the same tokens, and the same bits in the cache."""
+    """Two sequences of several rows, one of them over a page's end, three more steps: the same
+    tokens, and the same bits in the cache.
+    """
     ops = BACKENDS[backend](kernel_folder)
     rng = np.random.default_rng(3)
     weights = {
@@ -209,7 +217,9 @@ def four_levels(ops: CpuBackend) -> Any:
 
 
 def test_what_is_not_likely_enough_is_not_gone_on_from(kernel_folder: Path) -> None:
-    """As long as one of the guesses has the chance; other programs, and the next run, are as they were."""
+    """As long as one of the guesses has the chance; other programs, and the next run, are as they
+    were.
+    """
     ops = CpuBackend(2, kernel_folder)
     program = four_levels(ops)
     given = np.random.default_rng(1).standard_normal((2, C)).astype(np.float32) / 20
@@ -232,7 +242,9 @@ def test_what_is_not_likely_enough_is_not_gone_on_from(kernel_folder: Path) -> N
 
 
 def test_threads_agree_where_a_program_ends(kernel_folder: Path) -> None:
-    """More threads than processors: one that leaves a meeting late must not take a later end for that of this place."""
+    """More threads than processors: one that leaves a meeting late must not take a later end for
+    that of this place.
+    """
     ops = CpuBackend(4, kernel_folder)
     program, ended = four_levels(ops), []
     given = np.random.default_rng(1).standard_normal((2, C)).astype(np.float32) / 20

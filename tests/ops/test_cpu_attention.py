@@ -1,4 +1,6 @@
-"""Paged attention and cache writes of the CPU backend: against float64 formulas, and bit for bit against themselves."""
+"""Paged attention and cache writes of the CPU backend: against float64 formulas, and bit for bit
+against themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ F64 = NDArray[np.float64]
 
 @dataclass
 class Case:
-    """Sequences of `lengths` positions whose last rows[b] are computed, with everything that attention needs."""
+    """Sequences of `lengths` positions whose last rows[b] are computed, with everything that
+    attention needs.
+    """
 
     lengths: tuple[int, ...]
     rows: tuple[int, ...]
@@ -30,7 +34,8 @@ class Case:
     n_states: int = 64
     k: list[F32] = field(default_factory=list)
     v: list[F32] = field(default_factory=list)
-    q: list[F32] = field(default_factory=list)  # of every position, so that any part can be computed
+    # of every position, so that any part can be computed
+    q: list[F32] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(sum(self.lengths) + self.size)
@@ -65,7 +70,8 @@ class Case:
         kernels(name, step, q, out, *cache, *shape, *options, *memory, threads=threads)
         assert not states[:, ARRIVED].any()  # ready for the next step
         assert out.base is not None
-        assert np.isnan(np.delete(out.base, np.s_[5 : 5 + width], 1)).all()  # nothing beside it was written
+        # nothing beside it was written
+        assert np.isnan(np.delete(out.base, np.s_[5 : 5 + width], 1)).all()
         return np.split(out, starts[1:-1])
 
     @property
@@ -88,7 +94,8 @@ class Case:
         return out.reshape(-1)
 
 
-# Query heads that share a KV head number 1, 3 and 12 only: each number has a kernel of its own to compile.
+# Query heads that share a KV head number 1, 3 and 12 only: each number has a kernel of its own to
+# compile.
 CASES = {
     "decode": Case((1, 32, 33, 300), (1, 1, 1, 1), 9, 3, 64),
     "prefill": Case((70,), (70,), 9, 3, 64),
@@ -151,7 +158,9 @@ def test_attention_does_not_depend_on_what_a_page_held_before(kernels: Kernels, 
 
 
 def test_attention_of_zeros_that_round_below_zero(best_kernels: Kernels) -> None:
-    """A product that rounds to -0 must not become 0 only where a tile has hidden positions behind it."""
+    """A product that rounds to -0 must not become 0 only where a tile has hidden positions behind
+    it.
+    """
     case = Case((40,), (40,), 1, 1, 16, kind="f32")
     case.k[0][:], case.k[0][0] = 0.0, 1.0
     case.q[0][:] = -85.0 / (16 * case.scale)  # p of position 0 is e^-85, of all others 1

@@ -1,4 +1,6 @@
-"""Attention over q8 and q4 pages on the CPU backend: against the reference, and bit for bit against itself."""
+"""Attention over q8 and q4 pages on the CPU backend: against the reference, and bit for bit against
+itself.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ WHOLE: list[Spans] = [[(s, 0, length) for s, length in enumerate(LENGTHS)]]
 @pytest.mark.parametrize("dtype", ["q8", "q4"])
 @pytest.mark.parametrize("name", SPECS)
 def test_compressed_attention(kernel_folder: Path, name: str, dtype: str) -> None:
-    """Right to what float32 sums differ by; and the same bits for whole prompts, chunks, decodes, threads."""
+    """Right to what float32 sums differ by; and the same bits for whole prompts, chunks, decodes,
+    threads.
+    """
     expected = Layer(ReferenceBackend(), dtype, SPECS[name]).run(WHOLE)
     runs = []
     for threads, steps in ((1, WHOLE), (2, pieces(5)), (3, pieces(6))):
@@ -144,7 +148,8 @@ def test_q8_pages_hold_the_defined_codes(kernel_folder: Path) -> None:
     layer.run([[(0, 0, 40)], [(1, 0, 1)], [(2, 0, 1)]])
     k, v = heads_of(layer, spec, PAGE)
     size = 80 * 32 + 3 * 32 * 2  # three blocks, the last of 16 channels
-    keys, values = (x.reshape(2, -1)[:, :size] for x in (layer.cache.keys, layer.cache.values))  # page 0 of each head
+    # page 0 of each head
+    keys, values = (x.reshape(2, -1)[:, :size] for x in (layer.cache.keys, layer.cache.values))
     for g in range(2):
         for got, x, transposed in ((keys[g], k[:, g], True), (values[g], v[:, g], False)):
             codes, scales = q8_codes(x)
@@ -212,5 +217,7 @@ def test_odd_values_leave_pages_finite(kernel_folder: Path, dtype: str) -> None:
 
 
 def test_kernels_have_the_constants_of_the_types() -> None:
-    """The store of compiled kernels knows their own folder's code only, so the constants stand there as well."""
+    """The store of compiled kernels knows their own folder's code only, so the constants stand
+    there as well.
+    """
     assert (record.RECENT_TOKENS, record.KV_BLOCK) == (RECENT_TOKENS, KV_BLOCK)

@@ -1,4 +1,6 @@
-"""Packing, byte quantisation and products of the CPU backend: values against float64, and the same bits in every form."""
+"""Packing, byte quantisation and products of the CPU backend: values against float64, and the same
+bits in every form.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from martlet.quant.table import BlockType, RawTensor
 
 F32 = NDArray[np.float32]
 EMPTY = np.zeros(0, np.int32)
-# Every kind of code, scale and zero point once, for the instruction sets that are not this processor's best.
+# Every kind of code, scale and zero point once, for the instruction sets that are not this
+# processor's best.
 OTHERS = (BlockType.Q4_1, BlockType.Q5_K, BlockType.Q6_K, BlockType.Q8_0, BlockType.IQ4_NL, BlockType.F16)
 CASES = [(chosen_isa().name, kind) for kind in LAYOUTS]
 CASES += [(isa, kind) for isa in NAMES if isa != chosen_isa().name for kind in OTHERS]

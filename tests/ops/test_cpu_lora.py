@@ -1,4 +1,6 @@
-"""Low-rank updates on the CPU backend: against float64, bit for bit alone and among others, and rows without one untouched."""
+"""Low-rank updates on the CPU backend: against float64, bit for bit alone and among others, and
+rows without one untouched.
+"""
 
 from __future__ import annotations
 

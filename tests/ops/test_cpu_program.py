@@ -46,7 +46,8 @@ def test_barriers_stand_only_where_memory_is_shared(ops: CpuBackend) -> None:
         ops.add(a, b, 1.0, c)  # reads both: must wait
         ops.scale_cap(a, 2.0, None, a)  # writes what the last one reads: must wait
         ops.scale_cap(ops.columns(b, 0, 16), 2.0, None, ops.columns(b, 0, 16))  # only b: no wait
-        ops.scale_cap(ops.columns(b, 16, 32), 2.0, None, ops.columns(b, 16, 32))  # the other columns: no wait
+        # the other columns: no wait
+        ops.scale_cap(ops.columns(b, 16, 32), 2.0, None, ops.columns(b, 16, 32))
         ops.add(b, c, 1.0, b)  # reads and writes all of b: must wait
 
     program = ops.capture(step, LIMITS)
@@ -167,7 +168,9 @@ class InterruptError(Exception):
 
 @pytest.mark.parametrize("calls", [1, 2])
 def test_an_interrupt_while_sleepers_are_woken_leaves_the_team_usable(ops: CpuBackend, calls: int) -> None:
-    """An interrupt between a step's begin and its walk: the next step, and closing, finish it first."""
+    """An interrupt between a step's begin and its walk: the next step, and closing, finish it
+    first.
+    """
     table = ops.pack([random_tensor(BlockType.F32, 16, 32)])
 
     def step() -> object:

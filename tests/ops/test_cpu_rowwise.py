@@ -1,4 +1,6 @@
-"""Row operations and rope of the CPU backend against float64 formulas, and bit for bit against themselves."""
+"""Row operations and rope of the CPU backend against float64 formulas, and bit for bit against
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def assert_beside_untouched(out: F32) -> None:
 
 
 def assert_ulps(got: F32, want: F64, ulps: float, floor: float = 2.0**-126) -> None:
-    """|got - want| within `ulps` steps of a float32 of want's size, or of `floor` if that is larger."""
+    """|got - want| within `ulps` steps of a float32 of want's size, or of `floor` if that is
+    larger.
+    """
     step = np.spacing(np.maximum(np.abs(want), floor).astype(np.float32)).astype(np.float64)
     assert np.max(np.abs(got.astype(np.float64) - want) / step) <= ulps
 
@@ -119,7 +123,8 @@ def test_add(kernels: Kernels, width: int) -> None:
     x, y, out = view(4, width, 6), view(4, width, 7), fresh(4, width)
     args = (width, y, float_bits(0.22))
     kernels("add", Step(4), x, out, *args, threads=2)
-    assert np.array_equal(bits(out), bits(x + np.float32(0.22) * y))  # one rounding each, as NumPy does
+    # one rounding each, as NumPy does
+    assert np.array_equal(bits(out), bits(x + np.float32(0.22) * y))
     assert_beside_untouched(out)
     kernels("add", Step(4), x, x, *args)
     assert np.array_equal(bits(x), bits(out))

@@ -73,7 +73,8 @@ def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_done_without_and_nothing_is_left_on_it(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as much as a disk would take; a kernel is larger
+    # as much as a disk would take; a kernel is larger
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         store = KernelStore(chosen_isa(), tmp_path)
         assert store.address(KERNEL) != 0

@@ -1,4 +1,6 @@
-"""Compressed keys and values: codes worked by hand, bounds, and what rows of the reference's q4 attention see."""
+"""Compressed keys and values: codes worked by hand, bounds, and what rows of the reference's q4
+attention see.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_q8_of_odd_values() -> None:
 
 
 def test_blocks_of_q8() -> None:
-    """A channel that is large costs the 31 beside it, and no others; 40 channels are a block of 32 and one of 8."""
+    """A channel that is large costs the 31 beside it, and no others; 40 channels are a block of 32
+    and one of 8.
+    """
     x = np.random.default_rng(2).normal(0, 1, (5, 2, 40)).astype(np.float32)
     outlier = x.copy()
     outlier[:, :, 3] = 1000
@@ -57,7 +61,9 @@ def test_q4_of_one_value_is_that_value() -> None:
 
 
 def test_blocks_of_q4() -> None:
-    """A channel of keys that is large at every position costs the others nothing; nor does a block of a value's channels."""
+    """A channel of keys that is large at every position costs the others nothing; nor does a block
+    of a value's channels.
+    """
     rng = np.random.default_rng(2)
     x = rng.normal(0, 1, (PAGE, 2, 64)).astype(np.float16).astype(np.float32)
     outlier = x.copy()
@@ -79,7 +85,8 @@ def test_errors_are_bounded(seed: int, size: float, head_dim: int) -> None:
         block, kept = x[..., start : start + 32], rounded_q8(x)[..., start : start + 32]
         assert (np.abs(kept - block) <= np.abs(block).max(-1, keepdims=True) / 254 * 1.001 + 127 * 2**-25).all()
     spread = x.max(0, keepdims=True) - x.min(0, keepdims=True)
-    half = spread / 30 + spread * 2**-11 + 2**-25 * 15  # half a step; what a float16 scale loses over 15 steps
+    # half a step; what a float16 scale loses over 15 steps
+    half = spread / 30 + spread * 2**-11 + 2**-25 * 15
     assert (np.abs(q4_keys(x) - x) <= half * 1.01 + np.abs(x) * 2**-22).all()
     assert np.isfinite(q4_values(x)).all()
 

@@ -71,7 +71,9 @@ def read(layer: Layer, page: int) -> np.ndarray:
 
 
 def test_what_attends_to_a_moved_page_gets_the_same_bits(layer: Layer) -> None:
-    """A full page copied, and written back from its bytes, serves the position after it as the page itself does."""
+    """A full page copied, and written back from its bytes, serves the position after it as the page
+    itself does.
+    """
     ids = [(3 * i) % 64 for i in range(PAGE)]
     layer.run(ids, 0, [1])
     expected = layer.run([5], PAGE, [1, 2])
@@ -107,7 +109,9 @@ def test_page_operations_touch_their_page_only(layer: Layer) -> None:
 
 
 def test_a_page_s_size(kernel_folder: Path) -> None:
-    """Keys and values of 32 positions: 2 · 32 · heads · dimensions · bytes; the cpu fills values up to 16 dimensions."""
+    """Keys and values of 32 positions: 2 · 32 · heads · dimensions · bytes; the cpu fills values up
+    to 16 dimensions.
+    """
     reference, cpu = ReferenceBackend(), CpuBackend(1, kernel_folder)
     for ops in (reference, cpu):
         assert ops.page_bytes(ops.kv_cache(3, 32, 2, 16, "f16")) == 2 * 32 * 2 * 16 * 2

@@ -82,9 +82,11 @@ def test_embed(ops: ReferenceBackend) -> None:
 def test_rms_norm_of_a_row_and_of_heads(ops: ReferenceBackend) -> None:
     x, weight = f32([3, 4, 0, 0]), np.array([2, 1, 1, 1], np.float32)
     found = written(ops, Rows.TOKENS, 4, lambda out: ops.rms_norm(x, weight, 0.0, out), 1)
-    np.testing.assert_allclose(found, [[2.4, 1.6, 0, 0]], rtol=1e-6)  # root of the mean square is 2.5
+    # root of the mean square is 2.5
+    np.testing.assert_allclose(found, [[2.4, 1.6, 0, 0]], rtol=1e-6)
     found = written(ops, Rows.TOKENS, 4, lambda out: ops.rms_norm(f32([1, 7, 5, 5]), weight[:2], 0.0, out), 1)
-    np.testing.assert_allclose(found, [[0.4, 1.4, 2, 1]], rtol=1e-6)  # two heads of 2: roots 5 and 5
+    # two heads of 2: roots 5 and 5
+    np.testing.assert_allclose(found, [[0.4, 1.4, 2, 1]], rtol=1e-6)
     found = written(ops, Rows.TOKENS, 4, lambda out: ops.rms_norm(f32([0, 0, 0, 0]), weight, 1e-6, out), 1)
     assert found.tolist() == [[0, 0, 0, 0]]
     found = written(ops, Rows.TOKENS, 2, lambda out: ops.rms_norm(f32([1, 1]), weight[:2], 3.0, out), 1)
@@ -105,7 +107,8 @@ def test_rope_turns_halves_and_leaves_the_rest(ops: ReferenceBackend) -> None:
     rope = Rope(4, (math.pi / 2, math.pi), magnitude=2.0)  # a quarter and a half turn a position
     x = f32([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
     found = written(ops, Rows.TOKENS, 5, lambda out: ops.rope(x, 5, rope, out), 2, positions=[0, 1])
-    # position 0: as it is, times 2. Position 1: (1, 3) → (-3, 1), (2, 4) → (-2, -4), times 2. The fifth stays.
+    # position 0: as it is, times 2. Position 1: (1, 3) → (-3, 1), (2, 4) → (-2, -4), times 2. The
+    # fifth stays.
     np.testing.assert_allclose(found, [[2, 4, 6, 8, 5], [-6, -4, 2, -8, 5]], atol=1e-5)
 
 
@@ -219,7 +222,8 @@ def test_add_take_rows_and_cap(ops: ReferenceBackend) -> None:
     found = written(ops, Rows.TOKENS, 2, lambda out: ops.scale_cap(x, 3.0, None, out), 3)
     assert found.tolist() == [[3, 6], [9, 12], [15, 18]]
     found = written(ops, Rows.TOKENS, 2, lambda out: ops.scale_cap(f32([LN3, 1e6]), 2.0, 4.0, out), 1)
-    np.testing.assert_allclose(found, [[4 * math.tanh(LN3 / 2), 4]], rtol=1e-6)  # tanh(ln 3 / 2) = 1/2
+    # tanh(ln 3 / 2) = 1/2
+    np.testing.assert_allclose(found, [[4 * math.tanh(LN3 / 2), 4]], rtol=1e-6)
     np.testing.assert_allclose(found[0, 0], 2.0, rtol=1e-6)
 
 

@@ -1,4 +1,5 @@
-"""Weights as blocks, for the models that `make_models.py` writes: K-quants by plain min/max fits, laid out as ggml lays them out.
+"""Weights as blocks, for the models that `make_models.py` writes: K-quants by plain min/max fits,
+laid out as ggml lays them out.
 
 x: float32 [nblk, 256] -> uint8 [nblk, bytes]
 """

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Write small broken, odd or unusual GGUF files (own writer, no library) and say what a reader ought to do.
+"""Write small broken, odd or unusual GGUF files (own writer, no library) and say what a reader
+ought to do.
 
 usage: make_malformed.py OUTDIR          (writes the files and cases.json)
 """

@@ -34,7 +34,9 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def ties_away(x: NDArray[np.float32]) -> NDArray[np.float16]:
-    """float32 to float16 as the C rounds (fault A20): half an ulp is added to the magnitude, and the rest cut off."""
+    """float32 to float16 as the C rounds (fault A20): half an ulp is added to the magnitude, and
+    the rest cut off.
+    """
     bits = x.view(np.uint32)
     sign, exponent, mantissa = bits >> 31 << 15, (bits >> 23 & 255).astype(np.int64) - 112, bits & 0x7FFFFF
     normal = ((exponent.clip(0) << 10) + (mantissa + 0x1000 >> 13)).clip(0, 0x7C00)

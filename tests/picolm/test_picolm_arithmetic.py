@@ -1,4 +1,6 @@
-"""The C's recorded arithmetic, bit for bit: functions, blocks, operations, whole forward passes, the sampler."""
+"""The C's recorded arithmetic, bit for bit: functions, blocks, operations, whole forward passes,
+the sampler.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def test_half_floats_round_to_even() -> None:
     x = z["fp32_bits"].view(np.float32)
     assert same_bits(fp32_to_fp16(x), z["to_fp16_nearest_even"].view(np.float16))
     assert (z["to_fp16"] != z["to_fp16_nearest_even"])[~np.isnan(x)].sum() == 417
-    assert same_bits(ties_away(x), z["to_fp16"].view(np.float16))  # so the tests' own copy of the fault is the C's
+    # so the tests' own copy of the fault is the C's
+    assert same_bits(ties_away(x), z["to_fp16"].view(np.float16))
     all_halves = fp16_to_fp32(np.arange(65536, dtype=np.uint16).view(np.float16))
     assert hashlib.sha256(all_halves.tobytes()).digest() == bytes(z["from_fp16_all_sha256"])
 
@@ -54,13 +57,16 @@ ROWS = [name.removesuffix("/rows") for name in arrays("quant").files if name.end
 
 @pytest.mark.parametrize("case", [case for case in ROWS if "picolm_order" not in case])
 def test_rows_of_blocks(case: str) -> None:
-    """Fault A3: Q2_K and Q3_K are read as ggml lays them out; all other rows are as the C reads them."""
+    """Fault A3: Q2_K and Q3_K are read as ggml lays them out; all other rows are as the C reads
+    them.
+    """
     z, type_ = arrays("quant"), NUMBER[case.split("/")[0]]
     right = z.get(f"{case}/spec_dequant", z.get(f"{case}/dequant"))
     if right is not None:
         assert same_bits(dequantize_row(z[f"{case}/rows"], type_), right)
     if f"{case}/spec_dequant" in z:
-        assert not same_bits(right, z[f"{case}/dequant"])  # what the C makes of it is something else
+        # what the C makes of it is something else
+        assert not same_bits(right, z[f"{case}/dequant"])
         return
     for order in ORDERS:
         recorded = z.get(f"{case}/vec_dot", z.get(f"{case}/vec_dot_{BUILDS[order]}"))
@@ -140,7 +146,9 @@ def bare(m: Model) -> Model:
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """What the last layer's blocks made last: rotated query, gated values, feed-forward's output, attention's output."""
+    """What the last layer's blocks made last: rotated query, gated values, feed-forward's output,
+    attention's output.
+    """
     seen: dict[str, np.ndarray] = {}
     linear, attend = picolm.model._linear, picolm.model.attention
 
@@ -171,7 +179,9 @@ def as_the_c_reads(m: Model) -> Model:
 @pytest.mark.filterwarnings("ignore:invalid value")  # q3_k's numbers are NaN in the C
 @pytest.mark.parametrize(("name", "order"), list(itertools.product([*RUNNABLE, *MISREAD], ORDERS)))
 def test_forward_pass_bit_for_bit(tiny: Path, name: str, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits and hidden states of 20 steps, the last one's with fewer layers, what its blocks made, keys and values, RoPE's tables."""
+    """Logits and hidden states of 20 steps, the last one's with fewer layers, what its blocks made,
+    keys and values, RoPE's tables.
+    """
     z, build = arrays("forward"), BUILDS[order]
     m = as_the_c_reads(Model(str(tiny / f"{name}.gguf"), team=Team(2, order)))
     ids = z[f"{name}/ids"].tolist()
@@ -196,7 +206,9 @@ def test_forward_pass_bit_for_bit(tiny: Path, name: str, order: Order, monkeypat
 
 @pytest.mark.parametrize("name", [*RUNNABLE, *MISREAD, *REFUSED])
 def test_forward_pass_against_float64(tiny: Path, name: str) -> None:
-    """Faults A3 and A4: every type, against a float64 reference that reads it as ggml does; in one chunk and token by token."""
+    """Faults A3 and A4: every type, against a float64 reference that reads it as ggml does; in one
+    chunk and token by token.
+    """
     z, m = arrays("spec"), Model(str(tiny / f"{name}.gguf"), team=Team(2))
     ids = z[f"{name}/ids"].tolist()
     for held in (False, True):
@@ -209,7 +221,9 @@ def test_forward_pass_against_float64(tiny: Path, name: str) -> None:
 
 
 def test_fast_order_does_not_depend_on_threads(tiny: Path) -> None:
-    """Fault A18 is gone with the threads that the C starts for each product; bands make the bits independent of their number."""
+    """Fault A18 is gone with the threads that the C starts for each product; bands make the bits
+    independent of their number.
+    """
     runs = []
     for threads in (1, 2, 5):
         m = Model(str(tiny / "q4_k.gguf"), team=Team(threads))
@@ -220,7 +234,9 @@ def test_fast_order_does_not_depend_on_threads(tiny: Path) -> None:
 
 
 def test_generator_states() -> None:
-    """Fault A12: the states are the C's; a draw has 24 bits, so that it is never 1.0, and seeds are mixed."""
+    """Fault A12: the states are the C's; a draw has 24 bits, so that it is never 1.0, and seeds are
+    mixed.
+    """
     for seed in notes("sampler")["rng"]:
         state = seed["seed"]
         for recorded, number in zip(seed["states"], seed["floats"], strict=True):
@@ -239,7 +255,9 @@ def c_draw(state: int) -> np.float32:
 
 
 def test_sampler_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """544 recorded cases with the C's own draws in the place of ours, and the probabilities it leaves behind."""
+    """544 recorded cases with the C's own draws in the place of ours, and the probabilities it
+    leaves behind.
+    """
     monkeypatch.setattr(sampler, "rand_float", c_draw)
     z = arrays("sampler")
     for case in notes("sampler")["cases"]:

@@ -1,4 +1,6 @@
-"""The command line against the recorded runs of the C: the same tokens, the same words on stderr, and the faults put right."""
+"""The command line against the recorded runs of the C: the same tokens, the same words on stderr,
+and the faults put right.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ RUNS = notes("cli")["runs"]
 
 @pytest.fixture
 def as_the_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The C's seeds and draws (fault A12) and its rounding of keys and values (fault A20), so that tokens can be compared."""
+    """The C's seeds and draws (fault A12) and its rounding of keys and values (fault A20), so that
+    tokens can be compared.
+    """
     monkeypatch.setattr(sampler, "splitmix64", lambda seed: seed or 42)
     monkeypatch.setattr(sampler, "rand_float", lambda state: np.float32(state >> 11) / np.float32(1 << 53))
     monkeypatch.setattr(picolm.model, "fp32_to_fp16", ties_away)
@@ -41,7 +45,9 @@ def run(path: Path, *args: str) -> tuple[int, bytes]:
 
 
 def printed(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> bytes:
-    """What tokens print: as recorded, but nothing for control tokens, a space for every space mark, and NUL for NUL (fault A10)."""
+    """What tokens print: as recorded, but nothing for control tokens, a space for every space mark,
+    and NUL for NUL (fault A10).
+    """
     vocabulary, out = notes("tokenizer")["q4_k"], b""
     for previous, token in zip([prompt[-1], *ids], ids, strict=False):
         if tokenizer.types[token] not in (2, 3):
@@ -52,7 +58,9 @@ def printed(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> bytes:
 
 
 def clean(lines: list[str], n: int) -> list[str]:
-    """stderr without times, without what each program says of its own memory; `-n N` means N tokens here, N + 1 there."""
+    """stderr without times, without what each program says of its own memory; `-n N` means N tokens
+    here, N + 1 there.
+    """
     kept = [line for line in lines if not line.startswith(("Allocating", "Memory", "Weights", "Total"))]
     return [re.sub(r" in [\d.]+s.*", "", line).replace(f"up to {n + 1} ", f"up to {n} ") for line in kept]
 
@@ -138,7 +146,8 @@ def test_other_runs(tiny: Path, recorded: dict[str, Any], monkeypatch: pytest.Mo
     elif args == ["--help"]:
         assert (status, capsysbinary.readouterr().out.decode().strip()) == (0, USAGE.strip())
     elif c["rc"] == 0 and b"\0" not in typed:
-        right = bytes.fromhex(c["stdout_hex"]).replace(b"</s>", b"").replace(SPACE.encode(), b" ")  # fault A10
+        # fault A10
+        right = bytes.fromhex(c["stdout_hex"]).replace(b"</s>", b"").replace(SPACE.encode(), b" ")
         assert (status, out) == (0, right)
     else:  # the C reads a prompt up to a NUL; nothing else ends a prompt here
         assert status == c["rc"]
@@ -156,7 +165,9 @@ def test_models_that_the_c_misreads(tiny: Path, name: str, capsys: pytest.Captur
 @pytest.mark.parametrize("name", ["f32", "q8_0", "q2_k", "q6_k", "tied_q4_0"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_json_mode_is_always_json(tiny: Path, name: str, seed: int) -> None:
-    """Fault A11: 21 of 28 texts at which the C stopped were no JSON, and 92 more ended unclosed. Random models are the hardest case."""
+    """Fault A11: 21 of 28 texts at which the C stopped were no JSON, and 92 more ended unclosed.
+    Random models are the hardest case.
+    """
     for n in (2, 5, 24):
         status, out = run(
             tiny / f"{name}.gguf",
@@ -272,12 +283,15 @@ class TestCache:
         c = (DATA / f"kvcache/{name}_a.kvc").read_bytes()
         assert (tmp_path / "cache").read_bytes()[HEADER + 4 * 9 : -32] == c[16:]
         recorded = next(r for r in notes("kvcache") if r["model"] == f"{name}.gguf" and r["step"] == "save")
-        assert out[:-1] == bytes.fromhex(recorded["stdout_hex"])[: len(out) - 1]  # the C made a token more
+        # the C made a token more
+        assert out[:-1] == bytes.fromhex(recorded["stdout_hex"])[: len(out) - 1]
 
     @pytest.mark.usefixtures("as_the_c")
     @pytest.mark.parametrize("name", ["q4_k", "f16"])
     def test_recorded_steps(self, tiny: Path, tmp_path: Path, name: str) -> None:
-        """Faults A1, A2 and B: 34 runs one after the other, their file damaged as the C's was. What the C prints without a cache is right."""
+        """Faults A1, A2 and B: 34 runs one after the other, their file damaged as the C's was. What
+        the C prints without a cache is right.
+        """
         path = tmp_path / "cache"
         for recorded in (r for r in notes("kvcache") if r["model"] == f"{name}.gguf"):
             step, before = recorded["step"], path.read_bytes() if path.exists() else b""
@@ -289,11 +303,14 @@ class TestCache:
                 assert (status, out) == (1, b""), step
                 path.write_bytes(before)
                 continue
-            right = re.sub(b"</?s>|<unk>", b"", bytes.fromhex(recorded["stdout_without_cache_hex"]))  # fault A10
+            # fault A10
+            right = re.sub(b"</?s>|<unk>", b"", bytes.fromhex(recorded["stdout_without_cache_hex"]))
             assert (status, out) == (0, right.replace(SPACE.encode(), b" ")), step
 
     def test_hits_change_nothing(self, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Fault A1, all recorded steps: saved, same prompt, longer, other prompt (fault A2), again, shorter."""
+        """Fault A1, all recorded steps: saved, same prompt, longer, other prompt (fault A2), again,
+        shorter.
+        """
         path = tmp_path / "cache"
         other = "the dog ran to the park and the zoo"
         steps = [
@@ -319,7 +336,8 @@ class TestCache:
         self.cached(tiny, path)
         whole = path.read_bytes()
         flipped = bytes([*whole[:200], whole[200] ^ 1, *whole[201:]])
-        count = whole[:4] + (0x80000001).to_bytes(4, "little") + whole[8:]  # fault B: negative in the C, and accepted
+        # fault B: negative in the C, and accepted
+        count = whole[:4] + (0x80000001).to_bytes(4, "little") + whole[8:]
         broken = {
             "cut": whole[:-40],
             "header": whole[:48],
@@ -337,7 +355,9 @@ class TestCache:
     def test_another_model_and_the_cs_file(
         self, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Fault A2: q8_0 and q6_k have the same layers and widths, and the C mistakes one for the other."""
+        """Fault A2: q8_0 and q6_k have the same layers and widths, and the C mistakes one for the
+        other.
+        """
         path = tmp_path / "cache"
         self.cached(tiny, path, model="q8_0")
         assert self.cached(tiny, path, model="q6_k")[0] == 0

@@ -1,4 +1,6 @@
-"""Files that are broken, odd, or unusual: each is read rightly or refused with a message (faults A15, A16 and B)."""
+"""Files that are broken, odd, or unusual: each is read rightly or refused with a message (faults
+A15, A16 and B).
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_all_cases_are_here() -> None:
 def reference(
     m: Model, ids: list[int], eps: float = 1e-5, base: float = 1e4, dims: int = 16, scale: float = 1.0
 ) -> np.ndarray:
-    """The last token's logits in float64, for these one-layer files with two heads and one key/value head of 16."""
+    """The last token's logits in float64, for these one-layer files with two heads and one
+    key/value head of 16.
+    """
 
     def w(name: str) -> np.ndarray:
         dims_, _, at = m.file.tensors[name]
@@ -84,7 +88,8 @@ def reference(
         )
 
     def norm(x: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)  # all norm weights of these files are 1
+        # all norm weights of these files are 1
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
 
     def turn(x: np.ndarray) -> np.ndarray:
         out = x.copy()
@@ -140,7 +145,8 @@ def test_bos_and_space_keys(malformed: Path) -> None:
 
     assert ids("plain")[0] == 1
     assert ids("bos_minus_1") == ids("add_bos_false") == ids("plain")[1:]
-    assert ids("add_space_prefix_false") == [1, 268, 267]  # `ab`, `▁a`; with the prefix there is `▁a`, `b` in front
+    # `ab`, `▁a`; with the prefix there is `▁a`, `b` in front
+    assert ids("add_space_prefix_false") == [1, 268, 267]
 
 
 def test_architectures(malformed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +188,9 @@ MORE_KEYS = ["add_bos_token", "add_space_prefix", "eot_token_id", "pre", "merges
 
 
 def test_values_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fault B: every key with a value of every kind: it runs, or a message names the key, what was found or what is needed."""
+    """Fault B: every key with a value of every kind: it runs, or a message names the key, what was
+    found or what is needed.
+    """
     for key in [*make_malformed.G().kv, *(f"tokenizer.ggml.{k}" for k in MORE_KEYS)]:
         for kind, value in SWAPS.items():
             g = make_malformed.G()
@@ -209,7 +217,9 @@ def test_values_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_damaged_files_never_crash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fault B: 400 files with a few bytes of what precedes the weights changed, a number there made huge, or the end cut off."""
+    """Fault B: 400 files with a few bytes of what precedes the weights changed, a number there made
+    huge, or the end cut off.
+    """
     rng, g = random.Random(5), make_malformed.G()
     whole = g.build()
     for i in range(400):

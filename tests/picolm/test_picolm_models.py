@@ -1,4 +1,6 @@
-"""Real models, against independent engines: float32 transformers, llama.cpp, the C; and the snippets of docs/picolm.md."""
+"""Real models, against independent engines: float32 transformers, llama.cpp, the C; and the
+snippets of docs/picolm.md.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,10 @@ def test_qwen_knows_quicksort(qwen_path: Path) -> None:
 @pytest.mark.large
 @pytest.mark.parametrize("weights", ["Q8_0", "Q4_0"])
 def test_smollm2_as_the_c_computes_it(smollm2_path: Path, weights: str) -> None:
-    """The C's own tokens, in its order of sums, from its own prompt ids and from the right ones. The files are made by llama-quantize (see
-    tests/data/picolm/README.md) and lie beside the default model."""
+    """The C's own tokens, in its order of sums, from its own prompt ids and from the right ones.
+    The files are made by llama-quantize (see tests/data/picolm/README.md) and lie beside the
+    default model.
+    """
     path = smollm2_path.with_name(f"SmolLM2-135M-Instruct.{weights}.gguf")
     if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != notes("smollm2")["sha256"][weights]:
         pytest.skip(f"{path} is not there, or not the file of the recording")
@@ -91,7 +95,9 @@ def snippet(name: str) -> Any:
 
 
 def test_speculation_as_the_page_shows_it(tiny: Path) -> None:
-    """Whatever is drafted, the tokens are those of plain greedy decoding; right drafts come through in one pass."""
+    """Whatever is drafted, the tokens are those of plain greedy decoding; right drafts come through
+    in one pass.
+    """
     m, speculate = Model(str(tiny / "q8_0.gguf"), team=Team(1, "sse")), snippet("speculate")
     prompt = [1, 345, 341, 293]
     right = greedy(m, prompt, 12)

@@ -1,4 +1,6 @@
-"""What picolm/ is allowed to be: small, of NumPy and the standard library alone, independent of the big engine."""
+"""What picolm/ is allowed to be: small, of NumPy and the standard library alone, independent of the
+big engine.
+"""
 
 from __future__ import annotations
 

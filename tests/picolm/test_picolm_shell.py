@@ -1,4 +1,6 @@
-"""The command line in a shell: streams that are closed or full, threads that cannot start, a closed pipe, an interrupt."""
+"""The command line in a shell: streams that are closed or full, threads that cannot start, a closed
+pipe, an interrupt.
+"""
 
 from __future__ import annotations
 

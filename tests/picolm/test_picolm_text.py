@@ -1,4 +1,6 @@
-"""Tokens: the recordings, llama.cpp's ids, the big engine's tokenizer; JSON mode: the automaton against a JSON reader."""
+"""Tokens: the recordings, llama.cpp's ids, the big engine's tokenizer; JSON mode: the automaton
+against a JSON reader.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ def tokenizer(path: Path) -> Tokenizer:
 
 @pytest.mark.parametrize("name", ["q4_k", "quirk_vocab"])
 def test_recorded_prompts(tiny: Path, name: str) -> None:
-    """Faults A5, A7, A8: llama.cpp's ids, with and without special tokens; where it has none (prompts that are not UTF-8), the C's
-    on a machine whose char is unsigned."""
+    """Faults A5, A7, A8: llama.cpp's ids, with and without special tokens; where it has none
+    (prompts that are not UTF-8), the C's on a machine whose char is unsigned.
+    """
     t = tokenizer(tiny / f"{name}.gguf")
     right = {p["prompt_b64"]: p for p in notes("spec_tokenizer")[name]}
     for p in notes("tokenizer")[name]["prompts"]:
@@ -56,8 +59,10 @@ def test_where_the_c_goes_astray(tiny: Path) -> None:
 
 @pytest.mark.parametrize("name", ["q4_k", "quirk_vocab"])
 def test_decoding(tiny: Path, name: str) -> None:
-    """Fault A10: control tokens print nothing, inner space marks a space, NUL a NUL. `<0xZZ>` and `<0x0A>tail` are no byte tokens
-    (the C prints a byte for the first and reads past the end of `<0x`: fault B)."""
+    """Fault A10: control tokens print nothing, inner space marks a space, NUL a NUL. `<0xZZ>` and
+    `<0x0A>tail` are no byte tokens (the C prints a byte for the first and reads past the end of
+    `<0x`: fault B).
+    """
     t, recorded = tokenizer(tiny / f"{name}.gguf"), notes("tokenizer")[name]
     for i, (after, first) in enumerate(recorded["decode_hex"]):
         text = t.vocab[i]
@@ -78,7 +83,9 @@ def unpacked(name: str, kind: str) -> bytes:
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "qwen2"])
 def test_published_vocabularies(tmp_path: Path, name: str) -> None:
-    """Fault A6: byte-level BPE. The ids are those of each model's own tokenizer; our bytes give the text back."""
+    """Fault A6: byte-level BPE. The ids are those of each model's own tokenizer; our bytes give the
+    text back.
+    """
     path = tmp_path / "vocab.gguf"
     path.write_bytes(unpacked(name, "gguf"))
     t = tokenizer(path)
@@ -92,7 +99,9 @@ def test_published_vocabularies(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.model
 def test_the_default_models_vocabulary(smollm2_path: Path) -> None:
-    """Faults A6 and A7: prompts that the C spells without spaces, with a BOS that is not wanted, and with special tokens as text."""
+    """Faults A6 and A7: prompts that the C spells without spaces, with a BOS that is not wanted,
+    and with special tokens as text.
+    """
     t = tokenizer(smollm2_path)
     theirs = load_tokenizer(open_checkpoint(smollm2_path), EngineConfig(model=str(smollm2_path)))
     for run in notes("smollm2")["runs"]:
@@ -110,7 +119,9 @@ def test_the_default_models_vocabulary(smollm2_path: Path) -> None:
 
 
 def test_long_prompts(tiny: Path) -> None:
-    """Fault A19: in the C time grows with the square of the length (8,000 characters 12 times as long as 2,000)."""
+    """Fault A19: in the C time grows with the square of the length (8,000 characters 12 times as
+    long as 2,000).
+    """
     t, words = tokenizer(tiny / "q4_k.gguf"), b"the quick brown fox jumps over the lazy dog "
     took = []
     for n in (100, 800):
@@ -146,8 +157,10 @@ def test_valid_json_is_read(text: bytes) -> None:
 
 
 def test_a_beginning_is_read_exactly_when_it_can_be_ended() -> None:
-    """Random strings over JSON's characters: what the automaton takes, its shortest ending completes; what it refuses, no ending
-    of up to 4 bytes completes (checked by trying all that a JSON reader would take)."""
+    """Random strings over JSON's characters: what the automaton takes, its shortest ending
+    completes; what it refuses, no ending of up to 4 bytes completes (checked by trying all that a
+    JSON reader would take).
+    """
     rng, taken = random.Random(7), 0
     endings = [b"".join(bytes([c]) for c in e) for n in range(4) for e in np.ndindex(*[8] * n)]
     characters = b'}]":0e1,'
@@ -190,9 +203,11 @@ READ = {  # how many tokens of each recorded sequence go on with JSON; worked ou
 
 
 def test_recorded_sequences(tiny: Path) -> None:
-    """Fault A11. Up to the first token that makes the text something else than JSON, depths, strings and completeness are the C's
-    (but for byte tokens, whose spelling it counts); of the tokens that it masks, those that JSON has here are allowed: brackets in a
-    string, and `▁{` as a first token."""
+    """Fault A11. Up to the first token that makes the text something else than JSON, depths,
+    strings and completeness are the C's (but for byte tokens, whose spelling it counts); of the
+    tokens that it masks, those that JSON has here are allowed: brackets in a string, and `▁{` as a
+    first token.
+    """
     t, masks = tokenizer(tiny / "q4_k.gguf"), arrays("grammar")
     highest = masks["logits"].max()
     assert READ.keys() == notes("grammar").keys()
@@ -209,7 +224,8 @@ def test_recorded_sequences(tiny: Path) -> None:
             ours_only = [t.token_bytes(j).decode("latin-1") for j in np.flatnonzero((g.costs() < NEVER) & masked)]
             assert all(c["in_string"] or mode == "root" or '"' in text for text in ours_only), (name, i, ours_only)
             forced = np.frombuffer(bytes.fromhex(c["eos_logit_hex"]), "<f4")[0] >= highest + 5
-            assert eos == NEVER  # the C makes the end token likely where depths are 0; here the text ends by itself
+            # the C makes the end token likely where depths are 0; here the text ends by itself
+            assert eos == NEVER
             assert not g.is_complete or forced or name == "byte_tokens", (name, i)
             if i < READ[name]:
                 assert g.costs()[token] < NEVER
@@ -222,7 +238,9 @@ def test_recorded_sequences(tiny: Path) -> None:
 
 
 def test_brackets_of_tokens(tiny: Path) -> None:
-    """Fault A11: the C counts brackets and quotes in the spelling of tokens; in their bytes they are the same but for byte tokens."""
+    """Fault A11: the C counts brackets and quotes in the spelling of tokens; in their bytes they
+    are the same but for byte tokens.
+    """
     t = tokenizer(tiny / "q4_k.gguf")
     for i, (braces, brackets, _, odd_quotes) in enumerate(notes("tokenizer")["q4_k"]["grammar_token_info"]):
         text = re.sub(rb"\\.?", b"", t.token_bytes(i))  # a backslash hides what follows

@@ -55,7 +55,8 @@ def test_equals_the_gguf_package_bit_for_bit(name: str) -> None:
 
 
 def test_q4_0_by_hand() -> None:
-    values = decode(tensor(BlockType.Q4_0, struct.pack("<e16B", 0.5, *[0x0F] * 16)))[0]  # codes 15, then 0
+    # codes 15, then 0
+    values = decode(tensor(BlockType.Q4_0, struct.pack("<e16B", 0.5, *[0x0F] * 16)))[0]
     assert values.tolist() == [3.5] * 16 + [-4.0] * 16  # (15 - 8) / 2, (0 - 8) / 2
 
 
@@ -78,7 +79,8 @@ def test_numbers_become_float32() -> None:
 
 
 def test_rows_are_those_of_the_whole() -> None:
-    raw = np.random.default_rng(2).integers(0, 60, (700, 2, 144), np.uint8)  # more than one chunk, all scales finite
+    # more than one chunk, all scales finite
+    raw = np.random.default_rng(2).integers(0, 60, (700, 2, 144), np.uint8)
     whole = tensor(BlockType.Q4_K, raw, 700)
     assert np.array_equal(decode_rows(whole, 300, 650), decode(whole)[300:650])
     assert decode_rows(whole, 5, 5).shape == (0, 512)

@@ -1,4 +1,6 @@
-"""Encoding: equal to the `gguf` package where it has an encoder, else within the error that the format allows."""
+"""Encoding: equal to the `gguf` package where it has an encoder, else within the error that the
+format allows.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
 F16 = 2.0**-10  # twice what rounding a scale to float16 may cost
 
-# Of each type: the greatest error, as a part of a block's largest magnitude ("most") or of its range including 0
-# ("range"). A half of the step between codes; a whole step for the code that the other sign lacks (16 steps of 4 bits
-# are -8 … 7); and a half or whole step of the scales, where these are integers themselves.
+# Of each type: the greatest error, as a part of a block's largest magnitude ("most") or of its
+# range including 0 ("range"). A half of the step between codes; a whole step for the code that the
+# other sign lacks (16 steps of 4 bits are -8 … 7); and a half or whole step of the scales, where
+# these are integers themselves.
 BOUNDS = {
     "Q4_0": ("most", 1 / 8),
     "Q4_1": ("range", 1 / 30),
@@ -33,7 +36,9 @@ BOUNDS = {
 
 
 def matrix() -> np.ndarray:
-    """Rows of several value_types: normal, positive, negative, small integers with ties, zeros, rare large values."""
+    """Rows of several value_types: normal, positive, negative, small integers with ties, zeros,
+    rare large values.
+    """
     rng = np.random.default_rng(3)
     normal = rng.standard_normal((20, 512))
     spiked = normal * np.where(rng.random((20, 512)) < 0.01, 50, 1)
@@ -62,14 +67,18 @@ def test_error_bound(name: str) -> None:
 
 
 def test_q4_0_and_q6_k_by_hand() -> None:
-    """The extreme, -4, is code 0 of Q4_0, d = 0.5. In Q6_K, -32 is code 0 of scale 1 = d * -128 / -128."""
+    """The extreme, -4, is code 0 of Q4_0, d = 0.5. In Q6_K, -32 is code 0 of scale 1 = d * -128 /
+    -128.
+    """
     row = np.array([[-4.0, 3.5] + [0.0] * 30], np.float32)
     assert encode(row, BlockType.Q4_0).tobytes() == b"\x00\x38" + bytes([0x80, 0x8F] + [0x88] * 14)
     block = np.zeros((1, 256), np.float32)
     block[0, :2] = -32, 31
     data = encode(block, BlockType.Q6_K).tobytes()
-    assert data[:2] == b"\x00\x0f"  # low 4 bits of codes 0 and 63; those of 32 (value 0), 64 columns on, are 0
-    assert data[128:130] == bytes([0b10101000, 0b10101011])  # high 2 bits: 0 and 3, then 2 for each value 0
+    # low 4 bits of codes 0 and 63; those of 32 (value 0), 64 columns on, are 0
+    assert data[:2] == b"\x00\x0f"
+    # high 2 bits: 0 and 3, then 2 for each value 0
+    assert data[128:130] == bytes([0b10101000, 0b10101011])
     assert data[192:] == b"\x80" + bytes(15) + b"\x00\xa0"  # scales -128, 0 …; d = -2^-7
 
 

@@ -1,4 +1,6 @@
-"""Plans as plain data: they come back as they were, and one that a rank cannot run is refused, not run."""
+"""Plans as plain data: they come back as they were, and one that a rank cannot run is refused, not
+run.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_a_step_that_is_none(step: Any) -> None:
 @pytest.mark.parametrize("preempted", [False, True])
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
 def test_a_start_within_a_group_of_4_bit_pages(start: int, preempted: bool) -> None:
-    """After two ids, in groups of two: at 2 a group begins, at 1 one is gone on with while it is held, at 3 there is none."""
+    """After two ids, in groups of two: at 2 a group begins, at 1 one is gone on with while it is
+    held, at 3 there is none.
+    """
     asked = {"id": "0", "prompt_ids": [1] * 6, "params": {"max_tokens": 2}, "outputs": [[]]}
     first = {"step": 1, "spans": [span(0, 2, 0, 1, 2)], "added": [[0, "0", 0, ""]]}
     second = {"step": 2, "spans": [span(start, 1, 0, 1, 2)], "preempted": [0] if preempted else []}

@@ -32,7 +32,9 @@ from tests.runtime.test_tier_file import (
 
 
 def test_the_file_stays_within_its_bound(tmp_path: Path) -> None:
-    """1 MiB: two blocks for headers, then slots of 12,288 bytes and a header of 256 each: 82 of them."""
+    """1 MiB: two blocks for headers, then slots of 12,288 bytes and a header of 256 each: 82 of
+    them.
+    """
     tier = opened(tmp_path)
     assert tier.n_slots == 82 == (MIB - 2 * 4096) // (12_288 + 256)
     assert all(tier.save(save_of(slot, slot), page_of(slot)) for slot in range(82))
@@ -48,7 +50,9 @@ def test_the_file_stays_within_its_bound(tmp_path: Path) -> None:
 
 
 def test_files_of_other_models_make_room(tmp_path: Path) -> None:
-    """The bound is for all files together; the one that was not used for longest goes first, never one in use."""
+    """The bound is for all files together; the one that was not used for longest goes first, never
+    one in use.
+    """
     for number, name in enumerate([OLD, OLDER, NEW]):
         tier = opened(tmp_path, MIB, replace(OWNER, fingerprint=name))
         for slot in range(20):
@@ -87,7 +91,7 @@ def test_another_fingerprint_has_another_file(tmp_path: Path) -> None:
     wrong.close()
 
 
-# -- other processes ------------------------------------------------------------------------------------------------
+# -- other processes -------------------------------------------------------------------------------
 def test_two_processes_have_a_file_each(tmp_path: Path) -> None:
     first, second = opened(tmp_path), opened(tmp_path)
     assert [first.path.name, second.path.name] == ["f" * 16 + ".kv", "f" * 16 + "-2.kv"]
@@ -118,7 +122,9 @@ def test_a_removed_file_goes_on_until_it_is_closed(tmp_path: Path) -> None:
 
 
 def test_kill_9_leaves_whole_pages(tmp_path: Path) -> None:
-    """A process that writes pages without end is killed at a random moment; every page that loads is right."""
+    """A process that writes pages without end is killed at a random moment; every page that loads
+    is right.
+    """
     code = f"""
         import itertools, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})

@@ -1,4 +1,6 @@
-"""The second tier's file: what comes back is what was kept, or nothing, whatever the disk and other processes do."""
+"""The second tier's file: what comes back is what was kept, or nothing, whatever the disk and other
+processes do.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def tier(tmp_path: Path) -> Iterator[DiskFile]:
     made.close()
 
 
-# -- what is kept ---------------------------------------------------------------------------------------------------
+# -- what is kept ----------------------------------------------------------------------------------
 def test_a_page_comes_back_in_the_next_process(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -135,9 +137,11 @@ def test_files_are_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(os.stat(tier.path).st_mode) == 0o600
 
 
-# -- damage ---------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 def test_damage_anywhere_is_seen(tmp_path: Path) -> None:
-    """A flipped bit in a page, in its header, or in the file's header: that page is gone, and no other bytes appear."""
+    """A flipped bit in a page, in its header, or in the file's header: that page is gone, and no
+    other bytes appear.
+    """
     tier = opened(tmp_path)
     for slot in range(4):
         tier.save(save_of(slot, slot), page_of(slot))
@@ -229,7 +233,7 @@ def test_a_header_that_claims_too_many_ids_is_no_record(tier: DiskFile) -> None:
             assert read_table(bytes(header), LAYOUT) == []
 
 
-# -- disks ----------------------------------------------------------------------------------------------------------
+# -- disks -----------------------------------------------------------------------------------------
 def test_a_full_disk_keeps_what_it_has(tmp_path: Path) -> None:
     """The file may not grow beyond 3 slots: they stay, and can be written again."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -11,7 +11,9 @@ SIZE = 4
 
 
 def test_a_full_disk_still_takes_new_pages_for_old_ones() -> None:
-    """Of 8 slots the disk has room for 3: later pages take the place of older ones there, and the others stay unused."""
+    """Of 8 slots the disk has room for 3: later pages take the place of older ones there, and the
+    others stay unused.
+    """
     pool = PagePool(40, SIZE)
     cache = RadixCache(pool, tier=DiskSlots(8))
     disk: dict[SlotId, tuple[int, ...]] = {}

@@ -15,7 +15,8 @@ def test_a_chain_is_extended_while_it_is_likely_enough() -> None:
     shares = (0.5, 0.9)
     chain = Chain(DraftRequest(SeqId(0), [1], 9, acceptance=shares.__getitem__, min_probability=0.2))
     assert chain.draft() is None
-    assert [chain.add(20 + i, class_) for i, class_ in enumerate((0, 1, 0))] == [True, True, True]  # 0.225
+    # 0.225
+    assert [chain.add(20 + i, class_) for i, class_ in enumerate((0, 1, 0))] == [True, True, True]
     assert not chain.add(23, 0)
     assert chain.draft() == Draft((20, 21, 22, 23), (0, 1, 0, 0))
 

@@ -91,7 +91,8 @@ CASES: list[tuple[dict[str, Any], Callable[[], Probabilities]]] = [
     ),
     ({"xtc_probability": 0.4, "xtc_threshold": 0.12}, lambda: xtc_mixture(plain(), 0.4, 0.12)),
     ({"dynatemp_range": 0.5, "temperature": 0.8}, lambda: dynamic(plain(), 0.8, 0.5)),
-    ({"top_k": 8, "top_p": 0.9, "min_p": 0.1}, lambda: nucleus(best(plain(), 8), 0.9)),  # min_p then drops none
+    # min_p then drops none
+    ({"top_k": 8, "top_p": 0.9, "min_p": 0.1}, lambda: nucleus(best(plain(), 8), 0.9)),
     ({"logit_bias": {11: 5.5, 0: -100}}, lambda: normalise({**bias(11, 5.5), 0: 0.0})),
 ]
 
@@ -108,7 +109,8 @@ def assert_follows(counts: dict[int, int], expected: Probabilities) -> None:
     assert min(possible.values()) * n > 5, "too few draws for chi-square"
     chi_square = sum((counts.get(t, 0) - n * v) ** 2 / (n * v) for t, v in possible.items())
     freedom = len(possible) - 1
-    bound = freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3  # Wilson-Hilferty at 4 sigma
+    # Wilson-Hilferty at 4 sigma
+    bound = freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3
     assert chi_square < bound, counts
 
 

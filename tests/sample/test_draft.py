@@ -1,4 +1,6 @@
-"""Guessing by the text itself: the automaton against a search of all substrings, and what is guessed from it."""
+"""Guessing by the text itself: the automaton against a search of all substrings, and what is
+guessed from it.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_nothing_is_guessed_from_a_text_that_was_not_read_to_its_end() -> None:
 
 
 def test_a_copy_goes_on_after_a_changed_place() -> None:
-    """`a b c d X e f g` is copied with X changed to Y Z: after Y Z e, f g is guessed, although nothing as long matches."""
+    """`a b c d X e f g` is copied with X changed to Y Z: after Y Z e, f g is guessed, although
+    nothing as long matches.
+    """
     source = [1, 2, 3, 4, 50, 5, 6, 7, 8, 5, 30, 31, 5, 40, 41]  # a later "5" goes on otherwise
     drafter, ids = NgramDrafter(), [*source, 1, 2, 3, 4]
     for came in (60, 61, 5):

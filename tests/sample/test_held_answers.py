@@ -149,7 +149,8 @@ def test_going_back_is_as_if_it_had_never_been(temperature: float) -> None:
 def test_forced_text_is_the_tokenizers_own() -> None:
     seq = start({"json": SCHEMA})
     row = np.zeros(EOS + 1, np.float32)
-    row[ord("{")] = 9  # as a token of one character it would be the likeliest; the tokenizer writes {"
+    # as a token of one character it would be the likeliest; the tokenizer writes {"
+    row[ord("{")] = 9
     assert [TEXTS[t] for t in seq.forced_ids()] == [b'{"', b"name"]
     assert [TEXTS[seq.sample(row)[0]] for _ in range(2)] == [b'{"', b"name"]
     assert seq.forced_ids() == ()  # ":" and the quotation mark may be one token with what comes
@@ -345,7 +346,9 @@ def test_the_limit_is_a_number() -> None:
 
 
 def test_masks_have_a_kernel_store_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the model runs on, in the cache folder; and nothing is opened before a form is asked for."""
+    """Whatever the model runs on, in the cache folder; and nothing is opened before a form is asked
+    for.
+    """
     monkeypatch.setenv("MARTLET_HOME", str(tmp_path))
     grammars = Grammars(toy())
     assert not list(tmp_path.iterdir())

@@ -81,7 +81,8 @@ def test_highest_is_a_stable_sort(row: list[float], k: int) -> None:
 def test_dry_counts_what_looking_at_every_place_counts(text: list[int], allowed: int) -> None:
     c = steps.dry(Candidates(np.arange(4), np.zeros(4)), np.array(text), np.zeros(4, np.bool_), 1.0, 2.0, allowed)
     expected = [0.0] * 4
-    for index in range(1, len(text)):  # the token here follows text[:index]; how much of the end does that repeat?
+    # the token here follows text[:index]; how much of the end does that repeat?
+    for index in range(1, len(text)):
         n = 0
         while n < index and text[index - 1 - n] == text[-1 - n]:
             n += 1

@@ -9,7 +9,8 @@ import pytest
 from martlet.sample.random import LANE_TOKEN, LANE_XTC, draw_seed, philox, uniform
 
 ONES = 0xFFFFFFFF
-PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)  # its hexadecimal digits
+# its hexadecimal digits
+PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,8 @@ def test_bad_words_are_spelled_with_and_without_a_space() -> None:
 
 def test_no_repeat_ngram() -> None:
     seq = sequence(3, (0, 1), temperature=0, no_repeat_ngram_size=2)
-    assert [seq.sample(logits(3, 2, 1))[0] for _ in range(4)] == [0, 0, 2, 0]  # 10, 00, 02 (neither 00 nor 01), 20
+    # 10, 00, 02 (neither 00 nor 01), 20
+    assert [seq.sample(logits(3, 2, 1))[0] for _ in range(4)] == [0, 0, 2, 0]
 
 
 # -- DRY's breakers
@@ -375,7 +376,8 @@ def test_logits_are_left_as_they_are() -> None:
 def test_temperature_zero_takes_the_best_whatever_truncates(settings: dict[str, Any]) -> None:
     row = logits(*np.log([0.5, 0.25, 0.125, 0.125]))
     assert first(row, temperature=0, **settings) == 0
-    assert first(row, temperature=0, frequency_penalty=0.1, **settings) == 0  # the way past the direct one
+    # the way past the direct one
+    assert first(row, temperature=0, frequency_penalty=0.1, **settings) == 0
 
 
 def test_ties_go_to_the_lowest_id() -> None:
@@ -392,4 +394,5 @@ def test_xtc_and_dynamic_temperature_are_not_greedy() -> None:
     assert SamplingParams(temperature=0, typical_p=0.5, repetition_penalty=2).greedy
     assert not SamplingParams(temperature=0, xtc_probability=0.5).greedy
     assert not SamplingParams(temperature=0, dynatemp_range=0.5).greedy
-    assert first(logits(5, 4, 0), temperature=0, xtc_probability=1) == 1  # the best of what XTC leaves
+    # the best of what XTC leaves
+    assert first(logits(5, 4, 0), temperature=0, xtc_probability=1) == 1

@@ -1,4 +1,6 @@
-"""Which guesses are taken: against plain sampling, exact probabilities, and by chi-square for a drafter that is wrong on purpose."""
+"""Which guesses are taken: against plain sampling, exact probabilities, and by chi-square for a
+drafter that is wrong on purpose.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def test_nothing_is_drawn_after_an_end() -> None:
     sampling = Sampling(sampler(9))
     request = Request("0", (0,), SamplingParams(max_tokens=None, temperature=0.0, min_tokens=2))
     sampling.begin((), [Started(SEQ, request, stop_ids=frozenset({5, 6}))])
-    assert step(sampling, 9.0 * np.eye(9)[[5, 6, 5, 7]], (5, 6, 5)) == [5, 6]  # the first is before min_tokens
+    # the first is before min_tokens
+    assert step(sampling, 9.0 * np.eye(9)[[5, 6, 5, 7]], (5, 6, 5)) == [5, 6]
 
 
 def drawn_with_guesses(model: list[list[float]], guesses: tuple[int, ...], n: int, more: dict[str, Any]) -> list[int]:
@@ -92,10 +95,11 @@ N = 4000
 def test_tokens_have_the_models_distribution_and_guesses_are_right_as_often_as_it_says(
     guesses: tuple[int, int],
 ) -> None:
-    """Over seeds. A guess is right with the model's own probability of it, whoever guesses: exactly, so p ± 4 deviations.
+    """Over seeds. A guess is right with the model's own probability of it, whoever guesses:
+    exactly, so p ± 4 deviations.
 
-    The tokens of the first two places against the exact probabilities of pairs: 15 degrees of freedom, and
-    chance exceeds 37.7 once in a thousand times.
+    The tokens of the first two places against the exact probabilities of pairs: 15 degrees of
+    freedom, and chance exceeds 37.7 once in a thousand times.
     """
     p, n_right, pairs = softmax(ROW), [0, 0], Counter[tuple[int, int]]()
     for seed in range(N):

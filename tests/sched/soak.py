@@ -1,4 +1,5 @@
-"""Random work for the scheduler, with everything that can go wrong, and the invariants after every step.
+"""Random work for the scheduler, with everything that can go wrong, and the invariants after every
+step.
 
 `bench/soak.py` runs it for as long as one likes, `test_scheduler_random.py` for seconds.
 """
@@ -34,7 +35,9 @@ def rows_of(plan: StepPlan, n_layers: int) -> float:
 
 
 def next_id(ids: list[int], index: int) -> int:
-    """The token after `ids`: it depends on all that a real one depends on, so that a lost or doubled one shows."""
+    """The token after `ids`: it depends on all that a real one depends on, so that a lost or
+    doubled one shows.
+    """
     mixed = (len(ids) * 7919 + sum(ids[-3:]) * 104729 + index * 31) % 1009
     return EOS if mixed % 23 == 0 else ALPHABET[mixed % 3]
 
@@ -242,7 +245,8 @@ class Soak:
     def check_plan(self, plan: StepPlan) -> None:
         """Budgets, and who may be preempted."""
         assert all(span.count > 0 for span in plan.spans)
-        # A chunk between layers has a program of its own, and is taken further in a step that guesses have filled.
+        # A chunk between layers has a program of its own, and is taken further in a step that
+        # guesses have filled.
         most = self.options.step_tokens
         assert sum(span.count for span in plan.spans if not span.is_layered) <= most
         assert self.options.guesses or sum(span.count for span in plan.spans) <= most

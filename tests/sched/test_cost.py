@@ -18,7 +18,9 @@ from martlet.types import Request, Started, StepPlan, StepResult
 
 
 def machine(work: Work, slow: float = 1.0) -> float:
-    """A machine that takes 2 ms a step, 0.4 ms a row that decodes, 0.3 ms a prompt row, and for reading."""
+    """A machine that takes 2 ms a step, 0.4 ms a row that decodes, 0.3 ms a prompt row, and for
+    reading.
+    """
     seconds = 2e-3 + 4e-4 * work.n_decode + 1e-7 * work.decode_reads
     return slow * (seconds + 3e-4 * work.n_prefill + 4e-7 * work.prefill_reads)
 
@@ -113,19 +115,23 @@ def test_the_limit_of_a_step() -> None:
 
 
 def test_a_crowd_that_waits_counts_by_the_head() -> None:
-    assert stall_limit(0.004, 0.7, None, None, None) == pytest.approx((2.25 - 1) * 0.004)  # a few: as one
+    # a few: as one
+    assert stall_limit(0.004, 0.7, None, None, None) == pytest.approx((2.25 - 1) * 0.004)
     assert stall_limit(0.004, 1.0, None, None, None) == pytest.approx((3 - 1) * 0.004)
     assert stall_limit(0.004, 2.0, None, None, None) == pytest.approx((6 - 1) * 0.004)
     assert stall_limit(0.004, 100.0, None, None, None) == pytest.approx((MOST - 1) * 0.004)
-    assert stall_limit(0.004, 100.0, 0.05, None, None) == pytest.approx(0.046)  # who names a limit gets it
+    # who names a limit gets it
+    assert stall_limit(0.004, 100.0, 0.05, None, None) == pytest.approx(0.046)
     assert stall_limit(0.004, 100.0, None, 0.01, None) == pytest.approx(0.005)
 
 
 def test_a_slow_first_step_does_not_starve_prompts() -> None:
-    """16 prompts of 128 tokens at once, 8 ms a decoding step and 0.5 ms a prompt row; the first step is ten times slower.
+    """16 prompts of 128 tokens at once, 8 ms a decoding step and 0.5 ms a prompt row; the first
+    step is ten times slower.
 
-    Nothing is known at first, and never does a step without prompts come by itself. The 1,536 rows that the first step of
-    512 leaves take 48 steps at twice the decoding time each; more than 60 would be prompts that wait for no reason.
+    Nothing is known at first, and never does a step without prompts come by itself. The 1,536 rows
+    that the first step of 512 leaves take 48 steps at twice the decoding time each; more than 60
+    would be prompts that wait for no reason.
     """
     now, slow = [0.0], [10.0]
 

@@ -1,6 +1,8 @@
-"""A prompt's chunk that goes through the layers in several steps: who plans it, what is counted, how it ends early.
+"""A prompt's chunk that goes through the layers in several steps: who plans it, what is counted,
+how it ends early.
 
-Pages hold four tokens; a chunk has eight rows and the model six layers, each of which takes 0.5 ms for such a chunk.
+Pages hold four tokens; a chunk has eight rows and the model six layers, each of which takes 0.5 ms
+for such a chunk.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ def test_a_share_of_the_layers_is_a_share_of_the_work() -> None:
 
 @pytest.mark.parametrize("how", ["abort", "clear"])
 def test_what_is_begun_can_be_given_up(how: str) -> None:
-    """The pages come back, and the next chunk, of somebody else, begins at the first layer (`scripted.py` looks)."""
+    """The pages come back, and the next chunk, of somebody else, begins at the first layer
+    (`scripted.py` looks).
+    """
     made = world(stall_s=0.002)
     made.add("long", 60, 1)
     while not any(seq.n_layers for seq in made.scheduler.running):
@@ -104,7 +108,9 @@ def test_what_is_begun_can_be_given_up(how: str) -> None:
 
 
 def test_guesses_leave_room_for_what_is_begun() -> None:
-    """A chunk between two layers goes on whatever is guessed: rows of both together stay below max_step_tokens."""
+    """A chunk between two layers goes on whatever is guessed: rows of both together stay below
+    max_step_tokens.
+    """
     made = world(stall_s=0.003, tokens=ROWS + 6, logits=40)
     made.add("long", 60, 1)
     n_beside = 0
@@ -118,7 +124,9 @@ def test_guesses_leave_room_for_what_is_begun() -> None:
 
 
 def test_a_short_prompt_overtakes_between_two_chunks() -> None:
-    """What is begun is finished, and then the policy counts: the first who came does not hold up a short one for all its prompt."""
+    """What is begun is finished, and then the policy counts: the first who came does not hold up a
+    short one for all its prompt.
+    """
     made = world(stall_s=0.003, policy="shortest")
     made.add("long", 120, 1)
     while not any(seq.n_layers for seq in made.scheduler.running):

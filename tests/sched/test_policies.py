@@ -1,4 +1,6 @@
-"""Policies: who is first, nobody starves, the queue is bounded, and few pages make no storm. Pages hold four tokens."""
+"""Policies: who is first, nobody starves, the queue is bounded, and few pages make no storm. Pages
+hold four tokens.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,9 @@ def test_service_is_shared_between_tenants_that_ask_for_more_than_there_is() -> 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fcfs"])
 def test_nobody_starves(policy: str) -> None:
-    """A request that the policy likes least is served while ones that it likes best never cease to come."""
+    """A request that the policy likes least is served while ones that it likes best never cease to
+    come.
+    """
     world = World(policy, row_s=0.02)
     world.add("seed", 8, first=5000)
     world.drain()
@@ -183,7 +187,9 @@ def test_nobody_starves(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ten_percent_too_little_memory_makes_no_storm(policy: str) -> None:
-    """ask 23: 110 % of the pages are wanted all the time; each is preempted a few times at most, and most work is new."""
+    """ask 23: 110 % of the pages are wanted all the time; each is preempted a few times at most,
+    and most work is new.
+    """
     world = World(policy, n_pages=40, seqs=8, tokens=64)
     need = 8 * 22 / 160  # sequences of 88 positions at their ends, on 160
     assert need == pytest.approx(1.1)

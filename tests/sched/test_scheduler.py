@@ -31,7 +31,8 @@ def engine_of(
 ) -> tuple[Engine, Scheduler, PagePool, ScriptedExecutor]:
     pool = PagePool(n_pages, PAGE)
     scheduler = Scheduler(pool, SchedulerLimits(context, tokens, seqs, logits), frozenset({EOS}))
-    executor, ticks = ScriptedExecutor(script, PAGE), itertools.count()  # all steps take equally long
+    # all steps take equally long
+    executor, ticks = ScriptedExecutor(script, PAGE), itertools.count()
     return assemble(scheduler, executor, pool, clock=lambda: next(ticks) / 1000), scheduler, pool, executor
 
 
@@ -155,7 +156,9 @@ def test_prompt_as_long_as_the_context_leaves_no_room_for_a_token() -> None:
 
 
 def test_a_full_context_ends_with_length() -> None:
-    """fault CTX-05: no max_tokens, no end of sequence: it ends at 64 positions and the pages are free."""
+    """fault CTX-05: no max_tokens, no end of sequence: it ends at 64 positions and the pages are
+    free.
+    """
     engine, scheduler, pool, _ = engine_of(context=64)
     engine.add(request("a", 60, max_tokens=None))
     events = drain(engine, scheduler)
@@ -175,7 +178,9 @@ def test_a_request_that_never_fits_is_refused_at_once() -> None:
 
 
 def test_pages_at_exact_multiples() -> None:
-    """fault KVC-11: a prompt that fills its pages needs a new one with the next token, and not before."""
+    """fault KVC-11: a prompt that fills its pages needs a new one with the next token, and not
+    before.
+    """
     for n_prompt in (PAGE, 2 * PAGE, 3 * PAGE):
         engine, scheduler, pool, executor = engine_of()
         engine.add(request("a", n_prompt, max_tokens=3))
@@ -205,7 +210,9 @@ def test_an_id_that_is_in_use_is_refused() -> None:
 
 
 def test_abort_in_the_middle_of_a_chunked_prompt() -> None:
-    """fault SCH-05: ten chunks, abort after the third: pages are free at once, the neighbour is not affected."""
+    """fault SCH-05: ten chunks, abort after the third: pages are free at once, the neighbour is not
+    affected.
+    """
     engine, scheduler, pool, executor = engine_of(tokens=5, context=64)
     engine.add(request("a", 2, max_tokens=20))
     engine.step()
@@ -264,7 +271,9 @@ def test_an_error_ends_its_own_sequence_only() -> None:
 
 
 def test_preempted_sequences_neither_miss_nor_repeat_a_token() -> None:
-    """fault SCH-03: a small pool preempts, and every request has the tokens that it has with a large one."""
+    """fault SCH-03: a small pool preempts, and every request has the tokens that it has with a
+    large one.
+    """
     answers = []
     for n_pages in (8, 64):
         engine, scheduler, _, _ = engine_of(
@@ -349,7 +358,9 @@ OPERATION = st.one_of(
 def test_any_order_of_arrivals_aborts_and_stops(
     operations: list[tuple[object, ...]], n_pages: int, tokens: int, seqs: int, logits: int
 ) -> None:
-    """Invariants after every step, budgets kept, one terminal event each, nobody starves, no page is lost."""
+    """Invariants after every step, budgets kept, one terminal event each, nobody starves, no page
+    is lost.
+    """
     engine, scheduler, pool, executor = engine_of(
         lambda seq, number: EOS if (seq.seq + number) % 11 == 10 else 100 + number,
         n_pages=n_pages,

@@ -1,4 +1,6 @@
-"""The scheduler with the prefix cache and forks: what is shared, copied, loaded and computed. Pages hold four tokens."""
+"""The scheduler with the prefix cache and forks: what is shared, copied, loaded and computed. Pages
+hold four tokens.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,8 @@ def test_a_chat_computes_its_new_text_only() -> None:
     bench = Bench()
     bench.run("first", list(range(9)), max_tokens=6)
     turn = [*range(9), 100, 101, 102, 103, 104, 105]
-    assert bench.run("second", [*turn, 7, 8], max_tokens=1) == [(14, 3)]  # the last token was sampled, never computed
+    # the last token was sampled, never computed
+    assert bench.run("second", [*turn, 7, 8], max_tokens=1) == [(14, 3)]
 
 
 def test_salts_do_not_share() -> None:
@@ -118,7 +121,9 @@ def test_what_a_request_got_is_noted() -> None:
 
 
 def test_scored_prompts_are_computed() -> None:
-    """fault KVC-07, ask 13: the log-probabilities of a cached prompt are those of the first time, all of them."""
+    """fault KVC-07, ask 13: the log-probabilities of a cached prompt are those of the first time,
+    all of them.
+    """
     bench = Bench()
     ids = list(range(12))
     for name in "ab":
@@ -141,7 +146,9 @@ def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_n_sequences_share_their_prompt(cached: bool) -> None:
-    """Full pages are shared, the last one in part is copied, and only the last position is computed again."""
+    """Full pages are shared, the last one in part is copied, and only the last position is computed
+    again.
+    """
     bench = Bench(cached=cached, script=lambda seq, number: 100 * (seq.index + 1) + number)
     bench.add("a", list(range(10)), max_tokens=3, n=3)
     events = bench.drain()

@@ -1,4 +1,5 @@
-"""Random arrivals, forks, aborts, stops, shortages and failures: the invariants hold after every step.
+"""Random arrivals, forks, aborts, stops, shortages and failures: the invariants hold after every
+step.
 
 `bench/soak.py` runs the same for hours.
 """
@@ -27,7 +28,9 @@ KINDS = {
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_anything_in_any_order(kind: str, policy: str) -> None:
-    """Pages, budgets, one end each, right tokens, bounded preemption; in each page the prefix that it should hold."""
+    """Pages, budgets, one end each, right tokens, bounded preemption; in each page the prefix that
+    it should hold.
+    """
     options = KINDS[kind]
     seed = 100 * list(KINDS).index(kind) + list(POLICIES).index(policy)
     soak = Soak(seed, replace(options, policy=policy))
@@ -40,7 +43,9 @@ def test_anything_in_any_order(kind: str, policy: str) -> None:
 
 
 def test_many_requests_in_few_pages() -> None:
-    """10,000 requests with aborts and a pool of 40 pages: no page leaks, each sequence ends exactly once."""
+    """10,000 requests with aborts and a pool of 40 pages: no page leaks, each sequence ends exactly
+    once.
+    """
     soak = Soak(5, SoakOptions(n_pages=40, max_seqs=8, step_tokens=24, check_every=50))
     while len(soak.accepted) < 10_000:
         soak.operate()

@@ -30,7 +30,9 @@ def test_a_page_is_written_to_measure_it() -> None:
 
 
 def test_bounds() -> None:
-    """An hour's earnings are not spent in one step, and what evictions had to write is forgiven some day."""
+    """An hour's earnings are not spent in one step, and what evictions had to write is forgiven
+    some day.
+    """
     account = WriteBehind()
     account.saved(1, 1e-9)
     account.step(3600.0)

@@ -1,4 +1,6 @@
-"""A real server on a free port, in this process, whose model is a script: only the numbers are missing."""
+"""A real server on a free port, in this process, whose model is a script: only the numbers are
+missing.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class Slow:
         time.sleep(self.step_s)
         if self.fail(plan):
             raise RuntimeError("the kernel has caught fire")
-        # After a step that failed a plan drops sequences that the executor has never seen, as a real one allows.
+        # After a step that failed a plan drops sequences that the executor has never seen, as a
+        # real one allows.
         dropped = tuple(seq for seq in plan.dropped if seq in self.executor._sequences)
         return self.executor.run(replace(plan, dropped=dropped), started)
 
@@ -107,8 +110,9 @@ def events(response: httpx.Response | str) -> list[Any]:
 def serving(
     script: Script, *, step_s: float = 0.0, context: int = 256, n_pages: int = 512, **options: Any
 ) -> Iterator[Served]:
-    """Serve a script; `template` is a chat template, `max_waiting…` the scheduler's, `more` loads further models, other options
-    are the server's settings."""
+    """Serve a script; `template` is a chat template, `max_waiting…` the scheduler's, `more` loads
+    further models, other options are the server's settings.
+    """
     more: Mapping[str, Callable[[], Built]] | None = options.pop("more", None)
     parts = {name: options.pop(name) for name in PARTS if name in options}
     slow: list[Slow] = []

@@ -1,4 +1,6 @@
-"""Clients that others wrote: OpenAI's for JavaScript, LangChain's ChatOpenAI, curl (the Python ones are in their APIs' tests)."""
+"""Clients that others wrote: OpenAI's for JavaScript, LangChain's ChatOpenAI, curl (the Python ones
+are in their APIs' tests).
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_openai_for_javascript(served: Served) -> None:
 
 
 def test_langchain(served: Served) -> None:
-    """Whole, streamed with its usage, and with a tool that the template does not write, which is refused."""
+    """Whole, streamed with its usage, and with a tool that the template does not write, which is
+    refused.
+    """
     langchain = pytest.importorskip("langchain_openai")
     model: Any = langchain.ChatOpenAI(base_url=f"{served.base}/v1", api_key="none", model="scripted", max_retries=0)
     assert model.invoke("hi").content == "Hello there"

@@ -1,4 +1,6 @@
-"""What a snapshot at the engine is turned into, by hand: letters of pages, stretches of the tree, counts of histograms."""
+"""What a snapshot at the engine is turned into, by hand: letters of pages, stretches of the tree,
+counts of histograms.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def shown(
 
 
 def test_letters_of_pages() -> None:
-    """Page 0 free, 1 the tree's alone, 2 one sequence's, 3 of two, 4 of one and the tree, 5 of nobody known."""
+    """Page 0 free, 1 the tree's alone, 2 one sequence's, 3 of two, 4 of one and the tree, 5 of
+    nobody known.
+    """
     pool = PagePool(6, SIZE)
     cache = RadixCache(pool)
     pages = pool.alloc(6)
@@ -57,7 +61,9 @@ def test_cells_of_many_pages_are_of_as_many_neighbours() -> None:
 
 
 def test_stretches_of_the_tree() -> None:
-    """Two texts of 5 and 4 pages part after 3; a sequence uses the first 2 and one of the second text's."""
+    """Two texts of 5 and 4 pages part after 3; a sequence uses the first 2 and one of the second
+    text's.
+    """
     pool = PagePool(32, SIZE)
     cache = RadixCache(pool)
     a = [*range(12), *range(100, 108)]

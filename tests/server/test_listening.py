@@ -1,4 +1,6 @@
-"""What a server cannot listen with is said in one line before a model is loaded; what a signal does meanwhile."""
+"""What a server cannot listen with is said in one line before a model is loaded; what a signal does
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def test_a_socket_of_a_server_that_runs_and_of_one_that_is_gone(tmp_path: Path) 
         other.bind(path)
         other.listen()
         refused("unix_socket", "another server listens", unix_socket=path)
-    check_listening(ServerSettings(unix_socket=path))  # the file is still there, and will be replaced
+    # the file is still there, and will be replaced
+    check_listening(ServerSettings(unix_socket=path))
 
 
 def test_ports_and_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +128,9 @@ sys.exit(main(["serve", sys.argv[1], "--port", "0"]))
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_a_model_is_loading(number: signal.Signals, tmp_path: Path) -> None:
-    """It ends the process at once, with status 0 and a line that says so, as it does once the server runs."""
+    """It ends the process at once, with status 0 and a line that says so, as it does once the
+    server runs.
+    """
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
     process = subprocess.Popen(

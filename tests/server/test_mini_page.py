@@ -1,4 +1,6 @@
-"""/mini as HTTP sees it: isolated, with a policy that names its scripts, and the model's file only where it is shared."""
+"""/mini as HTTP sees it: isolated, with a policy that names its scripts, and the model's file only
+where it is shared.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def test_the_page_is_isolated_and_asks_nobody(served: Served) -> None:
     assert (first.status_code, first.headers["location"]) == (308, "/mini/")
     page = served.http.get("/mini/")
     assert page.status_code == 200
-    # What a browser wants before it lets workers share memory (HTML standard, cross-origin isolation).
+    # What a browser wants before it lets workers share memory (HTML standard, cross-origin
+    # isolation).
     assert page.headers["cross-origin-opener-policy"] == "same-origin"
     assert page.headers["cross-origin-embedder-policy"] == "require-corp"
     assert not re.findall(r'(?:src|href)="(?!data:)', page.text)
@@ -57,7 +60,8 @@ def test_the_models_file_comes_only_where_it_is_shared(served: Served, tmp_path:
     file = tmp_path / "tiny.gguf"
     file.write_bytes(bytes(range(100)))
     with serving(spell("abc"), share_model=True) as sharing:
-        assert sharing.http.get("/mini/model.gguf").status_code == 404  # the scripted model is no GGUF file
+        # the scripted model is no GGUF file
+        assert sharing.http.get("/mini/model.gguf").status_code == 404
         object.__setattr__(sharing.service.built.config, "model", str(file))
         part = sharing.http.get("/mini/model.gguf", headers={"Range": "bytes=10-13"})
         assert (part.status_code, part.content) == (206, bytes([10, 11, 12, 13]))

@@ -1,4 +1,6 @@
-"""The server against its own description: whatever the schema allows is answered or refused, in the shape of its API."""
+"""The server against its own description: whatever the schema allows is answered or refused, in the
+shape of its API.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A known model has to count before it is served; a damaged file is found out, whatever its headers say (idea 10)."""
+"""A known model has to count before it is served; a damaged file is found out, whatever its headers
+say (idea 10).
+"""
 
 from __future__ import annotations
 

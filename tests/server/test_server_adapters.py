@@ -1,4 +1,6 @@
-"""Adapters over HTTP: a model each to its clients, loaded and let go of while others are answered (vLLM's routes)."""
+"""Adapters over HTTP: a model each to its clients, loaded and let go of while others are answered
+(vLLM's routes).
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,8 @@ def test_a_model_that_is_loaded_again_has_its_adapters(tmp_path: Path) -> None:
         assert load(server, "tune", str(path), base_model_name="second").status_code == 200
         for name in ("sql", "tune", "sql", "second", "tune"):
             assert server.chat(model=name).json()["model"] == name
-        shutil.rmtree(path)  # whoever asks for a model is not to blame that an adapter of it is gone
+        # whoever asks for a model is not to blame that an adapter of it is gone
+        shutil.rmtree(path)
         assert "There is no file" in server.chat(model="scripted").json()["error"]["message"]
         parents = {entry["id"]: entry.get("parent") for entry in server.http.get("/v1/models").json()["data"]}
         assert parents == {"scripted": None, "second": None, "sql": "scripted", "tune": "second"}
@@ -144,7 +147,9 @@ def test_a_model_that_is_loaded_again_has_its_adapters(tmp_path: Path) -> None:
 def test_an_adapter_replaced_while_a_request_is_read(
     served: tuple[Served, Callable[[str], str]], monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """The request is answered by the new one; if it was unloaded, there is no such model (any more)."""
+    """The request is answered by the new one; if it was unloaded, there is no such model (any
+    more).
+    """
     server, make = served
     assert load(server, "style", make("first")).status_code == 200
     later = read_adapter(make("second one"), server.service.built.spec)

@@ -1,4 +1,6 @@
-"""OpenAI's responses and Anthropic's messages, through their official clients: whole and streamed alike."""
+"""OpenAI's responses and Anthropic's messages, through their official clients: whole and streamed
+alike.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def anthropic_of(served: Served) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=served.base, api_key="none", max_retries=0)
 
 
-# -- OpenAI's responses --------------------------------------------------------------------------------------------------
+# -- OpenAI's responses ----------------------------------------------------------------------------
 def test_response(plain: Served) -> None:
     reply = openai_of(plain).responses.create(model="scripted", input="hi", instructions="Be brief.")
     assert reply.output_text == "Hello there"
@@ -123,7 +125,7 @@ def test_failed_response() -> None:
         assert served.post("/v1/responses", {"input": "hi"}).status_code == 500
 
 
-# -- Anthropic's messages ------------------------------------------------------------------------------------------------
+# -- Anthropic's messages --------------------------------------------------------------------------
 def test_message(plain: Served) -> None:
     client = anthropic_of(plain)
     reply = client.messages.create(

@@ -1,4 +1,6 @@
-"""Chat completions over HTTP: the official client, the bytes of a stream, choices, log-probabilities, ends."""
+"""Chat completions over HTTP: the official client, the bytes of a stream, choices,
+log-probabilities, ends.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_stream_through_the_official_client(client: openai.OpenAI) -> None:
 
 
 def test_bytes_of_a_stream(served: Served) -> None:
-    """Faults DET-13, DET-15: every choice has finish_reason, one is not null, [DONE] comes once, no empty choices."""
+    """Faults DET-13, DET-15: every choice has finish_reason, one is not null, [DONE] comes once, no
+    empty choices.
+    """
     response = served.chat(stream=True, max_tokens=2)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
@@ -133,7 +137,9 @@ def by_index(texts: list[str]) -> Script:
 
 
 def test_choices_keep_apart() -> None:
-    """Fault SRV-21: deltas carry their index, each begins with a role and ends once, joined texts are the whole's."""
+    """Fault SRV-21: deltas carry their index, each begins with a role and ends once, joined texts
+    are the whole's.
+    """
     texts = ["one", "second", "3"]
     with serving(by_index(texts)) as served:
         whole = served.chat(n=3, seed=1).json()["choices"]

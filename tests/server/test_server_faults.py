@@ -1,4 +1,6 @@
-"""Clients that leave, stall, flood or lie, and an engine that fails: the server answers the next request."""
+"""Clients that leave, stall, flood or lie, and an engine that fails: the server answers the next
+request.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def is_running(served: Served) -> bool:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_client_that_leaves_while_it_decodes(stream: bool) -> None:
-    """Faults SRV-07, OPS-07: within a step nothing runs, pages are free, and it is counted as aborted."""
+    """Faults SRV-07, OPS-07: within a step nothing runs, pages are free, and it is counted as
+    aborted.
+    """
     with serving(endless, step_s=0.005, context=2000, n_pages=1000) as served:
         for _ in range(5):
             connection = ask(served, stream=stream)
@@ -55,7 +59,8 @@ def test_client_that_leaves_while_it_decodes(stream: bool) -> None:
         wait_until(lambda: served.gauge("request_success_total", finished_reason="abort") == 5)
         assert served.gauge("num_requests_waiting") == 0
         assert served.gauge("kv_cache_usage_perc") == 0
-        # The rule of prometheus.py: an aborted request has an end-to-end time, and one to its first token if there was one.
+        # The rule of prometheus.py: an aborted request has an end-to-end time, and one to its first
+        # token if there was one.
         assert served.gauge("e2e_request_latency_seconds_count") == 5
         assert served.gauge("time_to_first_token_seconds_count") == 5
         served.check_idle()
@@ -98,7 +103,9 @@ def test_client_that_leaves_while_it_waits_or_prefills() -> None:
 
 
 def test_reader_that_stalls() -> None:
-    """Fault SRV-29: others go on, memory is bounded, and the rule is that 1,024 pieces that wait are too many."""
+    """Fault SRV-29: others go on, memory is bounded, and the rule is that 1,024 pieces that wait
+    are too many.
+    """
     name = "m" * 4000  # in every chunk: the socket's buffers hold fewer of them
     with serving(endless, context=40_000, n_pages=10_100, model_name=name) as served:
         stalled = ask(served, stream=True, max_tokens=39_000)

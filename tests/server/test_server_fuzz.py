@@ -1,4 +1,6 @@
-"""Bodies made at random of the right names and any values: each is answered, or refused in the right form; never a 500."""
+"""Bodies made at random of the right names and any values: each is answered, or refused in the
+right form; never a 500.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from martlet.toy import spell
 from tests.server.serving import Served, serving
 from tests.server.test_server_apis import TEMPLATE
 
-MANY = {"n", "best_of", "logprobs", "prompt_logprobs", "max_tokens", "min_tokens"}  # the script has no logits to show
+# the script has no logits to show
+MANY = {"n", "best_of", "logprobs", "prompt_logprobs", "max_tokens", "min_tokens"}
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 300), st.floats(allow_nan=False, allow_infinity=False, width=32),
     st.text(max_size=8), st.sampled_from(["auto", "none", "text", "user", "function", 2**70, -1, ""]),

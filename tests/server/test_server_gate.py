@@ -1,4 +1,6 @@
-"""Who may call: keys, rates, web pages; where: ports, sockets, TLS; and how a server starts and ends."""
+"""Who may call: keys, rates, web pages; where: ports, sockets, TLS; and how a server starts and
+ends.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_preflight_needs_no_key(keyed: Served) -> None:
 
 
 def test_pages_of_other_origins_are_refused() -> None:
-    """A form or script of a web page reaches loopback without a preflight; a name that was bound to it is none of ours."""
+    """A form or script of a web page reaches loopback without a preflight; a name that was bound to
+    it is none of ours.
+    """
     with serving(spell("abc")) as served:
         assert served.post(CHAT, BODY, headers={"Origin": "https://evil.example"}).status_code == 403
         assert served.post(CHAT, BODY, headers={"Host": "evil.example:8000"}).status_code == 403
@@ -83,7 +87,8 @@ def test_pages_of_other_origins_are_refused() -> None:
         for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "martlet.localhost"):
             assert served.post(CHAT, BODY, headers={"Host": host}).status_code == 200
         response = served.chat()
-        assert not [name for name in response.headers if name.startswith("access-control")]  # off by default
+        # off by default
+        assert not [name for name in response.headers if name.startswith("access-control")]
 
 
 def test_rate() -> None:
@@ -194,7 +199,7 @@ def test_other_commands_do_not_import_the_server() -> None:
         assert f"'{name}'" not in done.stdout
 
 
-# -- the process -------------------------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 def start(tmp_path: Path, model: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
     """Start `martlet serve` and wait until it says that it is ready."""
     command = [sys.executable, "-m", "martlet", "serve", str(model), *options]
@@ -211,7 +216,9 @@ def start(tmp_path: Path, model: Path, *options: str) -> tuple[subprocess.Popen[
 
 @pytest.mark.model
 def test_process_from_start_to_end(tmp_path: Path, smollm2_path: Path) -> None:
-    """Faults OPS-03, OPS-05: the port is closed until requests are answered; SIGTERM ends streams, and it, with 0."""
+    """Faults OPS-03, OPS-05: the port is closed until requests are answered; SIGTERM ends streams,
+    and it, with 0.
+    """
     process, base = start(tmp_path, smollm2_path, "-p", "0", "--shutdown-timeout", "0.5", "-c", "2048")
     try:
         with httpx.Client(base_url=base, timeout=60) as client:

@@ -1,4 +1,6 @@
-"""Several models in one server: each loaded when it is asked for, the one idle for longest closed for another (asks row 36)."""
+"""Several models in one server: each loaded when it is asked for, the one idle for longest closed
+for another (asks row 36).
+"""
 
 from __future__ import annotations
 

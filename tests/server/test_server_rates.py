@@ -83,7 +83,9 @@ def remaining(answer: httpx.Response) -> int:
 
 
 def test_what_a_request_may_use_is_taken_and_what_it_did_not_is_put_back() -> None:
-    """Seven tokens of prompt, three of an answer of at most 50 with its end; then there are 100 - 11 left."""
+    """Seven tokens of prompt, three of an answer of at most 50 with its end; then there are 100 -
+    11 left.
+    """
     with serving(spell("abc"), tokens_per_minute=100, requests_per_minute=20) as served:
         answer = served.chat(max_tokens=50)
         assert answer.status_code == 200
@@ -112,7 +114,8 @@ def test_streams_batches_and_refusals_are_settled() -> None:
         used = (PROMPT + 4) + (PROMPT + 12) + (PROMPT + 4) + (PROMPT + 2) + 2 * (2 + 4)
         wait_until(lambda: not served.service.bridge.open_tickets)
         assert served.service._refunds == {}
-        # 1,667 come back a second, so that it may be full again: look at what was taken while nothing has been.
+        # 1,667 come back a second, so that it may be full again: look at what was taken while
+        # nothing has been.
         assert remaining(served.http.get("/v1/models")) >= 100_000 - used
 
 
@@ -124,7 +127,9 @@ def test_embeddings_count() -> None:
 
 
 def test_embeddings_beyond_a_bucket_leave_a_debt() -> None:
-    """150 of 60 tokens a minute: 90 are owed, so that one more may come after 91 s; with 10 a minute's worth is back."""
+    """150 of 60 tokens a minute: 90 are owed, so that one more may come after 91 s; with 10 a
+    minute's worth is back.
+    """
     with serving(spell("abc"), tokens_per_minute=60) as served:
         assert served.post("/v1/embeddings", {"input": ["x" * 50] * 3}).status_code == 200
         refused = served.post("/v1/embeddings", {"input": "x"})
@@ -133,12 +138,15 @@ def test_embeddings_beyond_a_bucket_leave_a_debt() -> None:
 
 
 def test_what_can_never_run_is_refused_for_that() -> None:
-    """Not with a 429 and a time after which it could come again; and what is cut to the context counts as it is cut."""
+    """Not with a 429 and a time after which it could come again; and what is cut to the context
+    counts as it is cut.
+    """
     with serving(spell("abc"), tokens_per_minute=400) as served:
         assert served.chat(max_tokens=5).status_code == 200  # the bucket is not full
         for answer in (served.chat("x" * 5000), served.post("/v1/completions", {"prompt": "x" * 500})):
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
-        assert served.chat(max_tokens=10**6).status_code == 200  # 256 at most, in the scripted server's context
+        # 256 at most, in the scripted server's context
+        assert served.chat(max_tokens=10**6).status_code == 200
         refused = served.chat(max_tokens=200, n=3)
         assert refused.status_code == 429
         assert "a larger request waits for a full bucket" in refused.json()["error"]["message"]
@@ -168,7 +176,9 @@ def body(stream: bool, **fields: Any) -> dict[str, Any]:
 
 
 def test_one_key_that_floods_leaves_another_its_answers() -> None:
-    """idea 19's check: while one key asks for all it can, the other's longest time to an answer stays what it was."""
+    """idea 19's check: while one key asks for all it can, the other's longest time to an answer
+    stays what it was.
+    """
     keys = {name: {"Authorization": f"Bearer {name}"} for name in ("loud", "quiet")}
     with serving(spell("abc"), api_keys=("loud", "quiet"), tokens_per_minute=400, step_s=0.002, n_pages=64) as served:
 
@@ -182,5 +192,6 @@ def test_one_key_that_floods_leaves_another_its_answers() -> None:
             beside = [ask("quiet") for _ in range(10)]
             codes = [job.result()[0] for job in flood]
         assert [code for code, _ in beside] == [200] * 10
-        assert codes.count(429) > 100  # 400 tokens are 400 / 27 requests at a time, of 11 each in the end
+        # 400 tokens are 400 / 27 requests at a time, of 11 each in the end
+        assert codes.count(429) > 100
         assert max(seconds for _, seconds in beside) < alone + 0.5

@@ -1,4 +1,6 @@
-"""Odd bodies: each is honoured, or refused with the name of the field, in a small answer; the server goes on."""
+"""Odd bodies: each is honoured, or refused with the name of the field, in a small answer; the
+server goes on.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,8 @@ def test_prompts_that_are_none(served: Served, prompt: object) -> None:
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (TEXT, {"response_format": {"type": "json_schema"}}, "response_format"),
         (CHAT, {"guided_regex": "foo**"}, "guided_regex"),  # fault STR-19
-        (CHAT, {"guided_grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000}, "guided_grammar"),  # STR-23
+        # STR-23
+        (CHAT, {"guided_grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000}, "guided_grammar"),
         (CHAT, {"guided_regex": ""}, "guided_regex"),
         (CHAT, {"guided_json": ""}, "guided_json"),
         (TEXT, {"guided_grammar": ""}, "guided_grammar"),

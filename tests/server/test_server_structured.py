@@ -1,4 +1,6 @@
-"""Structured output over HTTP, with a real model: every field that holds an answer to a form, and what is refused."""
+"""Structured output over HTTP, with a real model: every field that holds an answer to a form, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_strict_allows_no_other_properties(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_string_without_bound(client: httpx.Client, stream: bool) -> None:
-    """The answer is JSON; that a string in it was ended is said as OpenAI says that an answer was cut."""
+    """The answer is JSON; that a string in it was ended is said as OpenAI says that an answer was
+    cut.
+    """
     fields = {"structured": {"json": {"type": "string", "minLength": 12}, "string_limit": 8}}
     body = {"messages": [{"role": "user", "content": "A colour?"}], "max_tokens": 80, "seed": 1, **fields}
     response = client.post("/v1/chat/completions", json={**body, "stream": stream})
@@ -140,7 +144,9 @@ def test_n_answers_have_n_states(client: httpx.Client) -> None:
 
 
 def test_clients_that_leave_in_the_middle_of_masks(client: httpx.Client) -> None:
-    """Streams of new forms, each cut at another place, before the first token or while masks are worked out; nothing is left of them."""
+    """Streams of new forms, each cut at another place, before the first token or while masks are
+    worked out; nothing is left of them.
+    """
 
     def cut(number: int) -> None:
         schema = {"type": "object", "properties": {f"name {number} {i}": {"type": "string"} for i in range(9)}}
@@ -228,7 +234,8 @@ def test_wishes_that_leave_no_token_are_the_clients_fault(client: httpx.Client, 
             "guided_grammar",
             "groups",
         ),  # fault STR-23
-        ({"guided_json": {"properties": {"x": {"enum": []}}, "required": ["x"]}}, "guided_json", "/x"),  # fault STR-15
+        # fault STR-15
+        ({"guided_json": {"properties": {"x": {"enum": []}}, "required": ["x"]}}, "guided_json", "/x"),
         ({"guided_json": {"format": "regex"}}, "guided_json", "format"),  # fault STR-17
         ({"guided_json": {"type": "object"}, "guided_regex": "a"}, "guided_regex", "one of them"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": " *"}}, "structured_outputs", "whitespace_pattern"),
@@ -251,7 +258,9 @@ def test_refused_by_name_and_the_next_is_served(
 
 
 def test_compiling_stalls_nobody(client: httpx.Client) -> None:
-    """Fault STR-37: an enumeration of 5,000 texts while another answer streams; the second time it is known."""
+    """Fault STR-37: an enumeration of 5,000 texts while another answer streams; the second time it
+    is known.
+    """
     gaps: list[float] = []
 
     def stream() -> None:
@@ -279,4 +288,5 @@ def test_compiling_stalls_nobody(client: httpx.Client) -> None:
     third = time.monotonic()
     thread.join()
     print(f"longest gap {max(gaps[2:]):.2f} s, first {second - first:.2f} s, second {third - second:.2f} s")
-    assert max(gaps[2:]) < 5.0  # on machines of any load; the figure of a quiet one is in docs/structured.md
+    # on machines of any load; the figure of a quiet one is in docs/structured.md
+    assert max(gaps[2:]) < 5.0

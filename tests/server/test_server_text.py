@@ -1,4 +1,6 @@
-"""Completions, log-probabilities, embeddings, tool calls: what the replies hold, through the official client too."""
+"""Completions, log-probabilities, embeddings, tool calls: what the replies hold, through the
+official client too.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def test_echo(served: Served, client: openai.OpenAI) -> None:
 def test_default_length_is_openais(served: Served) -> None:
     with serving(spell("x" * 40)) as other:
         assert other.post(TEXT, {"prompt": "hi"}).json()["usage"]["completion_tokens"] == 16
-        assert other.chat().json()["usage"]["completion_tokens"] == 41  # to its end, not to a default
+        # to its end, not to a default
+        assert other.chat().json()["usage"]["completion_tokens"] == 41
 
 
 def test_text_begins_with_what_was_generated(served: Served) -> None:
@@ -72,7 +75,9 @@ def test_text_begins_with_what_was_generated(served: Served) -> None:
 
 
 class Scored:
-    """An executor whose tokens have log-probabilities: the token itself -0.5, rank 2; "!" is best; "?" impossible."""
+    """An executor whose tokens have log-probabilities: the token itself -0.5, rank 2; "!" is best;
+    "?" impossible.
+    """
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -109,7 +114,9 @@ def strict(text: str) -> Any:
 
 @pytest.mark.parametrize("stop", [None, ["END"], ["there E"], ["ére"]])
 def test_logprobs_are_those_of_the_text(scored: Served, stop: object) -> None:
-    """Faults DET-17, DET-19: one entry a token of the text, the chosen one, in the stream with its text."""
+    """Faults DET-17, DET-19: one entry a token of the text, the chosen one, in the stream with its
+    text.
+    """
     fields = {"logprobs": True, "top_logprobs": 3, "stop": stop}
     whole = strict(scored.chat(**fields).text)["choices"][0]
     text = whole["message"]["content"]
@@ -176,7 +183,9 @@ def test_embeddings(served: Served, client: openai.OpenAI) -> None:
 
 
 def test_tool_calls() -> None:
-    """Faults SRV-23, SRV-25: index 0 and 1, ids of their own, "tool_calls", whole and streamed alike."""
+    """Faults SRV-23, SRV-25: index 0 and 1, ids of their own, "tool_calls", whole and streamed
+    alike.
+    """
     with serving(spell(CALLS), template=TOOLS_TEMPLATE) as served:
         whole = served.chat(tools=[TOOL]).json()["choices"][0]
         client = openai.OpenAI(base_url=f"{served.base}/v1", api_key="none", max_retries=0)

@@ -1,4 +1,6 @@
-"""What a reply says of its time and of the prefix cache (asks 10, 14, 23, 31), and what it never says (ask 12)."""
+"""What a reply says of its time and of the prefix cache (asks 10, 14, 23, 31), and what it never
+says (ask 12).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_every_reply_has_times_and_counts_unless_it_is_not_to() -> None:
 
 
 def test_a_reply_says_where_it_left_the_cache() -> None:
-    """By hand: pages of four tokens; "u:hello " is there again, then the prompts differ at position 8."""
+    """By hand: pages of four tokens; "u:hello " is there again, then the prompts differ at position
+    8.
+    """
     with serving(spell("abc"), prefix_cache=True) as served:
         assert timings(served, "hello world")["cache_miss"] == "empty"
         again = served.chat("hello there").json()
@@ -52,7 +56,9 @@ def test_a_reply_says_where_it_left_the_cache() -> None:
 
 
 def test_another_salts_cache_is_not_told() -> None:
-    """Ask 12: a reply to one key is the same whether another key's requests have the prompt or nobody's."""
+    """Ask 12: a reply to one key is the same whether another key's requests have the prompt or
+    nobody's.
+    """
     with serving(spell("abc"), prefix_cache=True, api_keys=("one", "two")) as served:
         seen = []
         for key in ("one", "two"):
@@ -88,7 +94,9 @@ def test_a_preemption_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_stream_tells_how_far_its_prompt_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ask 24, idea 7: sixteen tokens a step of 205; while four others have the engine it says that it waits."""
+    """ask 24, idea 7: sixteen tokens a step of 205; while four others have the engine it says that
+    it waits.
+    """
     monkeypatch.setattr("martlet.server.sse.PROGRESS_S", 0.05)
     with serving(spell("a" * 24), step_s=0.04) as served, ThreadPoolExecutor(4) as pool:
         others = [pool.submit(served.chat, "x", max_tokens=12) for _ in range(4)]

@@ -1,4 +1,6 @@
-"""Stream chunks that the event loop writes at once, and those of the task: all bytes go out once, in order."""
+"""Stream chunks that the event loop writes at once, and those of the task: all bytes go out once,
+in order.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def test_without_a_writer_the_task_gets_every_piece() -> None:
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_reader_that_has_gone_gets_nothing(new_loop: Any) -> None:
-    """A chunk written after the end of the connection raises nothing: other tickets' pieces follow it."""
+    """A chunk written after the end of the connection raises nothing: other tickets' pieces follow
+    it.
+    """
 
     async def work() -> None:
         near, far = socket.socketpair()

@@ -1,4 +1,6 @@
-"""Tool calls and reasoning: what each family writes, and that no way of cutting the text changes what is found."""
+"""Tool calls and reasoning: what each family writes, and that no way of cutting the text changes
+what is found.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Requests as OpenTelemetry spans: times inside each other, part of the client's trace, no word of what was said."""
+"""Requests as OpenTelemetry spans: times inside each other, part of the client's trace, no word of
+what was said.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_spans_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Collector(BaseHTTPRequestHandler):
-    """Takes OTLP over HTTP as a collector does: protobuf, perhaps compressed, at /v1/traces; busy the first time."""
+    """Takes OTLP over HTTP as a collector does: protobuf, perhaps compressed, at /v1/traces; busy
+    the first time.
+    """
 
     def do_POST(self) -> None:
         """Read spans."""
@@ -69,7 +73,9 @@ class Collector(BaseHTTPRequestHandler):
 
 
 def test_a_collector_gets_them() -> None:
-    """Over a real connection, in OpenTelemetry's own messages; what it was too busy for comes again."""
+    """Over a real connection, in OpenTelemetry's own messages; what it was too busy for comes
+    again.
+    """
     pytest.importorskip("opentelemetry.sdk")
     messages = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)

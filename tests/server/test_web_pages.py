@@ -1,4 +1,6 @@
-"""The pages as HTTP sees them: what they are made of, who gets them, what the view of the engine tells and what it hides."""
+"""The pages as HTTP sees them: what they are made of, who gets them, what the view of the engine
+tells and what it hides.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def served() -> Iterator[Served]:
         yield server
 
 
-# -- files --------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", ["/", "/engine"])
 def test_a_page_and_all_that_it_names_is_served(served: Served, path: str) -> None:
     page = served.http.get(path)
@@ -147,9 +149,11 @@ def test_pages_need_no_key_but_what_they_show_does() -> None:
             assert viewer.next()[0] == "hello"
 
 
-# -- the view of the engine ---------------------------------------------------------------------------------------
+# -- the view of the engine ------------------------------------------------------------------------
 def test_a_view_tells_pages_prefixes_queue_and_steps() -> None:
-    """Six requests of one prompt, of which four run at a time, each step four decoding or some of a prompt."""
+    """Six requests of one prompt, of which four run at a time, each step four decoding or some of a
+    prompt.
+    """
     with serving(spell("x" * 40), step_s=0.02, prefix_cache=True) as served, viewing(served) as viewer:
         name, hello = viewer.next()
         assert name == "hello"
@@ -168,7 +172,8 @@ def test_a_view_tells_pages_prefixes_queue_and_steps() -> None:
         assert len(full["pages"]["whose"]) == full["pages"]["cells"].count("o") == counts["o"]
         assert set(full["pages"]["whose"]) <= {seq["name"] for seq in full["running"]}
         last = viewer.frame_where(lambda frame: frame["totals"]["finished"] == 6)
-        # 54 characters, and "u:", ";", "a:" of the template: 59 tokens, of which all full pages are kept.
+        # 54 characters, and "u:", ";", "a:" of the template: 59 tokens, of which all full pages are
+        # kept.
         assert last["running"] == last["waiting"] == []
         assert last["totals"]["prompt"] == 6 * 59
         assert last["totals"]["generated"] == 6 * 30
@@ -182,7 +187,8 @@ def test_steps_of_a_view_are_those_that_were_run() -> None:
     with serving(spell("abc"), step_s=0.01) as served, viewing(served) as viewer:
         viewer.next()
         viewer.frame_where(lambda frame: True)
-        served.chat("a question of many tokens")  # 25, "u:", ";", "a:": 30 tokens, at most 16 a step
+        # 25, "u:", ";", "a:": 30 tokens, at most 16 a step
+        served.chat("a question of many tokens")
         steps: list[Any] = []
         while sum(span[3] for step in steps for span in step["spans"]) < 3:
             steps += viewer.frame_where(lambda frame: frame["steps"])["steps"]

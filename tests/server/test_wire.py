@@ -1,4 +1,6 @@
-"""Clients that speak HTTP/1.0, and such as shut down their side of the connection when they have asked, as `nc -N` does."""
+"""Clients that speak HTTP/1.0, and such as shut down their side of the connection when they have
+asked, as `nc -N` does.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.server.serving import Served, serving, wait_until
 
 
 def talk(served: Served, data: bytes, *, shut: bool) -> tuple[dict[str, str], bytes]:
-    """Send it, read to the end of the connection: headers, with the status under "", and the body as it came."""
+    """Send it, read to the end of the connection: headers, with the status under "", and the body
+    as it came.
+    """
     with served.connect() as connection:
         connection.sendall(data)
         if shut:
@@ -38,7 +42,9 @@ def post(body: object, version: str = "1.1") -> bytes:
 
 
 def test_http_1_0_knows_no_chunks() -> None:
-    """RFC 9112, 6.1: no transfer coding for HTTP/1.0; 6.3: without a length the body ends with the connection."""
+    """RFC 9112, 6.1: no transfer coding for HTTP/1.0; 6.3: without a length the body ends with the
+    connection.
+    """
     body = {"prompt": "hi", "stream": True, "max_tokens": 60}
     with serving(spell("hello there " * 5), step_s=0.002) as served:
         headers, stream = talk(served, post(body, "1.0"), shut=False)
@@ -93,7 +99,9 @@ def test_half_a_connection_gets_what_is_there(version: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_half_a_connection_is_one_that_left_and_is_told(stream: bool, version: str) -> None:
-    """Whether a client can still read would only show in a write, when all has been computed: the request ends at once."""
+    """Whether a client can still read would only show in a write, when all has been computed: the
+    request ends at once.
+    """
     with serving(lambda seq, n: 97, step_s=0.005, context=2000, n_pages=1000) as served:
         body = {"prompt": "hi", "stream": stream, "max_tokens": 1900, "ignore_eos": True}
         start = time.monotonic()
@@ -118,7 +126,8 @@ def test_half_a_connection_in_the_midst_of_a_stream_or_of_a_request(caplog: pyte
                 found += part
             assert found.endswith(b"\r\n0\r\n\r\n")
             assert b"shut down its side" in found
-        with served.connect() as connection:  # half a body, half a head, nothing: there is nothing to answer
+        # half a body, half a head, nothing: there is nothing to answer
+        with served.connect() as connection:
             connection.sendall(post({"prompt": "hi"})[:-3])
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(4096) == b""

@@ -62,7 +62,8 @@ def make(n_pages: int, guesser: Guesser | None, **limits: int) -> tuple[Engine, 
     executor = ScriptedExecutor(token, SIZE)
     if guesser is not None:
         guesser.seqs = scheduler._live
-    ticks = itertools.count()  # what pays is judged by time: here every look at the clock takes as long
+    # what pays is judged by time: here every look at the clock takes as long
+    ticks = itertools.count()
     return assemble(scheduler, executor, pool, drafter=guesser, clock=lambda: next(ticks) / 1000), executor
 
 
@@ -98,7 +99,9 @@ def load(rng: random.Random) -> list[Request]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_guesses_change_no_answer_and_every_page_holds_its_sequence(seed: int) -> None:
-    """The executor checks that pages hold the sequence's own prefix: so no wrong guess is ever read, shared or kept."""
+    """The executor checks that pages hold the sequence's own prefix: so no wrong guess is ever
+    read, shared or kept.
+    """
     requests = load(random.Random(seed))
     plain = answers(
         make(200, None)[0], [Request(r.request_id, r.prompt_ids, without(r.params)) for r in requests], random.Random(1)
@@ -120,7 +123,9 @@ def without(params: SamplingParams) -> SamplingParams:
 
 
 def test_guesses_take_no_page_from_anybody() -> None:
-    """Two sequences that fill all pages: what is guessed is cut to the pages that are there, and nobody is preempted."""
+    """Two sequences that fill all pages: what is guessed is cut to the pages that are there, and
+    nobody is preempted.
+    """
     guesser = Guesser(0.0, random.Random(0))
     engine, executor = make(8, guesser, context=16)
     for name in ("1", "2"):
@@ -139,6 +144,7 @@ def test_the_last_token_is_not_guessed_beyond() -> None:
     while engine.has_work:
         engine.step()
         n_steps += 1
-    assert n_steps == 2  # the prompt gives one token, the guesses five, and the row after them the seventh
+    # the prompt gives one token, the guesses five, and the row after them the seventh
+    assert n_steps == 2
     assert [len(span.draft) for plan in executor.plans for span in plan.spans] == [0, 5]
     assert engine.totals.speculation.drafted == [1] * 5

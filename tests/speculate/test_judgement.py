@@ -26,7 +26,9 @@ def machine(n_rows: int) -> float:
 
 
 class Judged:
-    """Runs a speculator on a machine whose time is known, against sequences whose guesses are right as `right` says."""
+    """Runs a speculator on a machine whose time is known, against sequences whose guesses are right
+    as `right` says.
+    """
 
     def __init__(self, right: float, n: int, noise: float = 0.0) -> None:
         self.rng, self.n = random.Random(4), n
@@ -70,7 +72,9 @@ class Judged:
     ("right", "least"), [(0.0, 0.98), (0.1, 0.98), (0.2, 0.98), (0.3, 0.98), (0.9, 1.9), (1.0, 2.4)]
 )
 def test_guessing_never_costs_and_pays_where_it_can(right: float, least: float) -> None:
-    """Row 27 of what users ask for: guesses that are wrong are given up; those that are right are made."""
+    """Row 27 of what users ask for: guesses that are wrong are given up; those that are right are
+    made.
+    """
     assert Judged(right, 1).run(400) >= least
     assert Judged(right, 1, noise=0.2).run(400) >= least - 0.02
 
@@ -115,7 +119,9 @@ def test_guesses_are_counted_by_their_position() -> None:
 
 
 class Costly:
-    """A drafter that takes a tenth of a step for each guess, all of which are right with one probability."""
+    """A drafter that takes a tenth of a step for each guess, all of which are right with one
+    probability.
+    """
 
     costless, priors = False, (0.5,)
 
@@ -162,7 +168,9 @@ def beside_the_text(right: float, script: Sequence[int], steps: int = 150) -> tu
 
 
 def test_a_text_that_repeats_itself_needs_no_other_drafter() -> None:
-    """Of 150 steps the drafter is asked in the first only, until the text has been copied for a while."""
+    """Of 150 steps the drafter is asked in the first only, until the text has been copied for a
+    while.
+    """
     rng = random.Random(3)
     rate, drafter = beside_the_text(0.6, [rng.randrange(1000) for _ in range(40)] * 100)
     assert rate > 2.4

@@ -136,7 +136,8 @@ def test_old_turns_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next_ids(memory, "martlet") == plain
 
 
-REWRITES = {  # what these models generate holds more than the answer's text: a channel, a place for reasoning
+# what these models generate holds more than the answer's text: a channel, a place for reasoning
+REWRITES = {
     "GLM-4.6": "<think></think>",
     "openai-gpt-oss-120b": "<|channel|>final<|message|>",
 }
@@ -148,7 +149,8 @@ def test_published_templates_extend_their_turns(name: str) -> None:
     them.
     """
     chat = ChatTemplate(source(name), CharTokenizer(bos=BOS, eos=EOS))
-    tools = CASES["tools"]["tools"] if name.startswith("NousResearch") else None  # it takes no conversation without
+    # it takes no conversation without
+    tools = CASES["tools"]["tools"] if name.startswith("NousResearch") else None
     prompt = chat.render([ASK], tools=tools).text
     rest = chat.render([ASK, ANSWER, MORE], tools=tools).text.removeprefix(prompt)
     assert rest.lstrip().removeprefix(REWRITES.get(name, "")).lstrip().startswith(ANSWER["content"])

@@ -1,5 +1,6 @@
-"""Writes what the tests of `web/` compare with to a folder: tiny models, recordings of picoLM as plain JSON, and what the Python port
-computes. Run by `make web-test`; needs the repository's Python environment.
+"""Writes what the tests of `web/` compare with to a folder: tiny models, recordings of picoLM as
+plain JSON, and what the Python port computes. Run by `make web-test`; needs the repository's Python
+environment.
 
     PYTHONPATH=.:tests/picolm python web/test/prepare.py web/build/data
 """
