@@ -30,7 +30,9 @@ RECENT_TOKENS = 64  # q4: positions p and p // RECENT_TOKENS * RECENT_TOKENS …
 
 @dataclass(frozen=True, slots=True)
 class KvType:
-    """One precision. `share_granularity`: sequences may share, resume and fork at multiples of it."""
+    """One precision. `share_granularity`: sequences may share, resume and fork at multiples of
+    it.
+    """
 
     name: str
     bits: int  # of a code

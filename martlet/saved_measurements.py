@@ -24,7 +24,9 @@ def load_notes(topic: str) -> dict[str, Any]:
 
 
 def save_note(topic: str, key: str, value: Any) -> bool:
-    """Keep one measurement; safe beside other threads and processes. False if the folder cannot be written."""
+    """Keep one measurement; safe beside other threads and processes. False if the folder cannot
+    be written.
+    """
     path = _path(topic)
     partial = path.with_suffix(".partial")
     try:

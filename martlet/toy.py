@@ -119,7 +119,9 @@ def tokenizer_metadata(*, pair: bool = True) -> dict[str, Any]:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer whose tokens are the 256 bytes, each with its own number as id, and the end token END."""
+    """Return a tokenizer whose tokens are the 256 bytes, each with its own number as id, and the
+    end token END.
+    """
     return Tokenizer.from_gguf(tokenizer_metadata(pair=False))
 
 
@@ -313,7 +315,9 @@ class ScriptedExecutor:
         return Sampled(span.seq, token, prompt_logprobs=scored, more=more)
 
     def _goes_on(self, span: Span) -> bool:
-        """Whether layers are to come. What is begun is taken further in order, and nobody else's is before it ends."""
+        """Whether layers are to come. What is begun is taken further in order, and nobody else's
+        is before it ends.
+        """
         if span.is_layered and span.first_layer == 0:
             assert self._begun is None, "two chunks are between layers"
         elif span.first_layer > 0 or (self._begun is not None and self._begun[0] == span.seq):
@@ -370,7 +374,9 @@ def scripted_built(
     prefix_cache: bool = False,
     **limits: int,
 ) -> Built:
-    """Return all parts of an engine around a script; `limits` are further fields of SchedulerLimits."""
+    """Return all parts of an engine around a script; `limits` are further fields of
+    SchedulerLimits.
+    """
     norm = Norm(1e-5)
     layer = Layer(Attention(1, 1, 8, 1.0, None), DenseFfn(8, Activation.SILU), norm, norm)
     spec = ModelSpec("llama", "scripted", 257, 8, context, (layer,), norm, True)

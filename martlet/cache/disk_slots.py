@@ -129,7 +129,9 @@ class DiskSlots:
         return True
 
     def _take(self, node: Node, parent: Node) -> SlotId | None:
-        """A free slot, or the least recently used leaf's if that is older and not `node`'s parent."""
+        """A free slot, or the least recently used leaf's if that is older and not `node`'s
+        parent.
+        """
         if not self._free:
             parent.used = max(parent.used, node.used)
             victim = self._oldest()

@@ -85,11 +85,15 @@ class Built:
     adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
 
     def add_adapter(self, name: str, path: str) -> None:
-        """Load an adapter, between two steps; raises as `open_adapter` does for one that cannot be."""
+        """Load an adapter, between two steps; raises as `open_adapter` does for one that cannot
+        be.
+        """
         self.take_adapter(name, open_adapter(path, self.spec))
 
     def take_adapter(self, name: str, adapter: Adapter) -> None:
-        """Load an adapter that was read, between two steps; the name stands for no other one any more."""
+        """Load an adapter that was read, between two steps; the name stands for no other one any
+        more.
+        """
         self.engine.add_adapter(adapter)
         before = self.adapters.get(name)  # other threads read: the name never stands for nothing
         self.adapters[name] = adapter.without_numbers()

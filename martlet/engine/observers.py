@@ -1,4 +1,6 @@
-"""Who watches an engine, by its settings: the trace and the capsule (read `trace.py` and `capsule.py` next)."""
+"""Who watches an engine, by its settings: the trace and the capsule (read `trace.py` and
+`capsule.py` next).
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def observers(
 
 
 def _check_target(name: str, path: Path, config: EngineConfig) -> None:
-    """A trace is written as it comes, also into a device or a pipe; a capsule takes the place of what was there."""
+    """A trace is written as it comes, also into a device or a pipe; a capsule takes the place of
+    what was there.
+    """
     if not path.exists():
         return
     if name == "capsule" and not path.is_file():

@@ -72,7 +72,9 @@ class PageKeeper:
         return match
 
     def admit(self, seq: Sequence, parent: Sequence | None, reserve: int) -> Admission | None:
-        """Give a waiting sequence the pages of its ids, leaving `reserve` available; None: too few."""
+        """Give a waiting sequence the pages of its ids, leaving `reserve` available; None: too
+        few.
+        """
         match = self._cheaper(seq, self.match(seq))
         forked = None if parent is None else self._fork(seq, parent, match)
         match = forked or match

@@ -103,7 +103,9 @@ class RowTimes:
         return self._times[nearest] * self._shape(rows) / self._shape(nearest)
 
     def update(self, n_rows: int, seconds: float) -> None:
-        """Learn a step's time; the times of other numbers of rows drift towards their shape of it."""
+        """Learn a step's time; the times of other numbers of rows drift towards their shape of
+        it.
+        """
         rows = self._rounded(n_rows)
         old = self._times.get(rows)
         if old is None:

@@ -78,5 +78,7 @@ class DraftTimes:
 
 
 def _blended(mean: float, newest: float) -> float:
-    """The mean with the newest time; an interrupted measurement counts as at most twice the mean."""
+    """The mean with the newest time; an interrupted measurement counts as at most twice the
+    mean.
+    """
     return mean + WEIGHT * (min(newest, 2 * mean) - mean)

@@ -59,7 +59,9 @@ class _Text:
 
 
 class ModelDrafter:
-    """Drafts by a model. `kv` has as many pages as the pool; ids from `vocab` on are never guessed."""
+    """Drafts by a model. `kv` has as many pages as the pool; ids from `vocab` on are never
+    guessed.
+    """
 
     costless: bool = False
     priors: tuple[float, ...] = PRIORS
@@ -134,7 +136,9 @@ class ModelDrafter:
         return text.n_cached - start
 
     def _has_room(self, text: _Text, n_tokens: int) -> bool:
-        """Whether the text has pages for `n_tokens`, after allocating the missing ones if possible."""
+        """Whether the text has pages for `n_tokens`, after allocating the missing ones if
+        possible.
+        """
         missing = self._pool.pages_for(n_tokens) - len(text.pages)
         if missing > self._pool.n_free or n_tokens > self._context:
             return False

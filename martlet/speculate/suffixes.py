@@ -24,7 +24,9 @@ MOST_LINKS = 16  # states, of the longest suffixes, whose last end a token updat
 
 
 class SuffixAutomaton:
-    """A text's substrings. `match`: the longest repeated suffix's length, and its last end before."""
+    """A text's substrings. `match`: the longest repeated suffix's length, and its last end
+    before.
+    """
 
     def __init__(self) -> None:
         self._length, self._link, self._end = array("i", [0]), array("i", [NONE]), array("i", [0])

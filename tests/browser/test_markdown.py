@@ -136,7 +136,9 @@ def test_numbers_and_durations(page: Any) -> None:
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 7, 1000])
 def test_events_may_be_cut_anywhere(page: Any, cut: int) -> None:
-    """Format: https://html.spec.whatwg.org/multipage/server-sent-events.html; the é has two bytes."""
+    """Format: https://html.spec.whatwg.org/multipage/server-sent-events.html; the é has two
+    bytes.
+    """
     body = (
         ': hello\n\ndata: {"a":"é"}\n\nevent: b\r\ndata: 1\r\ndata: 2\r\n\r\ndata: "x"\n\ndata: [DONE]\n\ndata: 9\n\n'
     )

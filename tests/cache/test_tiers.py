@@ -364,7 +364,9 @@ def test_random_sequences(seed: int, n_pages: int, n_slots: int, share_granulari
 
 
 def test_nothing_is_lost_while_there_are_slots() -> None:
-    """All full pages that were ever computed come back, though the pool is far too small for them."""
+    """All full pages that were ever computed come back, though the pool is far too small for
+    them.
+    """
     model = Model(7, 12, n_slots=4000, failures=0.0)
     for _ in range(1000):
         model.step()

@@ -26,7 +26,9 @@ def test_run_explains_the_cache(model: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_run_json_has_the_numbers(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """asks row 31: queue, prefill and decode times, cached tokens, preemptions, with every answer."""
+    """asks row 31: queue, prefill and decode times, cached tokens, preemptions, with every
+    answer.
+    """
     assert main(["run", model, "hello", "--raw", "--json", "-q", *COMMON]) == 0
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics["prompt_tokens"] == 5

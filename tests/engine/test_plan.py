@@ -164,7 +164,9 @@ def test_the_table_is_the_same_formula() -> None:
 
 
 def test_the_table_has_sequences_and_its_bytes_are_what_the_allocator_takes() -> None:
-    """Ask 8. A page is 32 tokens of 2 KiB (f16): 100 tokens take 4 pages, whoever they belong to."""
+    """Ask 8. A page is 32 tokens of 2 KiB (f16): 100 tokens take 4 pages, whoever they belong
+    to.
+    """
     rows = context_table(FOOTPRINT, config(), None, [100, 2048], [1, 3])
     found = [(row.context, row.sequences, row.kv_dtype, row.kv) for row in rows if row.kv_dtype == "f16"]
     page = 32 * rows[0].kv_per_token

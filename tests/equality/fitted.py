@@ -93,7 +93,9 @@ def _fit_medusa(llm_of: Any, path: Path, requests: Sequence[Request], folder: Pa
 
 
 def _fit_own_layer(llm_of: Any, path: Path, requests: Sequence[Request], folder: Path) -> Path:
-    """The model with a layer that gives its projection on, fitted to the output rows of what came."""
+    """The model with a layer that gives its projection on, fitted to the output rows of what
+    came.
+    """
     tensors = load_file(path / "model.safetensors")
     with llm_of("mtp") as llm:
         answered = _answered(llm, requests)

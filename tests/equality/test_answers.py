@@ -119,7 +119,9 @@ def test_the_log_probabilities_of_a_cached_prompt(llm: LLM, plain: Ask) -> None:
 
 
 def test_sixteen_at_once(llm: LLM, plain: Ask) -> None:
-    """fault KVC-09: different prompts at the same time: each gets its own answer; some begin alike."""
+    """fault KVC-09: different prompts at the same time: each gets its own answer; some begin
+    alike.
+    """
     stem = ids(40, 5)
     prompts = [[*(stem if number % 2 else []), *ids(20 + number, 50 + number)] for number in range(16)]
     seen = Seen(llm)

@@ -152,7 +152,9 @@ def test_f32_pages_are_exact_too(model: Path) -> None:
 
 
 def test_the_cpu_agrees_with_the_reference(tmp_path: Path) -> None:
-    """Float weights: greedy tokens are equal, and log-probabilities to what float32 sums differ by."""
+    """Float weights: greedy tokens are equal, and log-probabilities to what float32 sums differ
+    by.
+    """
     path = str(toy.write_model(tmp_path / "float.gguf", quantised=False))
     params = SamplingParams(max_tokens=20, temperature=0, logprobs=0, prompt_logprobs=0, ignore_eos=True)
     outputs = []

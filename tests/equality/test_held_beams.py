@@ -1,4 +1,6 @@
-"""Beam search with a form, against every text of the form counted one by one, and a search by hand."""
+"""Beam search with a form, against every text of the form counted one by one, and a search by
+hand.
+"""
 
 from __future__ import annotations
 

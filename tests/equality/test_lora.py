@@ -127,7 +127,9 @@ def test_the_plan_counts_them(llm: LLM, folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_replay(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A capsule has the adapter's digest; without that adapter nothing is replayed, --force or not."""
+    """A capsule has the adapter's digest; without that adapter nothing is replayed, --force or
+    not.
+    """
     moved = tmp_path / "adapter"
     shutil.copytree(folder / "one", moved)
     capsule = tmp_path / "run.capsule"

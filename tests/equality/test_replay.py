@@ -28,7 +28,9 @@ PARAMS = [
 
 
 def record(model: Path, capsule: Path, n_pages: int, page_bytes: int, context: int) -> tuple[list[Any], int, int]:
-    """Four requests together, then one more; the answers, the preemptions, and the cached tokens."""
+    """Four requests together, then one more; the answers, the preemptions, and the cached
+    tokens.
+    """
     prompts = [PREFIX + end for end in ("a", "One says:", "They laugh", "zz")]
     with LLM(
         str(model), capsule=str(capsule), max_context=context, kv_memory=n_pages * page_bytes, max_step_tokens=48

@@ -89,7 +89,9 @@ def write_head(folder: Path, tensors: Mapping[str, NDArray[Any]] | None = None, 
 
 
 class HeadReference:
-    """What the head computes, a whole sequence at a time, in float64 (arXiv:2503.01840, section 3)."""
+    """What the head computes, a whole sequence at a time, in float64 (arXiv:2503.01840, section
+    3).
+    """
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]], embedding: F32) -> None:
         self.w = {name.removeprefix("midlayer."): np.asarray(x, np.float64) for name, x in tensors.items()}

@@ -30,7 +30,9 @@ EDGES = [0, 1, 4, 9, 31, 32, 255, 2**16, 2**31, 2**32 - 1, 2**32, 2**60, 2**63 -
 
 
 def model() -> tuple[dict[str, Any], list[RawTensor]]:
-    """Metadata of every type of value, and one tensor of each type with an encoder (fault QNT-03)."""
+    """Metadata of every type of value, and one tensor of each type with an encoder (fault
+    QNT-03).
+    """
     metadata = {
         "general.architecture": "llama",
         "general.alignment": 32,

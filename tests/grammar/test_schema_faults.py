@@ -1,4 +1,6 @@
-"""Faults that other engines had with JSON Schema, each as a case with what is right (fault STR-nn)."""
+"""Faults that other engines had with JSON Schema, each as a case with what is right (fault
+STR-nn).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Loading refuses what it would get wrong, naming the tensor or the key, before anything is packed."""
+"""Loading refuses what it would get wrong, naming the tensor or the key, before anything is
+packed.
+"""
 
 from __future__ import annotations
 

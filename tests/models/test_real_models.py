@@ -16,7 +16,9 @@ GREEDY = json.loads((FOLDER / "greedy.json").read_text())
 
 
 def missed(path: Path, model: str) -> list[float]:
-    """For each stored id that is not our first choice: by how much our first choice is ahead of it."""
+    """For each stored id that is not our first choice: by how much our first choice is ahead of
+    it.
+    """
     running, gaps = Running(path, page_size=32, n_pages=8), []
     for stored in GREEDY[model]["continuations"]:
         running.n_cached = 0

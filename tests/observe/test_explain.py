@@ -20,7 +20,9 @@ def report(use: CacheUse | None, saved_s: float | None = None) -> CacheReport | 
 
 
 def test_the_first_token_that_differs_with_both_sides() -> None:
-    """The prompt has a second line end at position 16, the cache an `u`: the template has changed."""
+    """The prompt has a second line end at position 16, the cache an `u`: the template has
+    changed.
+    """
     found = report(CacheUse(16, 0, MissReason.DIFFERS, ord("u")), 0.25)
     assert found is not None
     assert (found.position, found.prompt_id, found.cached_id) == (16, 10, 117)

@@ -111,7 +111,9 @@ def test_durations_are_those_of_the_metrics(path: Path) -> None:
 
 
 def test_a_step_has_its_phases_and_names_who_shared_it(path: Path) -> None:
-    """A step of decode and prompt together: 1 + 0.25 × 4 rows = 2 seconds of run, in microseconds."""
+    """A step of decode and prompt together: 1 + 0.25 × 4 rows = 2 seconds of run, in
+    microseconds.
+    """
     run(path)
     events = read_trace(path)
     steps = [e for e in events if e["pid"] == STEPS and e["ph"] == "X" and e["name"].startswith("step ")]

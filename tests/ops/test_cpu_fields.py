@@ -24,7 +24,9 @@ def test_values_are_named_and_none_is_missing() -> None:
 
 
 def test_every_kernel_calls_a_field_by_its_name() -> None:
-    """`*_, A, B = RECORD` in a kernel's file gives the last two, `A, B, *_ = RECORD` the first two."""
+    """`*_, A, B = RECORD` in a kernel's file gives the last two, `A, B, *_ = RECORD` the first
+    two.
+    """
     n_records = 0
     for path in sorted(KERNELS.glob("*.py")):
         for node in ast.parse(path.read_text()).body:

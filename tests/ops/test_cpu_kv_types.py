@@ -80,7 +80,9 @@ class Layer:
         self.tables = {SeqId(s): PageTable() for s in range(3)}
 
     def run(self, steps: list[Spans]) -> list[F32]:
-        """The rows of each sequence, in order of position; sequence s has pages 13 s to 13 s + 12."""
+        """The rows of each sequence, in order of position; sequence s has pages 13 s to 13 s +
+        12.
+        """
         found: list[list[F32]] = [[], [], []]
         for spans in steps:
             made = [
@@ -202,7 +204,9 @@ def test_what_a_page_held_before_is_not_seen(kernel_folder: Path, dtype: str) ->
 
 @pytest.mark.parametrize("dtype", ["q8", "q4"])
 def test_odd_values_leave_pages_finite(kernel_folder: Path, dtype: str) -> None:
-    """Infinite and huge keys and values saturate as in f16 pages; a position of zeros stays zeros."""
+    """Infinite and huge keys and values saturate as in f16 pages; a position of zeros stays
+    zeros.
+    """
     spec, ops = Attention(1, 1, 32, 1.0, None), CpuBackend(1, kernel_folder)
     table = np.random.default_rng(1).normal(0, 2, (VOCAB, 96)).astype(np.float32)
     table[:, :32] /= 32  # no score decides alone

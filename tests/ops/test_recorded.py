@@ -1,4 +1,6 @@
-"""The log of operations: what is written down, what each input holds, and the memory that it takes."""
+"""The log of operations: what is written down, what each input holds, and the memory that it
+takes.
+"""
 
 from __future__ import annotations
 

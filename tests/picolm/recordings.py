@@ -48,7 +48,9 @@ def ties_away(x: NDArray[np.float32]) -> NDArray[np.float16]:
 
 
 def to_ggml(rows: NDArray[np.uint8], type_: str) -> NDArray[np.uint8]:
-    """Q2_K or Q3_K rows in the C's order of bits, as the rows in ggml's order that mean the same."""
+    """Q2_K or Q3_K rows in the C's order of bits, as the rows in ggml's order that mean the
+    same.
+    """
     blocks = rows.reshape(len(rows), -1, {"Q2_K": 84, "Q3_K": 110}[type_])
     j, out = np.arange(256), []
     for block in blocks.reshape(-1, blocks.shape[-1]):

@@ -245,7 +245,9 @@ def test_command_line_is_checked(args: list[str], message: str, capsys: pytest.C
 
 
 def test_prompt_from_stdin_and_split_of_streams(tiny: Path) -> None:
-    """In a process of its own: text on stdout, all else on stderr, the final newline of stdin kept."""
+    """In a process of its own: text on stdout, all else on stderr, the final newline of stdin
+    kept.
+    """
     command = [sys.executable, "-m", "picolm", str(tiny / "q8_0.gguf"), "-n", "5", "-t", "0", "--order", "sse"]
     environment = {**os.environ, "PYTHONPATH": str(Path(picolm.model.__file__).parents[1])}
     piped = subprocess.run(command, input=b"hello the cat\n", capture_output=True, env=environment, check=True)
@@ -376,7 +378,9 @@ class TestCache:
         assert path.read_text() == "mine"
 
     def test_write_errors_are_seen(self, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Fault B: "KV cache saved" to a full disk, and status 0 for a path that cannot be written."""
+        """Fault B: "KV cache saved" to a full disk, and status 0 for a path that cannot be
+        written.
+        """
         status, out = self.cached(tiny, tmp_path / "missing/cache")
         assert (status, out) == (1, self.without(tiny))  # the text is there all the same
         assert "cannot write the cache" in capsys.readouterr().err

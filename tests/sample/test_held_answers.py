@@ -275,7 +275,9 @@ FREE = {
 
 @pytest.mark.parametrize("wanted", ["\n\n", "tx", "\\", "é"])
 def test_a_string_without_bound_comes_to_an_end(wanted: str) -> None:
-    """A model that never ends a string: at 20 bytes it must, later only where the schema says so."""
+    """A model that never ends a string: at 20 bytes it must, later only where the schema says
+    so.
+    """
     seq = start({"json": FREE, "string_limit": 20})
     likes = {"tx": 5.0, "\\": 9.0, "n": 9.5} if wanted == "\\" else {"tx": 8.0, wanted: 9.0} if wanted.isascii() else {}
     row = np.zeros(EOS + 1, np.float32)

@@ -1,4 +1,6 @@
-"""Sampling parameters at their extremes: refused by name, or of the value that mathematics gives."""
+"""Sampling parameters at their extremes: refused by name, or of the value that mathematics
+gives.
+"""
 
 from __future__ import annotations
 

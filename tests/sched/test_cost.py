@@ -1,4 +1,6 @@
-"""The cost model and the budget made from it: what is fitted, and what a prompt may take of a step."""
+"""The cost model and the budget made from it: what is fitted, and what a prompt may take of a
+step.
+"""
 
 from __future__ import annotations
 

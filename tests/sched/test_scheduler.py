@@ -168,7 +168,9 @@ def test_a_full_context_ends_with_length() -> None:
 
 
 def test_a_request_that_never_fits_is_refused_at_once() -> None:
-    """fault SCH-01: the pool has 10 pages, the request needs 11; the small one behind it is served."""
+    """fault SCH-01: the pool has 10 pages, the request needs 11; the small one behind it is
+    served.
+    """
     engine, scheduler, _, _ = engine_of(n_pages=10, context=64)
     with pytest.raises(RequestError, match=r"needs 11 pages.*there are 10") as caught:
         engine.add(request("big", 30, max_tokens=11))
@@ -289,7 +291,9 @@ def test_preempted_sequences_neither_miss_nor_repeat_a_token() -> None:
 
 
 def test_the_newest_is_the_victim() -> None:
-    """fault SCH-09: five equal requests in a pool that is too small end in their order of arrival."""
+    """fault SCH-09: five equal requests in a pool that is too small end in their order of
+    arrival.
+    """
     engine, scheduler, _, _ = engine_of(n_pages=9, context=32, seqs=5)
     for name in "abcde":
         engine.add(request(name, 4, max_tokens=16))

@@ -94,7 +94,9 @@ def test_tls_files(tmp_path: Path) -> None:
 
 
 def test_a_file_of_keys_as_windows_writes_it(tmp_path: Path) -> None:
-    """With a mark of byte order, CRLF, blank lines and comments: the keys, and nothing of the rest."""
+    """With a mark of byte order, CRLF, blank lines and comments: the keys, and nothing of the
+    rest.
+    """
     path = tmp_path / "keys"
     path.write_bytes(b"\xef\xbb\xbfsk-one\r\n\r\n  \r\n# old\r\n sk-two \r\n")
     assert _keys_in(str(path)) == ["sk-one", "sk-two"]

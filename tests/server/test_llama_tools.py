@@ -68,7 +68,9 @@ def test_an_answer_that_begins_as_a_call_is_one_and_all_others_are_free() -> Non
 
 
 def test_masks_are_what_stepping_says_where_a_call_and_a_form_begin_alike() -> None:
-    """With a form of the answer as well, both are followed side by side until they are told apart."""
+    """With a form of the answer as well, both are followed side by side until they are told
+    apart.
+    """
     structured, _ = auto()
     assert structured is not None
     form = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["n"]}

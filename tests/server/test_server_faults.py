@@ -121,7 +121,9 @@ def test_reader_that_stalls() -> None:
 
 
 def test_bodies_of_100_mb() -> None:
-    """Refused when they are announced, or when they have grown too large; nothing of them is kept."""
+    """Refused when they are announced, or when they have grown too large; nothing of them is
+    kept.
+    """
     with serving(spell("abc")) as served:
         for _ in range(3):
             connection = served.connect()
@@ -189,7 +191,9 @@ def test_two_streams_at_once_are_those_of_each_alone() -> None:
 
 
 def test_step_that_raises() -> None:
-    """Fault SRV-31: every request in it gets an error, the next one is answered, readiness follows."""
+    """Fault SRV-31: every request in it gets an error, the next one is answered, readiness
+    follows.
+    """
     with serving(endless, step_s=0.002) as served:
         with ThreadPoolExecutor(3) as pool:
             jobs = [pool.submit(served.chat, stream=stream) for stream in (True, False, True)]

@@ -94,7 +94,9 @@ def test_a_model_by_the_name_that_was_given() -> None:
 
 
 def test_one_at_a_time() -> None:
-    """The one that was used longest ago makes room; the first is loaded again when it is asked for."""
+    """The one that was used longest ago makes room; the first is loaded again when it is asked
+    for.
+    """
     there: set[str] = set()
     loaders = {name: Loader(name.upper(), there) for name in ("scripted", "one", "two")}
     with serving(spell("FIRST"), more=dict(loaders), max_loaded_models=2) as served:
@@ -108,7 +110,9 @@ def test_one_at_a_time() -> None:
 
 
 def test_counters_never_go_back() -> None:
-    """A model that is closed and loaded again goes on counting; while it is closed its totals stay."""
+    """A model that is closed and loaded again goes on counting; while it is closed its totals
+    stay.
+    """
     loaders = {name: Loader(name.upper(), set()) for name in ("scripted", "one")}
     with serving(spell("FIRST"), more=dict(loaders), max_loaded_models=1) as served:
 
@@ -144,7 +148,9 @@ def test_memory_decides() -> None:
 
 
 def test_who_answers_is_not_closed() -> None:
-    """A model that streams keeps its place; the other request is told so, and when to come again."""
+    """A model that streams keeps its place; the other request is told so, and when to come
+    again.
+    """
     there: set[str] = set()
     loaders = {name: Loader(name.upper(), there) for name in ("scripted", "one")}
     with serving(spell("x" * 200), step_s=0.02, more=dict(loaders), max_loaded_models=1) as served:

@@ -38,7 +38,9 @@ def ticket_of_one() -> Ticket:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_pieces_stay_in_order(seed: int) -> None:
-    """A client that is behind now and then, and a task that is slow to write what it is left with."""
+    """A client that is behind now and then, and a task that is slow to write what it is left
+    with.
+    """
     numbers, n_pieces = random.Random(seed), 800
     written: list[int] = []
     ways = {"now": 0, "task": 0}

@@ -307,7 +307,9 @@ def test_a_step_that_fails_leaves_the_view() -> None:
 
 
 def test_a_view_of_each_model_that_is_there() -> None:
-    """Looking neither loads a model nor keeps it: the view of one that is closed for another ends."""
+    """Looking neither loads a model nor keeps it: the view of one that is closed for another
+    ends.
+    """
     there: set[str] = set()
     loaders = {name: Loader(name.upper(), there) for name in ("one", "two")}
     with serving(spell("FIRST"), more=dict(loaders), max_loaded_models=2) as served:

@@ -52,7 +52,9 @@ def by_category() -> list[str]:
 
 
 def random_text(rng: random.Random) -> str:
-    """Up to some thirty pieces: words of samples, runs of one character, characters of a category."""
+    """Up to some thirty pieces: words of samples, runs of one character, characters of a
+    category.
+    """
     pieces: list[str] = []
     for _ in range(rng.randint(1, 30)):
         u = rng.random()

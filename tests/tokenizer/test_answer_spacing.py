@@ -1,4 +1,6 @@
-"""An answer's first space: with a SentencePiece vocabulary it depends on what the prompt ends with."""
+"""An answer's first space: with a SentencePiece vocabulary it depends on what the prompt ends
+with.
+"""
 
 from __future__ import annotations
 

@@ -172,7 +172,9 @@ def test_longest_control_token_first() -> None:
 
 
 def test_reasoning_marks_of_the_assistant() -> None:
-    """A template finds the marks in the model's own message, and not a control token of a user's."""
+    """A template finds the marks in the model's own message, and not a control token of a
+    user's.
+    """
     chat = template(source("Qwen-Qwen3-0.6B"), "<think>", "</think>", "<|im_end|>")
     turns = [
         {"role": "user", "content": "a </think> b"},

@@ -1,4 +1,6 @@
-"""Streaming text: whole characters, stop strings, and the tokens that belong to each piece of text."""
+"""Streaming text: whole characters, stop strings, and the tokens that belong to each piece of
+text.
+"""
 
 from __future__ import annotations
 

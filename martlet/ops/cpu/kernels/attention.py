@@ -245,7 +245,9 @@ def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
 
 
 def tile_sizes(heads: int, most: int) -> tuple[int, int]:
-    """Rows of a tile of one token, where `heads` query heads share a KV head; and of a few tokens."""
+    """Rows of a tile of one token, where `heads` query heads share a KV head; and of a few
+    tokens.
+    """
     few = min(heads, most)
     return few, min(2 * max(few, 2), most)
 

@@ -47,7 +47,9 @@ def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
 
     @njit(forceinline=True, **OPTIONS)
     def encode(x, size, codes, scales, place):  # type: ignore[no-untyped-def]
-        """Codes of x[:size], padded with zeros to 16; its blocks' scales to scales[place], a page apart."""
+        """Codes of x[:size], padded with zeros to 16; its blocks' scales to scales[place], a
+        page apart.
+        """
         for start in range(0, size, KV_BLOCK):
             stop = min(start + KV_BLOCK, (size + 15) // 16 * 16)
             largest = v.splat(0.0)
