@@ -1,7 +1,7 @@
 """Structured output: what holding an answer to a schema costs, what forced text gives, and whether
 answers are valid.
 
-    python bench/structured.py MODEL speed [--out FILE.json]   a typical schema ÷ free, 1 and 16 answers
+    python bench/structured.py MODEL speed [--out FILE.json]   a typical schema ÷ free, 1 and 16
     python bench/structured.py MODEL keys  [--out FILE.json]   a schema with long names ÷ free
     python bench/structured.py MODEL valid --schemas FILE.jsonl [--count 200] [--tokens 256]
 

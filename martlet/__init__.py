@@ -1,4 +1,6 @@
-"""Martlet: a complete LLM inference engine in Python. Read `types.py` first, then `engine/engine.py`.
+"""Martlet: a complete LLM inference engine in Python.
+
+Read `types.py` first, then `engine/engine.py`.
 
 from martlet import LLM, SamplingParams
 """

@@ -1,6 +1,7 @@
-"""Measurements kept between runs (read `commands/speed.py` next, which keeps this machine's memory speed).
+"""Measurements kept between runs (read `commands/speed.py` next, which keeps memory speed).
 
-Each topic is a JSON object in the `notes` folder of MARTLET_HOME. Any program may write there: readers check the values.
+Each topic is a JSON object in the `notes` folder of MARTLET_HOME. Any program may write there, so
+readers check the values.
 """
 
 from __future__ import annotations

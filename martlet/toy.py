@@ -5,7 +5,8 @@ They run the whole engine without a download, for tests, docs and experiments:
 >>> from martlet import LLM, SamplingParams, toy
 >>> path = toy.write_model("toy.gguf", family="llama")
 >>> with LLM(str(path), threads=1) as llm:
-...     output = llm.generate("hello", SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))[0]
+...     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+...     [output] = llm.generate("hello", params)
 >>> len(output.outputs[0].token_ids)
 8
 
@@ -136,13 +137,13 @@ def write_model(
     settings: Mapping[str, Any] = MappingProxyType({}),
     change: Callable[[str, F32], F32] = lambda name, values: values,
 ) -> Path:
-    """Write a random model with the byte tokenizer as a GGUF file of about 100 kB, and return its path.
+    """Write a random model with the byte tokenizer as a GGUF file of about 100 kB; return the path.
 
     `quantised` stores matrices as Q8_0 and Q4_0, otherwise everything is float32. `tied` False
-    gives the model an output matrix of its own, float32 as the embedding then is. `settings` adds or replaces
-    the family's metadata, with keys as "rope.freq_base". `change` sees each tensor, float32 [n] or
-    [n, k], under its GGUF name, and returns its values. Equal arguments give equal bytes.
-    UnsupportedError for a family that is not in FAMILIES.
+    gives the model an output matrix of its own, float32 as the embedding then is. `settings` adds
+    or replaces the family's metadata, with keys as "rope.freq_base". `change` sees each tensor,
+    float32 [n] or [n, k], under its GGUF name, and returns its values. Equal arguments give equal
+    bytes. UnsupportedError for a family that is not in FAMILIES.
     """
     if family not in FAMILIES:
         raise UnsupportedError(f"no toy model of the family {family!r}", FAMILIES)
@@ -216,10 +217,10 @@ class _Rows:
 class ScriptedExecutor:
     """An executor without a model: token number i of a sequence is `script(sequence, i)`.
 
-    It checks every plan. Like a worker in another process it keeps its own record, and for every position
-    of every page the prefix that was computed there. A span may only be computed where all positions
-    before it hold the sequence's own prefix, so any page that is shared, copied, loaded or evicted
-    wrongly raises AssertionError. `fails` says which loads from disk fail.
+    It checks every plan. Like a worker in another process it keeps its own record, and for every
+    position of every page the prefix that was computed there. A span may only be computed where all
+    positions before it hold the sequence's own prefix, so any page that is shared, copied, loaded or
+    evicted wrongly raises AssertionError. `fails` says which loads from disk fail.
     """
 
     def __init__(self, script: Script, page_size: int, fails: Callable[[Load], bool] | None = None) -> None:

@@ -1,7 +1,7 @@
 """A recording of commands at work in a terminal, as an animated SVG: docs/img/run.svg is made by
 it.
 
-    python tools/draw_terminal.py docs/img/run.svg 'martlet run smollm2-135m "Why is the sky blue?"' …
+    python tools/draw_terminal.py docs/img/run.svg 'martlet run MODEL "Why is the sky blue?"' …
 
 Every command runs in a pseudo-terminal. The picture shows its output as it came: each piece of text
 appears at the moment at which the program wrote it. Programs that move the cursor are not drawn

@@ -88,8 +88,8 @@ class SecondTier(Protocol):
 class RadixCache:
     """Prefixes by salt and token ids, and the pages of their keys and values.
 
-    `share_granularity`: prefixes are kept and found in multiples of it. It is 1, or a multiple of the
-    page size where the keys and values of so many positions depend on one another (q4).
+    `share_granularity`: prefixes are kept and found in multiples of it. It is 1, or a multiple of
+    the page size where the keys and values of so many positions depend on one another (q4).
     `fair`: the tenant with the most pages loses pages first.
     """
 

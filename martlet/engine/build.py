@@ -1,4 +1,6 @@
-"""The only wiring: from settings to a running engine (read `engine.py` next, or `memory.py` for the memory).
+"""The only wiring: from settings to a running engine.
+
+Read `engine.py` next, or `memory.py` for the memory.
 
 files → memory plan → packed model, KV pages → rank, sampling, drafter → scheduler → engine
 """
@@ -85,9 +87,7 @@ class Built:
     adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
 
     def add_adapter(self, name: str, path: str) -> None:
-        """Load an adapter, between two steps; raises as `open_adapter` does for one that cannot
-        be.
-        """
+        """Load an adapter, between two steps; raises as `open_adapter` does."""
         self.take_adapter(name, open_adapter(path, self.spec))
 
     def take_adapter(self, name: str, adapter: Adapter) -> None:
@@ -328,7 +328,8 @@ def make_drafter(
 ) -> Drafter | None:
     """Who guesses tokens, by the settings; `resources` frees a model that does.
 
-    Raises as `build` does for a model that cannot be opened, RequestError for one of another vocabulary.
+    Raises as `build` does for a model that cannot be opened, and RequestError for a model of
+    another vocabulary.
     """
     kind, _, path = config.draft.partition("=")
     if kind != "model":

@@ -4,7 +4,8 @@
 done, so that the plan and the allocator are the same code: `engine/build.py` refuses with this sum,
 and `martlet plan` prints it (read `build.py` next).
 
-    total = weights + adapters + n_pages * page_size * kv_per_token + recent + activations + logits + overhead
+    total = weights + adapters + n_pages * page_size * kv_per_token + recent
+            + activations + logits + overhead
 """
 
 from __future__ import annotations

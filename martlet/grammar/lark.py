@@ -1,6 +1,6 @@
 """Lark's EBNF as rules, as vLLM and SGLang take it (read `rules.py` next).
 
-    ?start: expr                          // "?", "!" and "-> name" shape parse trees: no effect here
+    ?start: expr                       // "?", "!" and "-> name" shape parse trees: no effect here
     expr: term (("+" | "-") term)*
     NUMBER: /[0-9]+/ | "0x" ("0".."9" | "a".."f"i)~1..8
     %import common.WS

@@ -2,7 +2,7 @@
 
     rules → a network for each rule: nodes, and edges that take a terminal, call a rule, or nothing
           → item sets: the items a text may be in, each a terminal, a node and a stack to return to
-          → states: an item set with the state of its terminals' automaton; several if it is ambiguous
+          → states: an item set with its terminals' automaton state; several if ambiguous
 
 The terminals that may come next in an item set are one automaton, labelled by which of them end
 where. So most states are inside one lexeme, whose masks are computed once (`vocabulary.py`). Where

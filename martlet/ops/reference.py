@@ -334,7 +334,7 @@ class ReferenceBackend:
         out[:] = x[self._step.logit_rows]
 
     def choose(self, logits: F32, out: F32) -> None:
-        """out[l, 0] = the first i of the largest logits[l, i]; -1 if that is infinite or any is NaN.
+        """out[l, 0] = the first i of the largest logits[l, i]; -1 if it is infinite or any is NaN.
 
         logits [L, V], out [L, 1]. Exact.
         """

@@ -5,7 +5,7 @@ leaves the cached prefix there, and everything after is computed again. So the i
 are kept with their text, and a prompt that begins with exactly that text takes the ids:
 
     turn 1   [prompt 1][answer]
-    turn 2   [prompt 1][answer]<|im_end|> … the new message …     bracketed ids are taken, the rest encoded
+    turn 2   [prompt 1][answer]<|im_end|> … new message …  bracketed ids are taken, the rest encoded
 
 The text must be the same to the character, and so must its literal spans: a message's text never
 becomes a control token. What follows must begin with a control token, since no token can span that

@@ -5,7 +5,7 @@ A tile is up to 8 (token, query head) pairs that share a KV head: each key and v
 for all of them. A row goes over its pages in order of position: scores s, then with m the largest
 so far
 
-    α = e^(m_old - m),  p = e^(s - m),  l = α l + Σ p,  sums = α sums + p V          and at last sums / l
+    α = e^(m_old - m),  p = e^(s - m),  l = α l + Σ p,  sums = α sums + p V    at last sums / l
 
 It starts anew at every segment of 256 positions, and the segments' (m, l, sums) are merged in
 order, in the same way: so the segments of one token may be computed by many threads (as in

@@ -3,7 +3,8 @@
 Packing them, scores against their keys, sums of their values (`ops/kv_codes.py` defines them).
 
     keys    [KV head][page]{codes [D][16], scales float16 [D], minima float16 [D]}
-    values  [KV head][page]{codes [block][32][16], for each block of 32 channels scales float16 [32], minima float16 [32]}
+    values  [KV head][page]{codes [block][32][16],
+             for each block of 32 channels scales float16 [32], minima float16 [32]}
 
 A byte holds item i of its 32 in its low half and item i + 16 in its high half: positions of a key's
 channel, channels of a value's block. With x = s c + m a score is Σ (q s) c + Σ q m, and a sum Σ (p

@@ -7,10 +7,12 @@ a product needs no horizontal sum. Within a group the bytes lie in the order in 
 reads them, front to back, because that is what memory is fast at. A quantised group is a run of
 panels of 256 columns (the last may be shorter):
 
-    panel   supers (an f16 for each row that multiplies byte scales, then one for byte minima; only such types), blocks
+    panel   supers (an f16 for each row that multiplies byte scales, then one for byte minima;
+            only such types), blocks
     block   32 columns: codes, high, scales
 
-    codes   4 lines of 64 bytes: line j holds, for each row, columns 4j … 4j+3 in the low nibbles and 16+4j … 16+4j+3
+    codes   4 lines of 64 bytes: line j holds, for each row, columns 4j … 4j+3 in the low nibbles
+            and 16+4j … 16+4j+3
             in the high ones (8-bit codes: 8 lines, the first four for columns 0 … 15)
     high    the bits above the nibble: no line, 1 for 5-bit codes, 2 for 6-bit ones
     scales  one scale for each row and run of `run` columns, then the minima if there are any

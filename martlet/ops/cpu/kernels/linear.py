@@ -5,7 +5,8 @@ Where an engine's time goes (layouts: `layout.py`).
 For each row n of W and each block b of 32 columns, with q the activations' bytes and s their scale
 (`quantize.py`):
 
-    out[t, n] = Σ_b  s[t,b] · scale[n,b] · Σ_k (code[n,k] - zero_point) · q[t,k]   (± minimum[n,b] · s[t,b] · Σ_k q[t,k])
+    out[t, n] = Σ_b  s[t,b] · scale[n,b] · Σ_k (code[n,k] - zero_point) · q[t,k]
+                       (± minimum[n,b] · s[t,b] · Σ_k q[t,k])
 
 The inner sum is exact in int32. The outer one is float32, b in order, one fused multiply-add each:
 so a row of x gets the same bits alone and among others. One register holds 16 rows of W (or half of

@@ -1,10 +1,12 @@
 """Walks a vocabulary's trie along an automaton, and writes masks (definition: `grammar/walk.py`).
 
-    trie, nodes in depth-first order          DFA                      out
-    byte  [N]    the byte into a node         table  [states, 256]     tokens that stay inside, with their characters
-    end   [N]    the node after its subtree   accept [states]          tokens that leave it: token, offset, label, characters
-    depth [N]    bytes above and in it        follow [256]             the same that stay as bits
+    trie, nodes in depth-first order          DFA                  out
+    byte  [N]    the byte into a node         table  [states, 256] tokens that stay inside
+    end   [N]    the node after its subtree   accept [states]      tokens that leave it
+    depth [N]    bytes above and in it        follow [256]         the same that stay as bits
     first [N+1]  tokens of nodes before it
+
+A token that stays is given with its characters; a token that leaves, with offset, label, characters.
 
 Bound by the trie's nodes that the automaton lets through: about 4 ns each.
 """
