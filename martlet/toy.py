@@ -219,8 +219,8 @@ class ScriptedExecutor:
 
     It checks every plan. Like a worker in another process it keeps its own record, and for every
     position of every page the prefix that was computed there. A span may only be computed where all
-    positions before it hold the sequence's own prefix, so any page that is shared, copied, loaded or
-    evicted wrongly raises AssertionError. `fails` says which loads from disk fail.
+    positions before it hold the sequence's own prefix, so any page that is shared, copied, loaded
+    or evicted wrongly raises AssertionError. `fails` says which loads from disk fail.
     """
 
     def __init__(self, script: Script, page_size: int, fails: Callable[[Load], bool] | None = None) -> None:
