@@ -80,11 +80,6 @@ class KvTypes:
         """The type of a layer."""
         return KV_TYPES[self.layers.get(layer, self.usual)]
 
-    @property
-    def is_compressed(self) -> bool:
-        """Whether any layer has codes in place of numbers."""
-        return any(KV_TYPES[name].bits < 16 for name in (self.usual, *self.layers.values()))
-
     def simplest(self, n_layers: int, steep: Iterable[int] = ()) -> KvTypes:
         """The same types with the fewest exceptions; `steep` layers are named if they stay q8."""
         names = [self.of(layer).name for layer in range(n_layers)]

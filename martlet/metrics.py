@@ -175,7 +175,6 @@ class SpeculationTotals:
         return n_accepted
 
     def plus(self, other: SpeculationTotals) -> SpeculationTotals:
-        """The sum of both."""
         drafted, accepted = (
             [a + b for a, b in zip_longest(mine, theirs, fillvalue=0)]
             for mine, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted))
@@ -201,7 +200,6 @@ class EngineTotals:
     speculation: SpeculationTotals = field(default_factory=SpeculationTotals)
 
     def plus(self, other: EngineTotals) -> EngineTotals:
-        """The sum of both."""
         counts = {
             f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "speculation"
         }

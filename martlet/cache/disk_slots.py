@@ -41,11 +41,9 @@ class DiskSlots:
 
     @property
     def n_used(self) -> int:
-        """Slots that have an owner."""
         return len(self._owners)
 
     def owner(self, slot: SlotId) -> Node | None:
-        """Whose page a slot holds."""
         return self._owners.get(slot)
 
     def pin(self, slots: Iterable[SlotId]) -> None:
@@ -163,7 +161,6 @@ class DiskSlots:
                 self._lose_tree(node)
 
     def retire(self, slots: Iterable[SlotId]) -> None:
-        """These slots cannot be written (a full disk): they are taken out of use."""
         slots = list(slots)
         self.forget(slots)
         for slot in slots:
@@ -172,7 +169,6 @@ class DiskSlots:
                 self._retired.add(slot)
 
     def cancel(self) -> None:
-        """The last plan failed and the plan in the making is dropped: forget the saves of both."""
         self.forget([save.slot for node, save in [*self._drained, *self._saves] if node.slot == save.slot])
         self._drained.clear()
         self._saves.clear()
@@ -211,9 +207,6 @@ class DiskSlots:
         self.on_lost(node)
 
     def check(self, slotted: dict[SlotId, Node]) -> None:
-        """Assert that `slotted`, the tree's nodes with a slot, are the owners, and all else is
-        free.
-        """
         assert self._owners == slotted, "slots differ from the tree's"
         assert sorted([*self._free, *self._owners, *self._retired]) == list(range(self.n_slots)), (
             "a slot is lost or used twice"

@@ -147,12 +147,10 @@ class Node:
         return self._key
 
     def add(self, child: Node) -> None:
-        """Add a child."""
         self.children[child.ids] = child
         insert_sorted(self.order, child.ids)
 
     def remove(self, child: Node) -> None:
-        """Remove a child."""
         del self.children[child.ids]
         remove_sorted(self.order, child.ids)
 
@@ -214,7 +212,6 @@ class LeafQueue:
         return None
 
     def clear(self) -> None:
-        """Remove all entries."""
         self._heap.clear()
         self._queued.clear()
 
@@ -256,7 +253,6 @@ class FairLeaves:
         return None
 
     def clear(self) -> None:
-        """Remove all entries."""
         self._queues.clear()
 
     def __contains__(self, node: Node) -> bool:

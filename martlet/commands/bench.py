@@ -29,7 +29,6 @@ SPEED = {"prompt_tokens": 512, "gen_tokens": 64, "depth": 128, "repetitions": 3}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     kinds = ", ".join(KINDS)
     parser.add_argument("what", nargs="+", metavar="[KIND] MODEL", help=f"{kinds} (default: speed), and a model")
     parser.add_argument("-p", "--prompt-tokens", type=int, metavar="N", help="tokens of a prompt (0: no prefill)")
@@ -46,7 +45,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
     args.kind, args.model = _kind_and_model(args.what)
     if args.kind != "speed":
         return execute_workload(args)

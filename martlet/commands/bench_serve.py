@@ -25,7 +25,6 @@ LEAST = {"requests": 1, "concurrency": 0, "prompt_tokens": 1, "gen_tokens": 1, "
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     default = Load()
     parser.add_argument("url", help="the server, such as http://127.0.0.1:8000")
     parser.add_argument("--model", metavar="NAME", help="the model to ask for (default: the first that it lists)")

@@ -30,7 +30,6 @@ class _Row:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("action", choices=("ls", "rm"), help="ls: list the files; rm: remove some")
     parser.add_argument(
         "name", nargs="*", help="files to remove: their names as listed, the start of one, or a model's"
@@ -41,7 +40,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
     folder = resolve_config({"model": "none", "kv_disk": args.kv_disk}).kv_disk
     if folder is None:
         raise RequestError("No folder: give --kv-disk DIR, or set MARTLET_KV_DISK.", param="kv_disk")

@@ -50,7 +50,6 @@ the system message stays."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_engine_options(parser)
@@ -65,7 +64,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  its import gives `input` a history and editing
     params = sampling_options(args)

@@ -25,7 +25,6 @@ __all__ = [
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -52,7 +51,6 @@ def execute_version(args: Namespace) -> int:
 
 
 def add_warmup_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("model", help="the model whose kernels are compiled")
     add_engine_options(parser)
 

@@ -33,7 +33,6 @@ PRE_HELP = options_of(EngineConfig)["tokenizer_pre"].help
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
@@ -41,7 +40,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
     path = resolve_model(args.model, args.offline)
     with open_checkpoint(path) as checkpoint:
         config = resolve_config({"model": path})
@@ -123,7 +121,6 @@ def _short(value: Any) -> str:
 
 
 def add_tokenize_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("text", nargs="?", help='the text; "-" or none reads stdin')
     parser.add_argument("--special", action="store_true", help="turn the texts of control tokens into those tokens")
@@ -163,7 +160,6 @@ def _quoted(piece: bytes) -> str:
 
 
 def add_schema_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("action", choices=("check",), help="what to do")
     parser.add_argument("file", help="a JSON Schema; - reads standard input")
 

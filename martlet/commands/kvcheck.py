@@ -40,7 +40,6 @@ LOST = 0.1  # a mean divergence above which answers are visibly others
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("file", help='the text, UTF-8; "-" reads stdin')
     parser.add_argument("--against", default="f16", metavar="TYPE", help="the base KV type (default: f16)")
@@ -56,7 +55,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
     if args.guard is not None and not args.guard > 0:
         raise RequestError(f"guard is {args.guard}; expected a divergence above 0, such as 0.01.", param="guard")
     if args.chunks < 1:

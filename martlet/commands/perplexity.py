@@ -29,7 +29,6 @@ DEFAULT_CONTEXT = 512
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("file", help='the text, UTF-8; "-" reads stdin')
     parser.add_argument("--chunks", type=int, metavar="N", help="stop after this many windows")
@@ -38,7 +37,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
     if args.chunks is not None and args.chunks < 1:
         raise RequestError(f"chunks is {args.chunks}; expected 1 or more.", param="chunks")
     text = read_file(args.file)

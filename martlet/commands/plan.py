@@ -26,7 +26,6 @@ TYPICAL_DEPTH = 256  # tokens in the cache, where the decode speed is predicted
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("--no-probe", action="store_true", help="leave out the speed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -41,7 +40,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
     path = resolve_model(args.model, args.offline)
     config = resolve_config({"model": path, **engine_options(args)})
     with open_checkpoint(path) as checkpoint:

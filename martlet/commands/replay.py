@@ -30,7 +30,6 @@ MOST_NAMES = 6  # sequences that a line names
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("capsule", metavar="FILE", help="a capsule")
     parser.add_argument("--model", metavar="PATH", help="where the model's file is here (default: where it was)")
     parser.add_argument("--lora", dest="loras", action="append", type=named, metavar="NAME=PATH", help="where an adapter of"
@@ -41,7 +40,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
     from martlet.config import resolve_config
     from martlet.engine.build import build
     from martlet.observe.capsule import read_capsule

@@ -37,7 +37,6 @@ DEFAULT_MAX_TOKENS = 512
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("prompt", nargs="?", help='the prompt; "-" or none reads stdin')
     mode = parser.add_mutually_exclusive_group()
@@ -57,7 +56,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
     if args.raw and args.system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out.", param="system")
     for name in ("logprobs", "prompt_logprobs"):

@@ -37,7 +37,6 @@ MAX_WAITING = {"max_waiting": 256, "max_waiting_tokens": 4 << 20}  # a server's 
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The command's options."""
     from martlet.server.settings import ServerSettings
 
     parser.add_argument("model", nargs="?", help=MODEL_HELP)
@@ -82,7 +81,6 @@ def _signals() -> Iterator[None]:
 
 
 def execute(args: Namespace) -> int:
-    """Run the command."""
     try:
         with _signals():
             return _serve(args)

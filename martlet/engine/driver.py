@@ -178,7 +178,6 @@ class Stream:
 
     @property
     def output(self) -> RequestOutput:
-        """The answer so far."""
         return self._builder.output
 
     @property

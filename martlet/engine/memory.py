@@ -89,7 +89,6 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """The sum."""
         return self.fixed + self.kv
 
     @property
@@ -103,7 +102,6 @@ class MemoryPlan:
         return self.usable is None or self.total <= self.usable
 
     def explain(self) -> str:
-        """The sum in words."""
         parts = (
             f"weights {_mib(self.weights)}",
             *([f"adapters {_mib(self.adapters)}"] if self.adapters else []),

@@ -61,7 +61,6 @@ class _Parser:
         return False
 
     def rules(self) -> dict[str, Rule]:
-        """Read all rules."""
         rules: dict[str, Rule] = {}
         self.space(lines=True)
         while self.at < len(self.text):
@@ -82,7 +81,6 @@ class _Parser:
         return rules
 
     def name(self) -> str:
-        """Read a rule's name."""
         match = _NAME.match(self.text, self.at)
         if match is None:
             raise self.wrong("a rule's name is expected")
@@ -90,7 +88,6 @@ class _Parser:
         return match.group()
 
     def alternatives(self, depth: int) -> Rule:
-        """Read alternatives."""
         if depth > _DEEPEST:
             raise self.wrong(f"more than {_DEEPEST} groups inside one another")
         rows = [self.row(depth)]
@@ -111,7 +108,6 @@ class _Parser:
         return flat(items)
 
     def item(self, character: str, depth: int) -> Rule:
-        """Read one item."""
         start = self.at
         if character == '"':
             return self.literal()
@@ -157,7 +153,6 @@ class _Parser:
             item = Repeat(item, *bounds)  # type: ignore[arg-type]
 
     def literal(self) -> Rule:
-        """Read a quoted text."""
         start = self.at
         self.at += 1
         characters = []
@@ -168,7 +163,6 @@ class _Parser:
         return literal("".join(characters))
 
     def character_class(self) -> Rule:
-        """Read a class."""
         start = self.at
         self.at += 1
         negative = self.take("^")

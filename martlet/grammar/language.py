@@ -54,7 +54,6 @@ class Language:
     # -- some languages ----------------------------------------------------------------------------
     @classmethod
     def nothing(cls) -> Language:
-        """The empty language."""
         return cls.characters(())
 
     @classmethod
@@ -109,29 +108,10 @@ class Language:
         return bool(self.accepting[self.start])
 
     def accepts(self, text: str) -> bool:
-        """Whether a text belongs."""
         state = self.start
         for character in text:
             state = self.table[state, self.alphabet.class_of(ord(character))]
         return bool(self.accepting[state])
-
-    def shortest(self) -> str | None:
-        """Return a shortest text, None if there is none."""
-        before: dict[int, tuple[int, int]] = {self.start: (0, 0)}
-        queue = [self.start]
-        firsts = {number: start for start, number in zip(*map(reversed, self.alphabet), strict=True)}
-        for state in queue:
-            if self.accepting[state]:
-                text = ""
-                while state != self.start:
-                    state, number = before[state]
-                    text = chr(firsts[number]) + text
-                return text
-            for number, after in enumerate(self.table[state].tolist()):
-                if after and after not in before:
-                    before[after] = (state, number)
-                    queue.append(after)
-        return None
 
     # -- algebra -----------------------------------------------------------------------------------
     def __and__(self, other: Language) -> Language:

@@ -198,7 +198,6 @@ class _Body:
         return False
 
     def parse(self) -> Rule:
-        """Read the whole body."""
         rule = self.alternatives(0)
         if self.at < len(self.tokens):
             raise _wrong(self.name, f"{self.peek()[1]!r} is not expected")
@@ -220,7 +219,6 @@ class _Body:
                 return choice(rows)
 
     def item(self, depth: int) -> Rule:
-        """Read one item."""
         group, text = self.peek()
         self.at += 1
         if group == "string":
@@ -270,7 +268,6 @@ class _Body:
         return Repeat(item, least, most)  # type: ignore[arg-type]
 
     def number(self) -> int:
-        """Read a number."""
         group, text = self.peek()
         if group != "number" or len(text) > 9:
             raise _wrong(self.name, "a number is expected after '~'")

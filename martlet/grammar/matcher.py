@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from martlet.grammar.limit import OUTSIDE, nested, tokens_closing, tokens_out, written
 from martlet.grammar.masks import Masks
-from martlet.grammar.states import Constraint, State, some_bytes
+from martlet.grammar.states import State, some_bytes
 
 __all__ = ["Grammar", "Matcher"]
 
@@ -154,16 +154,3 @@ class Matcher:
             state = after
             out += ahead
         return bytes(out)
-
-    def clone(self) -> Matcher:
-        copy = Matcher(self.grammar, self._states[-1])
-        copy._states = list(self._states)
-        copy._counts = list(self._counts)
-        copy._nestings = list(self._nestings)
-        copy._ended, copy._limited = self._ended, self._limited
-        return copy
-
-
-def _is_a_constraint(matcher: Matcher) -> Constraint:
-    """For the type checker: a Matcher is a Constraint."""
-    return matcher

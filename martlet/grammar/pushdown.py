@@ -66,7 +66,6 @@ class _Machine:
         self.union = lru_cache(maxsize=4096)(self._union)
 
     def begin(self) -> State:
-        """The first state."""
         start = self.item_set([(self.network.entry[self.network.root], 0)])
         return self.state(frozenset(((start, start.start),)))
 

@@ -137,7 +137,6 @@ class _Parser:
         return options[0] if len(options) == 1 else Choice(tuple(options))
 
     def row(self, depth: int) -> Node:
-        """Read one alternative."""
         items: list[Node] = []
         while self.at < len(self.text) and self.peek() not in "|)":
             start = self.at
@@ -204,7 +203,6 @@ class _Parser:
         return fold_case(ranges) if self.ignores_case else ranges
 
     def single(self, codepoint: int) -> Node:
-        """One character."""
         return Chars(self.cased(unite(((codepoint, codepoint),))))
 
     # -- groups ------------------------------------------------------------------------------------
@@ -239,7 +237,6 @@ class _Parser:
         return node
 
     def flags(self, depth: int, start: int) -> Node | None:
-        """Read (?is-is) or (?is-is:…)."""
         on = True
         kept = self.ignores_case, self.dot_is_all
         while (letter := self.peek()) and letter in "isaumx-":

@@ -58,7 +58,6 @@ def options(rule: Rule) -> list[Rule]:
 
 
 def choice(alternatives: list[Rule]) -> Rule:
-    """Any of several rules."""
     unique = list(dict.fromkeys(alternatives))
     return unique[0] if len(unique) == 1 else Choice(tuple(unique))  # type: ignore[arg-type]
 

@@ -261,9 +261,6 @@ class Constraint(Protocol):
     def is_limited(self) -> bool:
         """Whether a string, array or object was ended because it was too long."""
 
-    def clone(self) -> Constraint:
-        """Another constraint in the same state; what is computed once stays shared."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -271,7 +268,6 @@ class Limits:
 
     source_bytes: int = 1 << 20  # of the schema, pattern or grammar
     depth: int = 256  # nesting of the source
-    dfa_states: int = 20_000  # of one automaton
     nodes: int = 50_000  # types or rules made while compiling
     seconds: float = 5.0
 

@@ -39,11 +39,6 @@ class Escapes(NamedTuple):
     # "\\u0041" for any character, not only for control characters that have no short escape.
     numbers: bool = False
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every text has one spelling."""
-        return not (self.slash or self.numbers)
-
 
 FEWEST = Escapes()
 Branch = tuple[bool, int]  # (True, class) or (False, node)

@@ -57,7 +57,6 @@ class KvLens:
         self._programs: dict[str, Program] = {}  # those used last
 
     def logits(self, types: KvTypes, ids: Sequence[int]) -> Iterator[F32]:
-        """The logits of all positions of a text, float32 [rows, V] for each step."""
         program = self._program(types)
         buffers = StepBuffers(self._limits, PAGE_SIZE, F16Window(self._recent, PAGE_SIZE))
         tables = {ONLY: PageTable()}

@@ -119,7 +119,6 @@ class Recorder:
         self.ended(events)
 
     def watch(self, observer: Observer) -> None:
-        """Add an observer."""
         self._set_observers((*self._observers, observer))
 
     def unwatch(self, observer: Observer) -> None:
@@ -131,7 +130,6 @@ class Recorder:
         self._observers = observers
 
     def close(self) -> None:
-        """Close the observers. Idempotent."""
         for observer in self._observers:
             observer.close()
 

@@ -125,11 +125,9 @@ class OracleBackend(RecordingBackend):
         return array
 
     def view(self, array: Array) -> F32:
-        """It is NumPy already."""
         return self.download(array)
 
     def pack(self, tensors: Sequence[RawTensor]) -> Weight:
-        """Pack for both backends."""
         name = " + ".join(tensor.name for tensor in tensors)
         layer = re.match(r"blk\.(\d+)\.", name)
         return _Pair(
@@ -145,7 +143,6 @@ class OracleBackend(RecordingBackend):
         dtype: str,
         recent: RecentPages | None = None,
     ) -> Array:
-        """Pages on both backends."""
         sizes = (n_pages, page_size, n_kv_heads, head_dim, dtype, recent)
         layer, self._n_caches = self._n_caches, self._n_caches + 1
         return _Pair(self._fast.kv_cache(*sizes), self._reference.kv_cache(*sizes), "KV cache", layer)
@@ -182,7 +179,6 @@ class OracleBackend(RecordingBackend):
         return self._fast.weight_bytes(weight.fast)
 
     def close(self) -> None:
-        """Close both backends."""
         self._fast.close()
         self._reference.close()
 

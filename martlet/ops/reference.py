@@ -89,15 +89,12 @@ class ReferenceBackend:
 
     # -- memory ------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> F32:
-        """A constant, float32."""
         return np.array(values, np.float32)
 
     def download(self, array: F32) -> F32:
-        """A copy of an activation."""
         return array.copy()
 
     def view(self, array: F32) -> F32:
-        """The activation itself."""
         return array
 
     def empty(self, rows: Rows, width: int) -> F32:
@@ -105,7 +102,6 @@ class ReferenceBackend:
         return np.zeros((self._step.n_rows(rows), width), np.float32)
 
     def columns(self, array: F32, start: int, stop: int) -> F32:
-        """The view array[:, start:stop]."""
         return array[:, start:stop]
 
     def pack(self, tensors: Sequence[RawTensor]) -> F32:
@@ -121,7 +117,6 @@ class ReferenceBackend:
         dtype: str,
         recent: RecentPages | None = None,
     ) -> ReferenceCache:
-        """Zeroed pages of one layer."""
         self.abilities.require_kv_type(dtype)
         shape, element = (n_pages * page_size, n_kv_heads, head_dim), np.float16 if dtype == "f16" else np.float32
         cache = ReferenceCache(np.zeros(shape, element), np.zeros(shape, element), page_size, dtype)
@@ -132,40 +127,32 @@ class ReferenceBackend:
         return cache
 
     def page_bytes(self, cache: ReferenceCache) -> int:
-        """Bytes of one page."""
         return kv_pages.page_bytes(cache.parts)
 
     def copy_page(self, cache: ReferenceCache, source: int, target: int) -> None:
-        """Copy a whole page."""
         kv_pages.copy_page(cache.parts, source, target)
 
     def read_page(self, cache: ReferenceCache, page: int, out: U8) -> None:
-        """Copy a page to `out`."""
         kv_pages.read_page(cache.parts, page, out)
 
     def write_page(self, cache: ReferenceCache, page: int, data: U8) -> None:
-        """Copy `data` to a page."""
         kv_pages.write_page(cache.parts, page, data)
 
     def lora_table(self, n_slots: int, k: int, n: int) -> Updates:
-        """Updates by slot."""
         return {}
 
     def set_lora(self, table: Updates, slot: int, a: F32 | None, b: F32 | None) -> None:
-        """Put a slot's update, or take it away."""
         table.pop(slot, None)
         if a is not None and b is not None:
             table[slot] = a, b
 
     def weight_bytes(self, weight: F32) -> int:
-        """Bytes of the matrix as float32."""
         return weight.nbytes
 
     def close(self) -> None:
         """Nothing to free."""
 
     def capture(self, step: Callable[[], Any], limits: StepLimits) -> ReferenceProgram:
-        """Keep the function."""
         return ReferenceProgram(self, step)
 
     def section(self) -> None:

@@ -21,16 +21,14 @@ from numpy.typing import NDArray
 from martlet.errors import NOTHING_LEFT, RequestError, SampleError
 from martlet.grammar.states import Constraint, n_mask_words
 from martlet.sample import logits as steps
-from martlet.sample.bad_words import bad_word_ids, breaker_mask
-from martlet.sample.logits import Candidates
-from martlet.sample.logprobs import candidate_logprobs, token_logprobs
+from martlet.sample.logits import Candidates, candidate_logprobs, token_logprobs
 from martlet.sample.random import LANE_XTC, SeedSource, uniform
 from martlet.sampling_params import SamplingParams, validate_for_vocab
 from martlet.structured import Structured
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import TokenLogprobs
 
-__all__ = ["Sampler", "SequenceSampler", "token_logprobs"]
+__all__ = ["Sampler", "SequenceSampler", "bad_word_ids", "token_logprobs"]
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -425,3 +423,44 @@ _STEPS: Mapping[str, Callable[[SequenceSampler, Candidates], Candidates]] = Mapp
         "temperature": _temperature,
     }
 )
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that spell each word, with a leading space and without.
+
+    A word can be cut into tokens in more ways; sequences from other ways are not included.
+    """
+    spellings: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare, spaced = word.lstrip(" ") or word, " " + word.lstrip(" ")
+        for text in (bare, spaced):
+            spellings[tuple(tokenizer.encode(text, add_special=False))] = None
+        # After a line break such a tokenizer puts no space before a word.
+        if tokenizer.strips_space:
+            line = tokenizer.encode("\n", add_special=False)
+            after = tokenizer.encode("\n" + bare, add_special=False)
+            if after[: len(line)] == line:
+                spellings[tuple(after[len(line) :])] = None
+    return tuple(ids for ids in spellings if ids)
+
+
+def breaker_mask(tokenizer: Tokenizer, breakers: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Which tokens hold one of the breakers in their text, bool [V].
+
+    RequestError for a breaker that no token holds: it could never break a repetition.
+    """
+    mask = np.zeros(tokenizer.vocab_size, np.bool_)
+    if not breakers:
+        return mask
+    texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    for breaker in dict.fromkeys(breakers):
+        sought = breaker.encode()
+        holds = np.fromiter((sought in text for text in texts), np.bool_, len(texts))
+        if not holds.any():
+            raise RequestError(
+                f"dry_sequence_breakers: no token of this model holds {breaker!r}; use a shorter text, which fits in one"
+                " token.",
+                param="dry_sequence_breakers",
+            )
+        mask |= holds
+    return mask

@@ -40,7 +40,6 @@ logger = logging.getLogger("martlet.server")
 
 
 async def _openapi(request: Request) -> Response:
-    """This server's OpenAPI document."""
     from martlet.server.openapi import openapi  # imported here: no other route needs it
 
     return await openapi(request)

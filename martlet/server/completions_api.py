@@ -89,7 +89,6 @@ class _Writer(ChunkEncoder):
 
     # -- whole -------------------------------------------------------------------------------------
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The whole reply."""
         choices = []
         for number, output in enumerate(outputs):
             text, before = self._echo(output)

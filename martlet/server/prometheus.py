@@ -103,7 +103,6 @@ class ServerMetrics(Observer):
         return self._past if engine is None else self._past.plus(engine.totals)
 
     def ran(self, plan: StepPlan, seconds: float) -> None:
-        """Count a committed step."""
         self._step_tokens.observe(plan.n_tokens)
         self._step_sequences.observe(len(plan.spans))
         self._step_time.observe(seconds)

@@ -73,7 +73,6 @@ class Lease:
         entry.n_lent += 1
 
     def release(self) -> None:
-        """End the lease. Idempotent."""
         if self._entry is not None:
             self._entry.n_lent -= 1
             self._entry.used_s = time.monotonic()
@@ -275,7 +274,6 @@ class Registry:
         return ApiError(503, f"There is no room for {entry.name!r} now: {why}", code="overloaded", headers=after)
 
     def drain(self) -> None:
-        """Refuse new requests."""
         self.draining = True
         for service in self.services:
             service.drain()
@@ -286,7 +284,6 @@ class Registry:
             service.cancel_all()
 
     def close(self) -> None:
-        """Close every model. Idempotent."""
         for service in self.services:
             service.close()
 

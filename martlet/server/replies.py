@@ -38,7 +38,6 @@ _FLOOR = -9999.0  # OpenAI's API writes it for a probability of 0; JSON has no -
 
 
 def json_reply(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON response."""
     return Response(orjson.dumps(content), status, headers=headers, media_type="application/json")
 
 

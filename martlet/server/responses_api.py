@@ -190,7 +190,6 @@ class _ItemWriter:
                 return [self._at("response.function_call_arguments.delta", delta=text)]
 
     def close(self) -> list[dict[str, Any]]:
-        """End the open item."""
         if self._type is None:
             return []
         item, item_type, self._type = self.items[-1], self._type, None
@@ -258,7 +257,6 @@ class _Writer:
         self._number = 0
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
-        """The response."""
         [completion], [parser] = output.outputs, self._chat.parsers
         for part in [*parser.feed(completion.text), *parser.finish()]:
             self._items.add(part)
@@ -289,7 +287,6 @@ class _Writer:
         return closed + self._event({"type": f"response.{status}", "response": self._response(status)})
 
     def error(self, error: ApiError) -> bytes:
-        """The response as failed."""
         response = self._response("failed") | {"error": {"code": error.code or "server_error", "message": str(error)}}
         return self._event({"type": "response.failed", "response": response})
 

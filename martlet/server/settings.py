@@ -105,7 +105,3 @@ class ServerSettings:
             raise RequestError("TLS needs both files: the certificate and its key.", param="tls_key")
         for name, declared in options_of(ServerSettings).items():
             object.__setattr__(self, name, declared.checked(getattr(self, name)))
-
-    def public(self) -> dict[str, object]:
-        """All settings but the keys."""
-        return {name: getattr(self, name) for name in options_of(ServerSettings) if name != "api_keys"}

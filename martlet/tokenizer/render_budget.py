@@ -45,7 +45,6 @@ class Budget:
         self._weights: dict[int, tuple[object, int]] = {}
 
     def step(self) -> None:
-        """Count one step."""
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise TemplateLimitError(f"it takes more than {MAX_STEPS:,} steps")

@@ -326,13 +326,11 @@ def test_a_string_at_the_limit_may_only_end() -> None:
     assert allowed() == {b"b"}
     assert matcher.advance(ord("b"))
     assert allowed() == {b'"'}
-    copy = matcher.clone()
-    for constraint in (matcher, copy):
-        assert not constraint.allows(ord("a"))
-        assert not constraint.advance(ord("a"))
-        assert constraint.advance(ord('"'))
-        assert constraint.is_done()
-        assert constraint.is_limited()
+    assert not matcher.allows(ord("a"))
+    assert not matcher.advance(ord("a"))
+    assert matcher.advance(ord('"'))
+    assert matcher.is_done()
+    assert matcher.is_limited()
     matcher.rollback(3)
     assert not matcher.is_limited()
     assert allowed() == {b"a", b'"'}

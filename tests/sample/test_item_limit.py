@@ -151,10 +151,9 @@ def test_the_mask_is_what_it_allows_and_goes_back() -> None:
         assert allowed(matcher) == {t for t in range(EOS + 1) if matcher.allows(t)}, number
         assert matcher.advance(byte)
     assert matcher.is_limited()
-    copy = matcher.clone()
-    assert copy.advance(ord("}"))
-    assert allowed(copy) == {ord("]")}
-    matcher.rollback(9)
+    assert matcher.advance(ord("}"))
+    assert allowed(matcher) == {ord("]")}
+    matcher.rollback(10)
     assert not matcher.is_limited()
     assert ord(",") in allowed(matcher)
 

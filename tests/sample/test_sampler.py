@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from martlet.errors import RequestError, SampleError
-from martlet.sample.bad_words import bad_word_ids
+from martlet.sample.sampler import bad_word_ids
 from martlet.sampling_params import DEFAULT_ORDER, SamplingParams
 from martlet.toy import byte_tokenizer
 from tests.sample.toy import logits, sampler, sequence

@@ -157,10 +157,6 @@ def test_wrong_settings(given: dict[str, object], param: str) -> None:
     assert caught.value.param == param
 
 
-def test_keys_are_not_shown() -> None:
-    assert "api_keys" not in ServerSettings(api_keys=("key",)).public()
-
-
 def test_metrics_under_vllms_names() -> None:
     with serving(spell("abc"), metrics_prefix="vllm") as served:
         served.chat()

@@ -65,7 +65,6 @@ def free_string() -> JsonLexeme:
 
 @lru_cache(maxsize=4)
 def free_key() -> JsonLexeme:
-    """Any name."""
     return _closed(to_json(Language.everything()), COLON, counted=True)
 
 
@@ -81,14 +80,12 @@ def string_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[fr
 
 @lru_cache(maxsize=256)
 def key_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[frozenset[int], ...]]:
-    """The same for names."""
     joined, sets = _joined(languages)
     return _closed(_labelled(to_json(joined), joined, languages, sets), COLON), tuple(sets)
 
 
 @lru_cache(maxsize=256)
 def number_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[frozenset[int], ...]]:
-    """The same for numbers."""
     joined, sets = _joined(languages)
     dfa = _labelled(to_bytes(joined), joined, languages, sets)
     final = frozenset(np.nonzero((dfa.accept > 0) & ~dfa.table.any(axis=1))[0].tolist())

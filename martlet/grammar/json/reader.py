@@ -118,7 +118,6 @@ class Reader:
         self.base, self.depth, self.draft = base, depth, draft
 
     def read(self) -> None:
-        """Read every keyword."""
         schema = self.schema
         if "$ref" in schema:
             self._reference(schema["$ref"])

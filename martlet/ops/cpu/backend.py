@@ -92,29 +92,23 @@ class CpuBackend:
         return array[: flat.size]
 
     def download(self, array: CpuArray) -> F32:
-        """An activation of the step that ran last."""
         return self.view(array).copy()
 
     def view(self, array: CpuArray) -> F32:
-        """The activation itself."""
         n_rows = int(self._step[ROW_FIELDS[array.rows]])
         return array.buffer.reshape(-1, array.stride)[:n_rows, array.start : array.start + array.width]
 
     def empty(self, rows: Rows, width: int) -> CpuArray:
-        """Scratch for an activation."""
         return self._recording.empty(rows, width)
 
     def columns(self, array: CpuArray, start: int, stop: int) -> CpuArray:
-        """The view array[:, start:stop]."""
         assert 0 <= start < stop <= array.width
         return CpuArray(array.rows, stop - start, array.stride, array.buffer, array.start + start)
 
     def pack(self, tensors: Sequence[RawTensor]) -> CpuWeight:
-        """Pack matrices stacked by rows; nothing is lost (`docs/formats.md`)."""
         return pack_weight(tensors, self._arena, self._run_jobs)
 
     def weight_bytes(self, weight: CpuWeight) -> int:
-        """Bytes that a packed weight occupies."""
         return weight.nbytes
 
     def read_bandwidth(self, seconds: float = 0.5, mebibytes: int = 256) -> float:
@@ -135,7 +129,6 @@ class CpuBackend:
         return best
 
     def close(self) -> None:
-        """Stop the threads and let go of the weights. Idempotent."""
         self._team.close()
         self._keep.clear()
         self._arena, self._pages = Arena(huge=True), Arena(huge=False)
@@ -155,7 +148,6 @@ class CpuBackend:
         return self._recorder
 
     def capture(self, step: Callable[[], Any], limits: StepLimits) -> CpuProgram:
-        """Run `step` once, recording what it does."""
         assert self._recorder is None, "one capture at a time"
         self._recorder = Recorder(self.store, limits)
         try:
@@ -165,12 +157,10 @@ class CpuBackend:
             self._recorder = None
 
     def section(self) -> None:
-        """Begin the program's next section."""
         self._recording.section()
 
     # -- operations (each is defined in ops/reference.py) ------------------------------------------
     def embed(self, table: CpuWeight, scale: float, out: CpuArray) -> None:
-        """out[t] = table[ids[t]] * scale."""
         part, *others = table.parts
         assert not others, "a table is one tensor"
         args = fields.EMBED(
@@ -185,7 +175,6 @@ class CpuBackend:
         self._recording.emit(f"embed_{part.layout.name}", out.rows, args, [], [out.region])
 
     def feed(self, out: CpuArray) -> None:
-        """out[t] = feed[t]: the program copies it before the step begins."""
         assert self._recording.feed is None, "a program has one feed"
         self._recording.feed = out
 
@@ -197,7 +186,6 @@ class CpuBackend:
         bias: F32 | None = None,
         residual: CpuArray | None = None,
     ) -> None:
-        """out = x @ weightᵀ (+ bias) (+ residual)."""
         recorder, row = self._recording, 0
         for part in weight.parts:
             to = self.columns(out, row, row + part.n)
@@ -230,15 +218,12 @@ class CpuBackend:
             row += part.n
 
     def lora_table(self, n_slots: int, k: int, n: int) -> LoraTable:
-        """Room for low-rank updates of a product [rows, k] → [rows, n]."""
         return LoraTable.empty(n_slots, k, n)
 
     def set_lora(self, table: LoraTable, slot: int, a: F32 | None, b: F32 | None) -> None:
-        """A slot's update."""
         table.put(slot, a, b)
 
     def lora(self, x: CpuArray, table: LoraTable, out: CpuArray) -> None:
-        """out += (x @ aᵀ) @ bᵀ with each row's own update."""
         if self._ranks is None:
             self._ranks = aligned(self.threads * MAX_RANK * 4, np.float32)
         self._recording.keep(table)
@@ -253,7 +238,6 @@ class CpuBackend:
         self._recording.emit("lora", x.rows, args, [x.region, out.region], [out.region])
 
     def rms_norm(self, x: CpuArray, weight: F32, eps: float, out: CpuArray) -> None:
-        """out = x / sqrt(mean(x²) + eps) * weight, over groups of len(weight) columns."""
         groups = x.width // weight.size
         assert groups * weight.size == x.width == out.width
         norm = {"NORM_WEIGHT": weight.ctypes.data, "EPS": float_bits(eps), "GROUPS": groups}
@@ -261,7 +245,6 @@ class CpuBackend:
         self._recording.emit("rms_norm", x.rows, args, [x.region], [out.region], makes_bytes=groups == 1)
 
     def rope(self, x: CpuArray, head_dim: int, rope: Rope, out: CpuArray) -> None:
-        """Rotate each head of x by its row's position."""
         recorder, half = self._recording, rope.dims // 2
         if rope not in recorder.angles:
             frequencies = np.array(rope.inverse_frequencies, np.float64)
@@ -290,7 +273,6 @@ class CpuBackend:
         dtype: str,
         recent: RecentPages | None = None,
     ) -> CpuCache:
-        """Pages of one layer, zeroed."""
         self.abilities.require_kv_type(dtype)
         if page_size != PAGE:
             raise UnsupportedError(f"the cpu backend's pages hold {PAGE} tokens, not {page_size}")
@@ -305,26 +287,18 @@ class CpuBackend:
         return cache.with_recent(kept, self._passing[shape])
 
     def page_bytes(self, cache: CpuCache) -> int:
-        """Bytes of one page."""
         return kv_pages.page_bytes(cache.parts)
 
     def copy_page(self, cache: CpuCache, source: int, target: int) -> None:
-        """Copy a whole page."""
         kv_pages.copy_page(cache.parts, source, target)
 
     def read_page(self, cache: CpuCache, page: int, out: U8) -> None:
-        """Copy a page to `out`."""
         kv_pages.read_page(cache.parts, page, out)
 
     def write_page(self, cache: CpuCache, page: int, data: U8) -> None:
-        """Copy `data` to a page."""
         kv_pages.write_page(cache.parts, page, data)
 
     def kv_write(self, k: CpuArray, v: CpuArray, cache: CpuCache) -> None:
-        """Write row t of k and v to the step's slot t.
-
-        Of a q4 cache, then compress the pages that are full.
-        """
         recorder, (to_keys, to_values) = self._recording, cache.addresses
         args = fields.KV_WRITE(
             K=k.address,
@@ -345,7 +319,6 @@ class CpuBackend:
             recorder.emit("pack_q4", k.rows, args, cache.recent_regions, [cache.region])
 
     def attention(self, q: CpuArray, cache: CpuCache, spec: Attention, out: CpuArray) -> None:
-        """Causal attention of each row over its own sequence."""
         if self._scratch is None:
             self._scratch = aligned(self.threads * SCRATCH_FLOATS * 4, np.float32)
         (keys, values), (key_bytes, value_bytes) = cache.addresses, cache.page_bytes
@@ -377,24 +350,20 @@ class CpuBackend:
         self._recording.emit(kernel, q.rows, args, reads, [out.region], makes_bytes=whole)
 
     def act_mul(self, gate_up: CpuArray, activation: Activation, out: CpuArray) -> None:
-        """out = act(gate) * up."""
         args = fields.ACT_MUL(**_from_to(gate_up, out), WIDTH=out.width)
         kernel = f"act_mul_{activation.value}"
         self._recording.emit(kernel, out.rows, args, [gate_up.region], [out.region], makes_bytes=True)
 
     def add(self, x: CpuArray, y: CpuArray, scale: float, out: CpuArray) -> None:
-        """out = x + scale * y."""
         other = {"OTHER": y.address, "OTHER_STRIDE": y.stride, "SCALE": float_bits(scale)}
         args = fields.ADD(**_from_to(x, out), WIDTH=out.width, **other)
         self._recording.emit("add", out.rows, args, [x.region, y.region], [out.region])
 
     def take_logit_rows(self, x: CpuArray, out: CpuArray) -> None:
-        """out[l] = x[logit_rows[l]]."""
         args = fields.TAKE_ROWS(**_from_to(x, out), WIDTH=out.width)
         self._recording.emit("take_rows", out.rows, args, [x.region], [out.region])
 
     def argmax(self, logits: CpuArray, ids: F32, before: CpuArray | None, out: CpuArray) -> None:
-        """out = token, probability, and that times before's last."""
         args = fields.ARGMAX(
             **_from_to(logits, out),
             WIDTH=logits.width,
@@ -406,7 +375,6 @@ class CpuBackend:
         self._recording.emit("argmax", out.rows, args, reads, [out.region])
 
     def choose(self, logits: CpuArray, out: CpuArray) -> None:
-        """out = the largest logit's column."""
         args = fields.CHOOSE(**_from_to(logits, out), WIDTH=logits.width)
         self._recording.emit("choose", out.rows, args, [logits.region], [out.region])
 
@@ -422,7 +390,6 @@ class CpuBackend:
         return CpuArray(Rows.TOKENS, x.width, x.stride, x.buffer, x.start)
 
     def scale_cap(self, x: CpuArray, scale: float, cap: float | None, out: CpuArray) -> None:
-        """out = x * scale, capped by tanh."""
         args = fields.SCALE_CAP(
             **_from_to(x, out), WIDTH=out.width, FACTOR=float_bits(scale), CAP=float_bits(cap or 0.0)
         )

@@ -83,7 +83,6 @@ class CpuArray:
 
     @property
     def address(self) -> int:
-        """Where row 0 starts."""
         return int(self.buffer.ctypes.data) + self.start * 4
 
     @property

@@ -89,7 +89,6 @@ class KernelStore:
             self._load(name, code)
 
     def address(self, name: str) -> int:
-        """Where the kernel starts."""
         if name not in self._addresses:
             self.ensure([name])
         return self._addresses[name]

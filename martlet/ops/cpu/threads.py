@@ -78,7 +78,6 @@ class Team:
         self._finish()
 
     def close(self) -> None:
-        """End the workers. Idempotent."""
         if self._workers:
             self._finish()
             self._control[STOPPING] = 1

@@ -178,7 +178,6 @@ class LoraTable:
 
     @property
     def address(self) -> int:
-        """Of the table."""
         return int(self.words.ctypes.data)
 
 

@@ -76,7 +76,6 @@ class CallScanner:
         self._seen_arguments = False
 
     def feed(self, character: str) -> None:
-        """Add a character."""
         self.raw += character
         if self._expect in ("key", "value"):
             if not self._value.text and (character in " \t\r\n" or (self._expect == "key" and character == "}")):

@@ -49,8 +49,6 @@ from martlet.ops.cpu.simd.tiles import TileVerbs
 
 __all__ = ["Verbs"]
 
-DWORD = ir.VectorType(I8, 4)
-
 
 class Verbs(TileVerbs):
     """The verbs for one processor; `f32`, `i32` and `bytes` are its register types.
