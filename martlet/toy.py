@@ -263,8 +263,8 @@ class ScriptedExecutor:
         for copy in plan.copies:
             self._contents[copy.target] = list(self._page(copy.source))
         sampled = [self._span(span) for span in plan.spans]
-        found = tuple(entry for entry in sampled if entry is not None)
-        return StepResult(plan.step, found, failed_loads=tuple(failed), load_s=1e-4 * len(plan.loads))
+        samples = tuple(entry for entry in sampled if entry is not None)
+        return StepResult(plan.step, samples, failed_loads=tuple(failed), load_s=1e-4 * len(plan.loads))
 
     def _page(self, page: PageId) -> list[int]:
         return self._contents.setdefault(page, [-1] * self._page_size)
@@ -292,8 +292,8 @@ class ScriptedExecutor:
             return None
         for first in range(0, span.start, size):
             count = min(size, span.start - first)
-            found = self._page(rows.pages[first // size])[:count]
-            assert found == rows.histories[first : first + count], "a page does not hold the sequence's prefix"
+            held = self._page(rows.pages[first // size])[:count]
+            assert held == rows.histories[first : first + count], "a page does not hold the sequence's prefix"
         for position in range(span.start, end):
             self._page(rows.pages[position // size])[position % size] = rows.histories[position]
         if span.n_logits == 0:
@@ -337,15 +337,15 @@ class ScriptedExecutor:
 
     def _verify(self, rows: _Rows, span: Span) -> tuple[tuple[int, None], ...]:
         """The tokens after the first, as long as the guess before each was right."""
-        seq, found = rows.seq, []
+        seq, tokens = rows.seq, []
         for guess in span.draft:
             ends = rows.ids[-1] in seq.stop_ids and len(rows.ids) - seq.n_prompt >= seq.request.params.min_tokens
             token = self._script(seq, len(rows.ids) - seq.n_prompt)
             if rows.ids[-1] != guess or ends or isinstance(token, str):
                 break
             rows.ids.append(token)
-            found.append((token, None))
-        return tuple(found)
+            tokens.append((token, None))
+        return tuple(tokens)
 
     def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> NDArray[np.float32]:
         assert len(pages) * self._page_size >= len(ids)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODEL_HELP",
+    "add_answer_options",
     "add_engine_options",
-    "add_lora_option",
     "add_offline_option",
     "add_options",
     "add_sampling_options",
@@ -163,10 +163,14 @@ def open_llm(args: Namespace, **changed: Any) -> LLM:
     return LLM(resolve_model(args.model, args.offline), progress=show_progress, **options)
 
 
-def add_lora_option(parser: ArgumentParser) -> None:
-    """An adapter for every answer of the command."""
+def add_answer_options(parser: ArgumentParser) -> None:
+    """Options of an engine that answers, with one adapter or none (see `only_lora`)."""
+    add_engine_options(parser)
     text = "answer with this adapter of the model: a PEFT folder or a GGUF file"
     parser.add_argument("--lora", dest="loras", action="append", metavar="PATH", help=text)
+    add_watch_options(parser)
+    explain = "say after an answer how much of the prompt was cached, and why not more"
+    parser.add_argument("--explain-cache", action="store_true", help=explain)
 
 
 def only_lora(args: Namespace) -> str | None:

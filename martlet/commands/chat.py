@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 from martlet.commands.arguments import (
     MODEL_HELP,
-    add_engine_options,
-    add_lora_option,
+    add_answer_options,
     add_options,
     add_sampling_options,
-    add_watch_options,
     only_lora,
     open_llm,
     sampling_options,
@@ -52,11 +50,7 @@ the system message stays."""
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("--system", metavar="TEXT", help="a system message")
-    add_engine_options(parser)
-    add_lora_option(parser)
-    add_watch_options(parser)
-    explain = "say after an answer how much of the prompt was cached, and why not more"
-    parser.add_argument("--explain-cache", action="store_true", help=explain)
+    add_answer_options(parser)
     add_options(parser, EngineConfig, "chat")
     # of no use where no numbers are shown
     unseen = ("logprobs", "prompt_logprobs", "logprobs_mode")

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.commands.arguments import (
     MODEL_HELP,
-    add_engine_options,
-    add_lora_option,
+    add_answer_options,
     add_sampling_options,
-    add_watch_options,
     only_lora,
     open_llm,
     sampling_options,
@@ -47,11 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of streaming")
     parser.add_argument("-v", "--verbose", action="store_true", help="show start-up times, settings and memory")
     parser.add_argument("-q", "--quiet", action="store_true", help="print the answer only")
-    add_engine_options(parser)
-    add_lora_option(parser)
-    add_watch_options(parser)
-    explain = "say after an answer how much of the prompt was cached, and why not more"
-    parser.add_argument("--explain-cache", action="store_true", help=explain)
+    add_answer_options(parser)
     add_sampling_options(parser, max_tokens=f"{DEFAULT_MAX_TOKENS}, or what the context holds")
 
 

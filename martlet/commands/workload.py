@@ -70,14 +70,14 @@ def execute_workload(args: Namespace) -> int:
     with open_llm(args, **sizes, **_kv_memory(args, context, workload)) as llm:
         requests = arrivals(workload, llm.get_tokenizer().vocab_size)
         run = drive(llm.engine, requests, workload.concurrency)
-        found = summary(workload, run, _model(llm), _settings(llm))
+        report = summary(workload, run, _model(llm), _settings(llm))
         picture = chart(workload, run)
-    print(json.dumps(found) if args.json else table(found))
+    print(json.dumps(report) if args.json else table(report))
     if args.out is not None:
-        Path(f"{args.out}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        Path(f"{args.out}.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
         Path(f"{args.out}.svg").write_text(picture, encoding="utf-8")
     if earlier is not None:
-        text = compare(json.loads(json.dumps(found)), earlier, args.compare)
+        text = compare(json.loads(json.dumps(report)), earlier, args.compare)
         print(text, file=sys.stderr if args.json else sys.stdout)
     return 0
 
@@ -142,9 +142,9 @@ def _settings(llm: LLM) -> dict[str, Any]:
 
 def _read_report(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError):
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("workload"), dict):
+        report = None
+    if not isinstance(report, dict) or not isinstance(report.get("workload"), dict):
         raise RequestError(f"{path} is not a report that --out wrote.", param="compare")
-    return found
+    return report

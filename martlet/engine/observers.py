@@ -35,7 +35,7 @@ def observers(
     config: EngineConfig, plan: MemoryPlan, checkpoint: Checkpoint, ops: Backend, resources: ExitStack
 ) -> list[Observer]:
     """Make those that the settings ask for; `resources` closes them."""
-    found: list[Observer] = []
+    made: list[Observer] = []
     for name, path in (("trace", config.trace), ("capsule", config.capsule)):
         if path is None:
             continue
@@ -51,8 +51,8 @@ def observers(
                 param=name,
             ) from error
         resources.callback(observer.close)
-        found.append(observer)
-    return found
+        made.append(observer)
+    return made
 
 
 def _check_target(name: str, path: Path, config: EngineConfig) -> None:

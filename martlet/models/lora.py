@@ -97,7 +97,7 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
 
 
 def _padded_rank(a: F32) -> int:
-    return -(-len(a) // 4) * 4  # as the kernel has it: `ops/cpu/weights.py`
+    return -(-len(a) // 4) * 4  # as the kernel has it: `ops/cpu/packed_weights.py`
 
 
 def with_adapters(ops: Backend, model: Model, n_slots: int) -> tuple[Model, dict[str, Array]]:

@@ -56,14 +56,14 @@ def replay_options(
     Adapters are loaded from where they were, if they are there still, and from where `lora` says.
     """
     settings = capsule["settings"]
-    found = {n: v for n, v in settings.items() if v is not None and n in _SETTINGS and n not in _NOT_AGAIN}
+    again = {n: v for n, v in settings.items() if v is not None and n in _SETTINGS and n not in _NOT_AGAIN}
     then = settings.get("lora") if isinstance(settings.get("lora"), Mapping) else {}
     if here := {name: path for name, path in then.items() if Path(str(path)).exists()} | dict(lora or {}):
-        found["lora"] = here
-    found["draft"] = "off"  # guesses are part of the plans
+        again["lora"] = here
+    again["draft"] = "off"  # guesses are part of the plans
     if settings.get("kv_disk") is not None:
-        found |= {"kv_disk": kv_disk, "kv_disk_size": settings.get("kv_disk_size")}
-    return found
+        again |= {"kv_disk": kv_disk, "kv_disk_size": settings.get("kv_disk_size")}
+    return again
 
 
 def differences(capsule: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -28,11 +28,11 @@ from martlet.ops.cpu.kernels.fields import (
     float_bits,
 )
 from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, QuantLayout, group_bytes
+from martlet.ops.cpu.packed_weights import Arena, CpuCache, CpuWeight, LoraTable, PackJob, Part, pack_weight
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
 from martlet.ops.cpu.simd.isa import Isa, chosen_isa, isa_named
 from martlet.ops.cpu.store import KernelStore, environment_digest
 from martlet.ops.cpu.threads import Team, aligned
-from martlet.ops.cpu.weights import Arena, CpuCache, CpuWeight, LoraTable, PackJob, Part, pack_weight
 from martlet.ops.interface import RecentPages, Rows, StepLimits
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope

@@ -1,6 +1,6 @@
 """Compiled kernels: found on disk or compiled once, loaded without Numba.
 
-Read `table.py` next: the table of them.
+Read `kernel_table.py` next: the table of them.
 
 Object code lies in one folder for each digest of everything that it depends on: the kernels'
 source, the versions of Numba and LLVM, and the processor. A file carries the SHA-256 of its content
@@ -111,7 +111,7 @@ class KernelStore:
     def _compile(self, name: str, done: int, total: int) -> bytes:
         if self._progress is not None:
             self._progress(name, done, total)
-        from martlet.ops.cpu.kernels.table import compile_kernel
+        from martlet.ops.cpu.kernels.kernel_table import compile_kernel
 
         start = time.perf_counter()
         code = compile_kernel(name, self.isa)
