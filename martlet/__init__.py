@@ -5,8 +5,6 @@ Read `types.py` first, then `engine/engine.py`.
 from martlet import LLM, SamplingParams
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING
 

@@ -5,8 +5,6 @@ is argparse, a command's module is imported only when that command is asked for,
 a table or a bar is drawn.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -4,8 +4,6 @@ A message gives the value, the expectation and what to do. We raise for the mist
 requests and machines, and assert against our own.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from pathlib import Path

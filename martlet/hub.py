@@ -7,8 +7,6 @@
 A file appears under its name only when all of it is there and right.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -7,8 +7,6 @@ so all of them are read. Source: the Linux kernel's Documentation/admin-guide/cg
 cgroup-v1/.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator

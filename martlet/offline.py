@@ -4,8 +4,6 @@ Martlet itself opens a connection only to fetch a model by name. `forbid_network
 guarantee for the whole process, libraries included, through audit events (PEP 578).
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 import sys

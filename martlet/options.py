@@ -9,8 +9,6 @@ the environment variable and the names on the command line. From that record com
     the tables in docs/options.md  `tools/write_options_page.py`
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import os

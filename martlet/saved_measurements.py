@@ -4,8 +4,6 @@ Each topic is a JSON object in the `notes` folder of MARTLET_HOME. Any program m
 readers check the values.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

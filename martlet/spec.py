@@ -4,8 +4,6 @@ An optional feature is an optional component, matched by type; there are no flag
 letters: T tokens in the step, H heads, G KV heads, D head dim, C hidden, F ffn, V vocab.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -17,8 +17,6 @@ With `scripted_llm` no model computes: every other part is real, and the answer 
 'It is blue.'
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType

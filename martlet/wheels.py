@@ -6,8 +6,6 @@ beside its place. When it is whole and its SHA-256 is right it is renamed to its
 interrupted download goes on after its last whole part.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -4,8 +4,6 @@ A request's clock starts when the request is due, even if the driver is busy wit
 slow engine cannot hide its queue by late arrivals.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence

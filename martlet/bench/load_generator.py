@@ -7,8 +7,6 @@ A request's clock starts when the request is due, so that a slow generator or se
 delay. The generator also measures itself: the delay of its event loop and its share of a core.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

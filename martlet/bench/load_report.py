@@ -7,8 +7,6 @@ of `--slo`. The audit lists whatever makes the figures flattering or worthless, 
 all of it.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

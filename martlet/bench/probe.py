@@ -6,8 +6,6 @@ the speed of the whole model follows from both. Attention, norms and sampling ar
 prediction is a little too fast.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass

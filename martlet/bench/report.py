@@ -4,8 +4,6 @@ A report states its conditions: machine, commit, settings and cache state. Two r
 only if they differ in nothing but the engine's version. Read `svg.py` next, which draws the chart.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Draws a line chart as SVG text, without a plotting library."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from html import escape

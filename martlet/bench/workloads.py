@@ -9,8 +9,6 @@ length.
     prefix       like throughput; all prompts share their beginning
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass

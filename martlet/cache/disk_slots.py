@@ -9,8 +9,6 @@ Slots are bounded: a new page takes the slot of the least recently used leaf, un
 newer than the page.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 

@@ -3,8 +3,6 @@
 Read `runtime/executors.py` next: the cache ends here.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from martlet.cache.nodes import Ids, common, insert_sorted, neighbours, remove_sorted

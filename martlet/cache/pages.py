@@ -6,8 +6,6 @@ cache. Positions that an owner may read are never written by another owner: the 
 page first. The bytes live in `runtime/kv.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from martlet.types import PageId

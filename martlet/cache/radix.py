@@ -16,8 +16,6 @@ Each salt has a tree of its own. The cache knows integers only: no arrays, no cl
 salts and tenants.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -4,8 +4,6 @@
 of random arrivals. The report audits itself: it says what would make its figures flatter.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace

@@ -1,7 +1,5 @@
 """List or remove the files of KV pages that --kv-disk keeps."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

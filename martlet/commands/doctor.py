@@ -1,7 +1,5 @@
 """`martlet doctor`, `version` and `warmup`: the machine, the kernels (read `machine.py` next)."""
 
-from __future__ import annotations
-
 import json
 import platform
 import time

@@ -1,7 +1,5 @@
 """`martlet inspect`, `tokenize` and `schema`: look at files (read `formats/checkpoint.py` next)."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser, Namespace

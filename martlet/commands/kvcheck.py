@@ -5,8 +5,6 @@ token is the same, and perplexity. `--layers` measures each layer alone; `--guar
 a type for each layer under a limit.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser, Namespace

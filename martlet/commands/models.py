@@ -1,7 +1,5 @@
 """`martlet list` and `martlet pull`: the models here and in the catalogue (read `hub.py` next)."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser, Namespace

@@ -1,7 +1,5 @@
 """`martlet plan`: memory by context, sequences and KV type, and the speed to expect."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import asdict

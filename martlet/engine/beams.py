@@ -13,8 +13,6 @@ among all tokens. So the beams are those of a free search that the form allows, 
 where the text is complete.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ error. A request without a reader is aborted: after an exception, or when its st
 collected.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import deque

@@ -3,8 +3,6 @@
 They are read before memory is planned, and loaded between two steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@ and `martlet plan` prints it (read `build.py` next).
             + activations + logits + overhead
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -2,8 +2,6 @@
 `capsule.py` next).
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path

@@ -5,8 +5,6 @@ The engine knows token ids only. Text, and so stop strings, belong to the caller
 a stop string ends a sequence early.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy

@@ -4,8 +4,6 @@ A model's file may suggest parameters (generation_config.json). They apply where
 field open, and never silently: every answer carries its effective settings with their origins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

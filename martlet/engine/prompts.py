@@ -1,7 +1,5 @@
 """Prompts: text, token ids or a conversation, checked before anything runs (read `llm.py` next)."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

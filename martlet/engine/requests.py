@@ -6,8 +6,6 @@
 The offline API and the server use the same `RequestMaker`, so both read a prompt alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A path is untrusted like a file's content: it may name nothing, a folder, a pipe
 or JSON with a key that appears twice, in which two readers would see two models.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

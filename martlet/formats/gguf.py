@@ -6,8 +6,6 @@ file's size before use, with Python's unbounded integers, so a hostile header co
 nor time. Strings of large arrays are decoded only when they are read.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import struct

@@ -6,8 +6,6 @@ most keys as u32), and lists of these (i32 before u32). Parts are named and numb
 llama.cpp's gguf-split.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ before it is read, and shapes, types and ranges must agree with each other and w
 before a view is made.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from pathlib import Path

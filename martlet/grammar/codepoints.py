@@ -6,8 +6,6 @@ characters: a set holds all of them if it holds U+D7FF, else none, so they never
 their own. Read `language.py` next.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Read `json_schema.py` next for schemas, `combinators.py` for the joining of states.
 """
 
-from __future__ import annotations
-
 from martlet.errors import RequestError
 from martlet.grammar.combinators import END, Again, either, free_text, language_state, one_of, then
 from martlet.grammar.gbnf import gbnf_rules

@@ -8,8 +8,6 @@ A rule ends with its line, except inside brackets and after a bar. Tokens by nam
 grammars/README.md.
 """
 
-from __future__ import annotations
-
 import re
 
 from martlet.errors import RequestError

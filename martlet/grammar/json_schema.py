@@ -5,8 +5,6 @@ is enforced for the formats of the standards, numbers are exact, `$ref` stays wi
 Read `json/schema_nodes.py` next.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

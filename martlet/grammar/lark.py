@@ -13,8 +13,6 @@ imports from elsewhere than `common` are refused by name. Format:
 https://lark-parser.readthedocs.io/en/stable/grammar.html
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from types import MappingProxyType

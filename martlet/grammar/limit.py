@@ -7,8 +7,6 @@ bracket is allowed. This concerns one sequence's position: the shared states and
 of it. Read `matcher.py` first.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import NamedTuple

@@ -5,8 +5,6 @@ comes back to them. So a mask is computed once and kept: bits that many states s
 ids by which this state's mask differs. Read `states.py` first, then `matcher.py`.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property

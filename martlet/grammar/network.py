@@ -5,8 +5,6 @@ A terminal is as much of a rule as is regular. Nodes that lead to no text are re
 every dead end. Read `rules.py` first, and `pushdown.py` next, which runs the network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from martlet.errors import RequestError

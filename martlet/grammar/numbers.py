@@ -5,8 +5,6 @@ first digits of a bound, or its remainder. Nothing is rounded: 0.1 is a tenth, n
 double. Numbers with a bound or a multiple are written without exponent. Read `language.py` first.
 """
 
-from __future__ import annotations
-
 from decimal import Decimal
 from functools import lru_cache
 from types import MappingProxyType

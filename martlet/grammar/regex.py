@@ -7,8 +7,6 @@ look-ahead is exact anywhere, also in loops. Look-behind is an automaton that ru
 start.
 """
 
-from __future__ import annotations
-
 import time
 from functools import lru_cache
 

@@ -5,8 +5,6 @@ recursion is made regular first: direct recursion at a rule's start or end becom
 without recursion are inlined. Only the rest needs a stack. Read `network.py` next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ A date exists (no February 30th, February 29th in leap years only), a leap secon
 or need tables that are not here: they are missing. Read `regex.py` first.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from types import MappingProxyType
 

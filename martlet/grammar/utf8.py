@@ -7,8 +7,6 @@ the language and a node of that tree. In JSON a character may stand for itself, 
 UTF-8 is strict as in RFC 3629: nothing overlong, no surrogates. JSON strings follow RFC 8259.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import lru_cache

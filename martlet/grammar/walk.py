@@ -6,8 +6,6 @@ byte, and that byte may follow the lexeme; or where it ends in a state that noth
 `ops/cpu/kernels/trie.py` next.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ Nothing here depends on the data of a step, so a backend can run these functions
 the operations that they called.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from martlet.models.layer import Stream, run_layer

@@ -17,8 +17,6 @@ untrusted.
 A model's own layer for multi-token prediction is run here too (`mtp_layers.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

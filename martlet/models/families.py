@@ -4,8 +4,6 @@ A record's function turns the file's `ModelMeta` into a `ModelSpec`. A new famil
 `FAMILIES` and, if its layers are of a new kind, a function of a few lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ A sublayer computes its product and adds itself (`Stream.add_product`). `ops/ref
 the operations.
 """
 
-from __future__ import annotations
-
 from martlet.models.weights import LayerWeights
 from martlet.ops.interface import Array, Backend, Rows, Weight
 from martlet.spec import Attention, DenseFfn, Layer, Norm

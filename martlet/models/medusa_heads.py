@@ -11,8 +11,6 @@ than the vocabulary. A head without output rows of its own uses the model's. The
 untrusted.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ record, a `Family`. A value that is missing, of the wrong type or out of range i
 names its key.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

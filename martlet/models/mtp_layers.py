@@ -10,8 +10,6 @@ Source: MiMo (arXiv:2505.07608), as vLLM runs it; the tensors are model.mtp_laye
 model's safetensors. GGUF files do not have them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

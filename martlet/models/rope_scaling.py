@@ -9,8 +9,6 @@ yarn      the same idea with a ramp over dimensions, and a magnitude      arXiv:
 longrope  each divided by its own factor of the short or the long set     arXiv:2402.13753
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

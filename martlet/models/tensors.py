@@ -17,8 +17,6 @@ Shapes end in the rows and columns of a matrix [n, k]. GGUF stacks the matrices 
 [E, n, k]: a mixture of experts adds E to `Dim` and `sizes_of`, and its rows to `ROWS`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass

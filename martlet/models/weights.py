@@ -5,8 +5,6 @@ split projections and in tied embeddings. All of that is normalised here, once, 
 sees one kind of model. Every tensor is checked against the spec before the first is packed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

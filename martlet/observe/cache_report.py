@@ -4,8 +4,6 @@ The prefix tree (`cache/radix.py`, read it next) reports the position and both t
 turns them into text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Without observers it only counts, which takes a few dozen microseconds per step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ out what to show while the engine continues. A snapshot is bounded: at most `MAX
 sequences, and `MAX_NODES` pages of cached prefixes, those nearest to the roots.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
                                      |0+512    |512+88   |token |token |token
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterable

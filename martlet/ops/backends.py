@@ -3,8 +3,6 @@
 What each can do, asked before it is made, and how to make it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

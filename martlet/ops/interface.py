@@ -10,8 +10,6 @@ D head dimensions, C hidden, F ffn, V vocabulary, P page size. Read `reference.p
 every operation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum

@@ -10,8 +10,6 @@ over the positions of a page: keys have channels that are large at every positio
 (KIVI, arXiv:2402.02750, section 3).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

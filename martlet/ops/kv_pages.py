@@ -6,8 +6,6 @@ A cache is some arrays (keys, values, scales), each seen here as bytes [n_pages,
 one row of each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ two. So the bounds can be tight, and rounding hides no bug. Read `reference.py` 
 definition.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

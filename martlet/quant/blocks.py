@@ -4,8 +4,6 @@ Source: ggml-common.h of llama.cpp. Everything is little-endian and packed witho
 exactly one block, so `data.view(LAYOUTS[block_type])` splits a tensor into blocks without copying.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

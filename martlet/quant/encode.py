@@ -6,8 +6,6 @@ blocks with a known error bound, without ggml's search for the least error. Shap
 encoder turns values, float32 [N, size], into records [N].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

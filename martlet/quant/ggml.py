@@ -5,8 +5,6 @@ so the values are the same bit for bit. Shapes: N blocks; a decoder turns N reco
 `blocks.LAYOUTS` into float32 [N, size].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

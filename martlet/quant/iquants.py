@@ -6,8 +6,6 @@ The codebooks are those of ggml-common.h of llama.cpp. Shapes: N blocks of 256 v
 turns N records of `blocks.LAYOUTS` into float32 [N, 256].
 """
 
-from __future__ import annotations
-
 import base64
 import zlib
 from collections.abc import Callable

@@ -11,8 +11,6 @@ So a sample depends on nothing else in the batch, and can be drawn again after a
 rejected draft. Read `sampler.py` next.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 

@@ -7,8 +7,6 @@ It uses Starlette, the base of FastAPI, and not FastAPI: bodies are read with li
 our own, so FastAPI would add only 0.25 s of import time to a start of about one second.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

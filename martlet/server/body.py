@@ -5,8 +5,6 @@
 Read `protocol.py` next, which has the models.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, fields

@@ -3,8 +3,6 @@
 Format: https://platform.openai.com/docs/api-reference/chat
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ It supports echo, log-probabilities and best_of. Read `chat_api.py` first.
 Format: https://platform.openai.com/docs/api-reference/completions
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ OpenAI's chat completions arrive here as they are. Its responses and Anthropic's
 converted to that format first. Read `tools/reply.py` next, which parses the answer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ Read `rates.py` next, which bounds the tokens of a caller.
 Format: https://platform.openai.com/docs/api-reference/embeddings
 """
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -4,8 +4,6 @@ Formats: https://platform.openai.com/docs/guides/error-codes and
 https://docs.anthropic.com/en/api/errors
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

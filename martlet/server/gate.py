@@ -7,8 +7,6 @@ another origin unless `--cors-origin` names it, and host names that are not this
 rebinding). It is plain ASGI and buffers nothing. Read `app.py` next, which has the routes.
 """
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import logging

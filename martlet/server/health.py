@@ -3,8 +3,6 @@
 Read `bridge.py` next, which knows the state of the engine's thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

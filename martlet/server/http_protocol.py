@@ -5,8 +5,6 @@ clients without chunks: their bodies end with the connection. It answers a clien
 only its sending side.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

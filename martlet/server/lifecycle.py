@@ -5,8 +5,6 @@ to finish; then they are cancelled with an error, and the process ends with stat
 signal cancels at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -9,8 +9,6 @@ second, and rarely enough that snapshots take at most 1 % of the engine's time. 
 same frame. A slow viewer misses frames and delays nobody. `web.py` has the route.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -5,8 +5,6 @@ Read `conversation.py` next, which the other chat APIs share.
 Format: https://docs.anthropic.com/en/api/messages and …/messages-streaming
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

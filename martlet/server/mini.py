@@ -6,8 +6,6 @@ ranges, only with `share_model`, and needs an API key if the server has any. Rea
 `web/src/18-loop.ts` next.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -4,8 +4,6 @@ It is generated on request: the bodies' schemas come from the models that check 
 sampling parameters from `SamplingParams`. Format: https://spec.openapis.org/oas/v3.1.0
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, get_type_hints
 

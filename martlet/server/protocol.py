@@ -6,8 +6,6 @@ reason; they are never ignored. The reply lists all other unknown fields, and `-
 them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal

@@ -6,8 +6,6 @@ may generate out of the bucket when it is accepted, and returns the unused rest 
 caller has more than a minute's worth under way. Cached tokens count too.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import OrderedDict

@@ -9,8 +9,6 @@ that answers a request is never closed. The two routes that load and unload adap
 paths and fields; `models/lora.py` says what an adapter is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -3,8 +3,6 @@
 Read `chat_api.py` next, which uses them.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

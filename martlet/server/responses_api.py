@@ -4,8 +4,6 @@ Read `conversation.py` next, which the other chat APIs share.
 Format: https://platform.openai.com/docs/api-reference/responses
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterator, Mapping

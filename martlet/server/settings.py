@@ -1,7 +1,5 @@
 """The settings of `martlet serve`, checked once (read `app.py` next). See docs/options.md."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -6,8 +6,6 @@ the connection. When the client leaves, the request ends.
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

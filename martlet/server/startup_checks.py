@@ -7,8 +7,6 @@ embedding: they make a model write nonsense without any error. A language model'
 count with every type of keys and values but the 4-bit one. Read `lifecycle.py` next.
 """
 
-from __future__ import annotations
-
 import errno
 import socket
 import ssl

@@ -3,8 +3,6 @@
 Sources: vLLM's /tokenize and /detokenize. Read `martlet/tokenizer/chat_template.py` next.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from starlette.requests import Request

@@ -6,8 +6,6 @@ the span part of the client's trace. Spans have no text of prompt or answer. Att
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 """
 
-from __future__ import annotations
-
 import time
 from contextvars import ContextVar
 from typing import Any

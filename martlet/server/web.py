@@ -6,8 +6,6 @@ only these files' scripts run, even if a model's answer contains a script. Read 
 `live_view.py` next.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from functools import lru_cache

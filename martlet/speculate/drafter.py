@@ -6,8 +6,6 @@ sampled from the rows in order, and the first token that differs from its guess 
 drafter decides how fast an answer comes, and never what it says (arXiv:2211.17192).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

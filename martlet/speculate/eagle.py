@@ -19,8 +19,6 @@ computing all would take a twentieth of the model's own time. The likeliest toke
 class is its probability. Only the speed of an answer depends on all this.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -16,8 +16,6 @@ are wrong costs nothing, and a text whose guesses become right is noticed at onc
 drafter the text drafts too; where it is right as often, the costly drafter is not asked.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq

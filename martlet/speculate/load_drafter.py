@@ -3,8 +3,6 @@
 Read `engine/build.py` first.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 Read `models/medusa_heads.py` first, then `drafter.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

@@ -9,8 +9,6 @@ so acceptance is known for each degree of certainty.
     step 2                                                   | guess 1 | → guess 2 …
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

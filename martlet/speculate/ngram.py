@@ -4,8 +4,6 @@ The tokens that followed the longest repeated suffix of the text are guessed to 
 in prompt lookup decoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from martlet.speculate.drafter import Draft, DraftRequest

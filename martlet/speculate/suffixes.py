@@ -13,8 +13,6 @@ Over a large vocabulary most states have a single transition, kept in two arrays
 more have a dict. About 100 bytes per token.
 """
 
-from __future__ import annotations
-
 from array import array
 
 __all__ = ["SuffixAutomaton"]

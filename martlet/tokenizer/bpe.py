@@ -7,8 +7,6 @@ lowest rank merges first, the leftmost of equals, until no neighbours have a ran
 `WordCache` remembers them; any other word costs O(n log n).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import pairwise

@@ -14,8 +14,6 @@ the assistant's own messages, so these stay as they are there. A template that d
 message can join its neighbours into a token's text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence

@@ -8,8 +8,6 @@ and so untrusted: whatever it does, the caller gets a text or a RequestError. Re
 `chat_messages.py` next.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ work is linear in its length. Stop strings are found by the automaton of Aho and
 18:6, 1975). Read `chat_template.py` next for the way from messages to ids.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections import deque
 from collections.abc import Sequence

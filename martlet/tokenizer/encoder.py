@@ -5,8 +5,6 @@ they are characters, with bytes as the last resort (SentencePiece and its tokeni
 `tokenizer.py` next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain

@@ -5,8 +5,6 @@ Keys and defaults follow GGUF's specification (ggml/docs/gguf.md); where it is s
 loader.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

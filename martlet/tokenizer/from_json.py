@@ -6,8 +6,6 @@ tokenizer.json spells the pipeline out: `normalizer`, `pre_tokenizer`, `model`, 
 roles. The meaning is that of the `tokenizers` library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

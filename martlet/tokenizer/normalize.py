@@ -4,8 +4,6 @@ Each object of the file's `normalizer` becomes a function from text to text, wit
 the `tokenizers` library documents.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Callable, Mapping
 from functools import partial, reduce

@@ -5,8 +5,6 @@ dropped, a piece of its own, or joined to a neighbour. `split.py` has the pre-to
 names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ outside during a long call of C code, and a process for each render costs more t
     growth     an operation whose result can be far larger than its inputs is computed ahead
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Mapping

@@ -7,8 +7,6 @@ without escapes, loop controls, and the generation block. Importing Jinja2 takes
 module is imported only where a template is rendered. Read `render_budget.py` for the limits.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -5,8 +5,6 @@ The match is the leftmost, and the longest there. Control tokens are found only 
 its turn in a chat prompt.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import defaultdict

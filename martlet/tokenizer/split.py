@@ -7,8 +7,6 @@ cuts every piece of the step before into its matches and the gaps between them, 
 `from_json.py` builds the same pipeline from a tokenizer.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -13,8 +13,6 @@ border. A template that rewrites earlier turns (drops their reasoning, say) is e
 text. Read `chat_template.py` first.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

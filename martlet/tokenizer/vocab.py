@@ -5,8 +5,6 @@ what can be left out (a special id outside the vocabulary, a doubled token) beco
 `special.py` next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum

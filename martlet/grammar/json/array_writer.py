@@ -1,7 +1,5 @@
 """How an array that meets a form is written, element by element (read `writers.py` first)."""
 
-from __future__ import annotations
-
 import json
 from functools import cached_property
 from typing import Any

@@ -4,8 +4,6 @@ A language whose automaton has no cycle is finite: its texts are counted state b
 with several spellings (0.5, 0.50) counts once. See `array_writer.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import lru_cache

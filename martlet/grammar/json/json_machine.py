@@ -7,8 +7,6 @@ the value is complete, the items go on whose goal it met; all others are dropped
 several goals only where the alternatives ask for different things.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar

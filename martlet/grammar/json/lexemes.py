@@ -6,8 +6,6 @@ text has one spelling, so that two spellings cannot be taken for two texts. Read
 next.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

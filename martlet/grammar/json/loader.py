@@ -6,8 +6,6 @@ target: only one schema has the anchor, or the document's root has it, where eve
 `reader.py` next.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Every goal that a text can reach is worked out, with its automata; of a very lar
 first MOST_GOALS. What cannot be enforced is therefore refused before an answer begins.
 """
 
-from __future__ import annotations
-
 from martlet.errors import RequestError
 from martlet.grammar.json.algebra import Goal, RecursiveError
 from martlet.grammar.json.json_machine import Machine

@@ -11,8 +11,6 @@
 Sources: the chat templates of the models named, as published with their weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -11,8 +11,6 @@ Text that looks like a call but turns out to be none, before its name is known, 
 White space before and after calls is dropped.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -3,8 +3,6 @@
 Format: https://www.rfc-editor.org/rfc/rfc8259
 """
 
-from __future__ import annotations
-
 import json
 
 __all__ = ["CallScanner", "ValueScanner"]
