@@ -38,7 +38,6 @@ SPINE = (
     "runtime/sampling",
     "sample/sampler",
     "sample/logits",
-    "sample/logprobs",
     "sample/random",
 )
 BESIDE = ("sched/limits", "cache/pages")  # read where they are used

@@ -15,7 +15,7 @@ from typing import Any
 
 from martlet.bench.http_stream import Answer
 from martlet.bench.load_generator import Load, LoadRun
-from martlet.bench.report import about
+from martlet.bench.report import about, number_cell
 from martlet.bench.svg import line_chart
 from martlet.errors import RequestError
 from martlet.metrics import percentile
@@ -166,7 +166,7 @@ def load_table(report: Mapping[str, Any]) -> str:
     lines += ["", f"{'ms':<10}" + "".join(f"{name:>10}" for name in ("mean", *columns))]
     for name in LIMITS:
         row = report[f"{name}_ms"]
-        lines.append(f"{name.upper():<10}" + "".join(_number(row[column]) for column in ("mean", *columns)))
+        lines.append(f"{name.upper():<10}" + "".join(number_cell(row[column]) for column in ("mean", *columns)))
     lines += ["", *(f"! {doubt}" for doubt in report["audit"])]
     lines += [f"! an error: {error}" for error in report["errors"]]
     return "\n".join(lines).rstrip()
@@ -223,7 +223,3 @@ def _spread(seconds: Iterable[float]) -> dict[str, float | None]:
     values: Sequence[float] = [1000 * value for value in seconds]
     shares: dict[str, float | None] = {f"p{round(100 * share)}": percentile(values, share) for share in PERCENTILES}
     return {"mean": statistics.fmean(values) if values else None, **shares, "max": max(values, default=None)}
-
-
-def _number(value: float | None) -> str:
-    return f"{'–' if value is None else format(value, ',.1f'):>10}"

@@ -18,7 +18,7 @@ from martlet.errors import RequestError
 from martlet.machine import processor_name, read_machine
 from martlet.metrics import percentile
 
-__all__ = ["about", "chart", "compare", "summary", "table"]
+__all__ = ["about", "chart", "compare", "number_cell", "summary", "table"]
 
 PERCENTILES = (0.5, 0.95, 0.99)
 SHOWN = (
@@ -88,7 +88,7 @@ def table(report: Mapping[str, Any]) -> str:
     ]
     for key, name in (("queue_ms", "queue"), ("ttft_ms", "time to first token"), ("gap_ms", "between tokens")):
         row = report[key]
-        lines.append(f"{name:<22}" + "".join(_number(row[p]) for p in ("p50", "p95", "p99", "max")))
+        lines.append(f"{name:<22}" + "".join(number_cell(row[p]) for p in ("p50", "p95", "p99", "max")))
     return "\n".join(lines)
 
 
@@ -144,7 +144,8 @@ def _spread(seconds: Iterable[float | None]) -> dict[str, float | None]:
     return {**shares, "max": max(values, default=None)}
 
 
-def _number(value: float | None) -> str:
+def number_cell(value: float | None) -> str:
+    """A table's cell, 10 characters wide; a dash for None."""
     return f"{'–' if value is None else format(value, ',.1f'):>10}"
 
 

@@ -65,7 +65,6 @@ class Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then call `ready`."""
         await super().startup(sockets)
         if self.started:
             self._ready(self._address())

@@ -229,7 +229,6 @@ class _Encoder:
         return _named({"type": "message_start", "message": {**message, "usage": _usage(output)}})
 
     def piece(self, number: int, piece: Piece) -> bytes:
-        """The events of a piece."""
         [parser] = self._chat.parsers
         parts = parser.feed(piece.text)
         if piece.finish_reason is not None:
@@ -248,7 +247,6 @@ class _Encoder:
         return empty + self._close() + _named(last) + _named({"type": "message_stop"})
 
     def error(self, error: ApiError) -> bytes:
-        """The error as Anthropic's event."""
         return _named(anthropic_error(error))
 
     def _part(self, part: Part) -> bytes:

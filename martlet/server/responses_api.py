@@ -270,7 +270,6 @@ class _Writer:
         )
 
     def piece(self, number: int, piece: Piece) -> bytes:
-        """The events of a piece."""
         [parser] = self._chat.parsers
         parts = parser.feed(piece.text)
         if piece.finish_reason is not None:

@@ -178,7 +178,6 @@ class Tokenizer:
         return list(self._texts[:n]) == list(other._texts[:n]) and self.eog_ids == other.eog_ids
 
     def is_added(self, token: int) -> bool:
-        """Whether a token is a control or user-defined token, which is cut out of a text first."""
         return token in self._added
 
     def token_text(self, token: int) -> str:
