@@ -347,10 +347,10 @@ def draw(c: Candidates, u: float) -> int:
 def token_logprobs(
     logits: NDArray[np.floating], token_id: int, top: int, ids: NDArray[np.int64] | None = None
 ) -> TokenLogprobs:
-    """A token's log-probability under softmax(logits), its rank, and the `top` best tokens (-1: all).
+    """A token's log-probability under softmax(logits), its rank, and the `top` best tokens.
 
-    `logits` is float [V]. `ids`, int64 ascending, limits the best tokens listed; None: all. Ties
-    rank by id. Tokens of probability 0 are not listed. SampleError for logits without a finite
+    `logits` is float [V]; `top` -1: all. `ids`, int64 ascending, limits those listed. Ties rank by
+    id. Tokens of probability 0 are not listed. SampleError for logits without a finite
     maximum.
     """
     best = float(logits.max())
