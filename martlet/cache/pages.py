@@ -1,4 +1,4 @@
-"""The pool of KV pages: page numbers and reference counts, no memory (read `miss_reason.py` next).
+"""The pool of KV pages: page numbers and reference counts, no memory (`radix.py` shares them).
 
 A page holds the keys and values of `page_size` consecutive positions, so sequences of any length
 share the memory without gaps (arXiv:2309.06180). An owner is a sequence's page table or the prefix

@@ -1,9 +1,9 @@
-"""One layer: attention, then a feed-forward network (read `weights.py` next).
+"""One layer: attention, then a feed-forward network (read `ops/interface.py` next).
 
     x += post_norm(mixer(norm(x)));    x += post_norm(ffn(norm(x)))        a norm may be missing
 
-A sublayer computes its product and adds itself (`Stream.add_product`). `ops/reference.py` defines
-the operations.
+A sublayer computes its product and adds itself (`Stream.add_product`). `weights.py` makes
+the weights, `ops/reference.py` defines the operations.
 """
 
 from martlet.models.weights import LayerWeights

@@ -6,8 +6,8 @@ activation is a `Rows` domain, whose size is known only when a step runs. So a b
 `capture`'s function once, keep the operations as a program, and replay it for every later step.
 
 Shape letters: T tokens of the step, B sequences, L rows that need logits, H heads, G KV heads,
-D head dimensions, C hidden, F ffn, V vocabulary, P page size. Read `reference.py` next: it defines
-every operation.
+D head dimensions, C hidden, F ffn, V vocabulary, P page size. `reference.py` defines every
+operation. Read `runtime/sampling.py` next.
 """
 
 from collections.abc import Callable, Sequence

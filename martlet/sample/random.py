@@ -8,7 +8,8 @@ the counter selects the number:
                    position, low   position, high  sequence   lane
 
 So a sample depends on nothing else in the batch, and can be drawn again after a preemption or a
-rejected draft. Read `sampler.py` next.
+rejected draft.
+The reading of the spine ends here.
 """
 
 import itertools

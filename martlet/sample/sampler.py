@@ -5,7 +5,7 @@
 `Sampler` is shared by a model's sequences. A `SequenceSampler` is one sequence: its parameters, ids
 and mirostat's mu. Nothing else enters a sample, so rows are independent of each other, and a
 sequence can be taken back to any earlier length. docs/sampling.md has the formulas and the meaning
-of every parameter. Read `logits.py` next for the steps, `random.py` for the draw.
+of every parameter. Read `logits.py` next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bounds of a step, of a sequence and of the queue (read `scheduler.py` next)."""
+"""Bounds of a step, of a sequence and of the queue (`scheduler.py` keeps them)."""
 
 from __future__ import annotations
 
