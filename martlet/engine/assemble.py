@@ -1,5 +1,5 @@
-"""An engine with the usual recorder and guesser: where these wings are plugged in (read `engine.py`
-first).
+"""An engine with the usual recorder and speculator: where these wings are plugged in (read
+`engine.py` first).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     drafts → plan → run → commit → events
 
 Synchronous, and owned by one thread: `step` while `has_work` drives all requests. What watches it
-and what guesses tokens are plugged in (`StepRecorder`, `Guesser`); `assemble.py` makes the usual
-ones.
+and what guesses tokens are plugged in (`StepRecorder`, `DraftSource`); `assemble.py` makes the
+usual ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from martlet.sched.scheduler import Scheduler
 from martlet.types import Event, Request, SeqId, Started, StepPlan, StepResult
 from martlet.types import Sequence as Running
 
-__all__ = ["Engine", "Guesser", "StepRecorder"]
+__all__ = ["DraftSource", "Engine", "StepRecorder"]
 
 # by which the end of the last request may be late: a process that is killed then loses nothing
 IDLE_FLUSH_S = 0.1
@@ -35,7 +35,7 @@ CLOSE_FLUSH_S = 2.0
 FLUSH_PAGES = 8  # of a plan
 
 
-class Guesser(Protocol):
+class DraftSource(Protocol):
     """Chooses drafts for a step, and learns how they did (`speculate/judge.py`)."""
 
     def propose(self, running: Sequence[Running], n_waiting: int, forced: Mapping[SeqId, tuple[int, ...]]) -> Drafts:
@@ -86,7 +86,7 @@ class Engine:
         executor: Executor,
         pages: PagePool,
         recorder: StepRecorder,
-        guesser: Guesser | None = None,
+        speculator: DraftSource | None = None,
         *,
         check: Callable[[SamplingParams], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -100,7 +100,7 @@ class Engine:
         self._adapters: set[str] = set()  # by digest, that requests may use
         self._leaving: set[str] = set()  # of them no longer, as soon as no sequence does
         self._recorder = recorder
-        self._guesser = guesser
+        self._speculator = speculator
         self._forced: dict[SeqId, tuple[int, ...]] = {}  # ids that the last step says will come
 
     def add(self, request: Request) -> RequestMetrics:
@@ -218,7 +218,7 @@ class Engine:
             self._check_params(params)
         if request.adapter and request.adapter not in self._adapters:
             raise RequestError("The adapter of the request is not loaded (any more).", param="model", code=ADAPTER_GONE)
-        if params.draft_tokens and self._guesser is None:
+        if params.draft_tokens and self._speculator is None:
             raise RequestError(
                 f"draft_tokens is {params.draft_tokens}, and this engine guesses nothing: leave it out, or start the"
                 " engine with draft=auto.",
@@ -227,12 +227,12 @@ class Engine:
 
     def _drafts(self) -> Drafts:
         """Guesses for the next step."""
-        if self._guesser is None:
+        if self._speculator is None:
             if not self._forced:
                 return NO_DRAFTS
             decoding = [seq.seq_id for seq in self.scheduler.running if len(seq.ids) - seq.n_cached == 1]
             return {seq: self._forced[seq] for seq in decoding if seq in self._forced}
-        return self._guesser.propose(self.scheduler.running, self.scheduler.n_waiting, self._forced)
+        return self._speculator.propose(self.scheduler.running, self.scheduler.n_waiting, self._forced)
 
     def _run(self, plan: StepPlan, start: float) -> list[Event]:
         planned, scheduler = self.clock(), self.scheduler
@@ -241,8 +241,8 @@ class Engine:
         result = self.executor.run(plan, [Started.of(seq) for seq in started])
         ran = self.clock()
         events = scheduler.commit(plan, result, ran)
-        if self._guesser is not None:
-            self._guesser.committed(plan, result, ran - start)
+        if self._speculator is not None:
+            self._speculator.committed(plan, result, ran - start)
         self._forced = {sampled.seq: sampled.forced for sampled in result.sampled if sampled.forced}
         self._recorder.committed(plan, result, events, (start, planned, ran))
         return events
