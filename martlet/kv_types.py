@@ -30,9 +30,7 @@ RECENT_TOKENS = 64  # q4: positions p and p // RECENT_TOKENS * RECENT_TOKENS …
 
 @dataclass(frozen=True, slots=True)
 class KvType:
-    """One precision. `share_granularity`: sequences may share, resume and fork at multiples of
-    it.
-    """
+    """One precision. Sequences may share, resume and fork at multiples of `share_granularity`."""
 
     name: str
     bits: int  # of a code

@@ -114,9 +114,7 @@ class LLM:
 
     @classmethod
     def from_built(cls, built: Built) -> LLM:
-        """Return an LLM around parts that were made elsewhere; it closes them (`toy.py` makes
-        such parts).
-        """
+        """Return an LLM around parts made elsewhere, as by `toy.py`; it closes them."""
         llm = cls.__new__(cls)
         llm._start(built)
         return llm

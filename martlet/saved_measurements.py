@@ -23,9 +23,7 @@ def load_notes(topic: str) -> dict[str, Any]:
 
 
 def save_note(topic: str, key: str, value: Any) -> bool:
-    """Keep one measurement; safe beside other threads and processes. False if the folder cannot
-    be written.
-    """
+    """Keep a measurement, safe beside other threads and processes; False if it can't be written."""
     path = _path(topic)
     partial = path.with_suffix(".partial")
     try:

@@ -118,9 +118,7 @@ def tokenizer_metadata(*, pair: bool = True) -> dict[str, Any]:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer whose tokens are the 256 bytes, each with its own number as id, and the
-    end token END.
-    """
+    """Return a tokenizer of the 256 bytes, with their own numbers as ids, and the end token END."""
     return Tokenizer.from_gguf(tokenizer_metadata(pair=False))
 
 
@@ -373,9 +371,7 @@ def scripted_built(
     prefix_cache: bool = False,
     **limits: int,
 ) -> Built:
-    """Return all parts of an engine around a script; `limits` are further fields of
-    SchedulerLimits.
-    """
+    """Return the parts of an engine around a script; `limits` are fields of SchedulerLimits."""
     norm = Norm(1e-5)
     layer = Layer(Attention(1, 1, 8, 1.0, None), DenseFfn(8, Activation.SILU), norm, norm)
     spec = ModelSpec("llama", "scripted", 257, 8, context, (layer,), norm, True)

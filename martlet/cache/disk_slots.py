@@ -125,9 +125,7 @@ class DiskSlots:
         return True
 
     def _take(self, node: Node, parent: Node) -> SlotId | None:
-        """A free slot, or the least recently used leaf's if that is older and not `node`'s
-        parent.
-        """
+        """A free slot, or the least recently used leaf's if it is older and not `node`'s parent."""
         if not self._free:
             parent.used = max(parent.used, node.used)
             victim = self._oldest()
@@ -142,9 +140,7 @@ class DiskSlots:
         return slot
 
     def _oldest(self) -> Node | None:
-        """The least recently used leaf that is not pinned; pinned leaves return when the plan is
-        made.
-        """
+        """The least recently used unpinned leaf; pinned leaves return when the plan is made."""
         node = self._leaves.pop()
         while node is not None and node.slot in self._pinned:
             node = self._leaves.pop()

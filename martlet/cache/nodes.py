@@ -64,9 +64,7 @@ def common(a: Ids, b: Ids) -> int:
 
 
 def neighbours(order: list[Ids], wanted: Ids) -> list[Ids]:
-    """The entries of a sorted list on either side of `wanted`: no other shares a longer prefix with
-    it.
-    """
+    """A sorted list's entries beside `wanted`: no other shares a longer prefix with it."""
     index = bisect_left(order, wanted)
     return order[max(0, index - 1) : index + 1]
 

@@ -79,9 +79,7 @@ class PagePool:
                 watch(page, False)
 
     def check(self, owned: Iterable[Iterable[PageId]]) -> None:
-        """Assert that `owned`, the page lists of all owners, explains every count; all else is
-        free.
-        """
+        """Assert that `owned`, all owners' page lists, explains every count; all else is free."""
         expected = [0] * self.n_pages
         for pages in owned:
             for page in pages:

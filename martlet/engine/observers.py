@@ -54,9 +54,7 @@ def observers(
 
 
 def _check_target(name: str, path: Path, config: EngineConfig) -> None:
-    """A trace is written as it comes, also into a device or a pipe; a capsule takes the place of
-    what was there.
-    """
+    """A trace is written as it comes, also into a device or a pipe; a capsule replaces a file."""
     if not path.exists():
         return
     if name == "capsule" and not path.is_file():

@@ -75,9 +75,7 @@ def _distances(dfa: Dfa) -> NDArray[np.int32]:
 
 
 class Nesting(NamedTuple):
-    """A position in JSON: the commas behind it in each open container, and whether it is in a
-    string.
-    """
+    """A position in JSON: commas behind it in each open container; whether it is in a string."""
 
     commas: tuple[int, ...] = ()
     in_string: bool = False

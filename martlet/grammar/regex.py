@@ -264,9 +264,7 @@ def _accepted(nfa: _Automaton) -> Key:
 
 
 def _alphabet(nfa: _Automaton) -> tuple[Alphabet, list[frozenset[int]], list[list[int]]]:
-    """The automaton's alphabet, each state's classes in it, and its classes in every look's
-    alphabet.
-    """
+    """The automaton's alphabet, each state's classes in it, its classes in each look's alphabet."""
     sets: dict[Ranges, int] = {WORD: 0} if nfa.has_words else {}
     for move in nfa.moves:
         if move is not None:

@@ -315,9 +315,7 @@ class Region:
         self.n_bytes = 24 * len(leaving) + 8 * len(self.ids) + (4 * vocabulary.n_words if self.mask is not None else 0)
 
     def staying(self, most: int | None) -> tuple[I32, U32 | None]:
-        """The tokens that stay with at most `most` characters: int32 [n], and a mask if they are
-        many.
-        """
+        """The tokens that stay with ≤ `most` characters: int32 [n], and a mask if they are many."""
         if most is None or most >= self.most_count:
             return self.ids, self.mask
         known = self._masks.get(most)

@@ -50,9 +50,7 @@ def inverse_or_zero(scale: F32) -> F32:
 
 
 def q4_codes(x: F32, axis: int) -> tuple[NDArray[np.uint8], F32, F32]:
-    """Codes of float16 values x, and the scales and minima of their blocks, which lie along
-    `axis`.
-    """
+    """Codes of float16 values x, and scales and minima of their blocks, which lie along `axis`."""
     low = x.min(axis=axis, keepdims=True)
     scale = ((x.max(axis=axis, keepdims=True) - low) / np.float32(15)).astype(np.float16).astype(np.float32)
     return np.clip(np.rint((x - low) * inverse_or_zero(scale)), 0, 15).astype(np.uint8), scale, low

@@ -29,9 +29,7 @@ class AcceptanceRates:
         return rates
 
     def rate(self, own: AcceptanceRates, class_: int) -> float:
-        """The probability that a guess is right if all before it are; `own` are the request's
-        counts.
-        """
+        """The probability that a guess is right if all before are; `own`: the request's counts."""
         mean = self.n_right[class_] / self.n_seen[class_]
         return min(SURE, (OWN_WEIGHT * mean + own.n_right[class_]) / (OWN_WEIGHT + own.n_seen[class_]))
 
@@ -78,7 +76,5 @@ class DraftTimes:
 
 
 def _blended(mean: float, newest: float) -> float:
-    """The mean with the newest time; an interrupted measurement counts as at most twice the
-    mean.
-    """
+    """The mean with the newest time; an interrupted measurement counts at most twice the mean."""
     return mean + WEIGHT * (min(newest, 2 * mean) - mean)

@@ -49,9 +49,7 @@ class Draft:
     classes: tuple[int, ...]
 
     def compared(self, ids: Sequence[int]) -> Iterator[tuple[int, bool]]:
-        """(class, right) of each guess, up to the first wrong guess; `ids` are the actual
-        tokens.
-        """
+        """(class, right) of each guess up to the first wrong one; `ids` are the actual tokens."""
         for guess, class_, token in zip(self.ids, self.classes, ids, strict=False):
             yield class_, guess == token
             if guess != token:

@@ -70,9 +70,7 @@ class _Rows:
 
 
 class HeadDrafter:
-    """Drafts by a head. `cache` has the model's pages, 0 … n_pages - 1, and a spare page per
-    sequence.
-    """
+    """Drafts by a head. `cache` has the model's `n_pages` pages, then a spare page per sequence."""
 
     costless: bool = False
     priors: tuple[float, ...] = PRIORS
@@ -100,9 +98,7 @@ class HeadDrafter:
                 self._run(program, rows, np.zeros((1, self._width), np.float32))
 
     def follow(self, seq: SeqId, ids: list[int], pages: list[int], start: int, features: F32) -> None:
-        """Copy the features, float32 [n, W], of positions from `start` on, whose next ids are
-        known.
-        """
+        """Copy features, float32 [n, W], of positions from `start` on, whose next ids are known."""
         text = self._texts.get(seq)
         if text is None or text.ids is not ids or text.stop != start:
             text = self._texts[seq] = _Text(ids, pages, start, start)
@@ -158,9 +154,7 @@ class HeadDrafter:
         return text.start < text.stop
 
     def _draft(self, requests: list[DraftRequest], rows: list[_Rows], features: F32) -> Iterable[Draft]:
-        """A draft for each request, while any is likely enough to be extended; features float32 [T,
-        W].
-        """
+        """A draft for each request, while any is likely enough; features float32 [T, W]."""
         most = max(request.most for request in requests)
         least = float(np.float32(min(request.min_probability for request in requests)))
         most = min(most, self._size)

@@ -271,9 +271,7 @@ class Speculator:
         return guesses[:count]
 
     def _from_costly(self, asked: list[Sequence], step: _Step, judged: bool) -> dict[SeqId, tuple[int, ...]]:
-        """Draft where the text has no draft as good, while a guess is likely to be worth its
-        time.
-        """
+        """Draft where the text has no draft as good, while a guess is likely worth its time."""
         drafts = self._text_drafts(asked, step)
         requests, indices, worth = [], [], judged and self._is_worth_its_time(step)
         for index, seq in enumerate(asked):

@@ -53,9 +53,7 @@ def open_draft_head(
 
 
 def _shipped() -> dict[str, str]:
-    """Folders of the heads that come with Martlet, by name (docs/speculation.md: how they were
-    made).
-    """
+    """Folders of the heads that come with Martlet, by name (docs/speculation.md: their making)."""
     return {folder.name: str(folder) for folder in sorted(SHIPPED.glob("*"))}
 
 

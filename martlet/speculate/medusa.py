@@ -38,9 +38,7 @@ class MedusaDrafter:
         self._run([np.zeros(self._hidden, np.float32)])
 
     def follow(self, seq: SeqId, ids: list[int], pages: list[int], start: int, features: F32) -> None:
-        """Keep the features, float32 [n, C], of positions from `start` on, whose next ids are
-        known.
-        """
+        """Keep features, float32 [n, C], of positions from `start` on, whose next ids are known."""
         self._newest[seq] = start + len(features), features[-1].copy()
 
     def read(self, seq: SeqId, ids: Sequence[int], most: int) -> int:

@@ -57,9 +57,7 @@ class _Text:
 
 
 class ModelDrafter:
-    """Drafts by a model. `kv` has as many pages as the pool; ids from `vocab` on are never
-    guessed.
-    """
+    """Drafts by a model. `kv` has as many pages as the pool; ids ≥ `vocab` are never guessed."""
 
     costless: bool = False
     priors: tuple[float, ...] = PRIORS
@@ -122,9 +120,7 @@ class ModelDrafter:
         return text
 
     def _catch_up(self, seq: SeqId, text: _Text, most: int, few: int) -> int:
-        """Compute up to `most` positions but the last; up to `few` wait for the last. Return how
-        many.
-        """
+        """Compute ≤ `most` positions but the last; ≤ `few` wait for the last. Return how many."""
         start, stop = text.n_cached, min(len(text.ids) - 1, text.n_cached + most)
         if text.n_missing <= few:
             return 0
@@ -134,9 +130,7 @@ class ModelDrafter:
         return text.n_cached - start
 
     def _has_room(self, text: _Text, n_tokens: int) -> bool:
-        """Whether the text has pages for `n_tokens`, after allocating the missing ones if
-        possible.
-        """
+        """Whether the text has pages for `n_tokens`; allocates the missing ones if possible."""
         missing = self._pool.pages_for(n_tokens) - len(text.pages)
         if missing > self._pool.n_free or n_tokens > self._context:
             return False
@@ -145,9 +139,7 @@ class ModelDrafter:
         return True
 
     def _compute(self, work: list[tuple[SeqId, _Text, int, int]]) -> F32:
-        """Compute (sequence, text, positions, rows of logits) together; return logits, float32 [L,
-        V].
-        """
+        """Compute (sequence, text, positions, logit rows) together; logits are float32 [L, V]."""
         spans = []
         for seq, text, count, n_logits in work:
             new = tuple(text.pages[text.n_sent :])

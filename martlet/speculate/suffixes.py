@@ -22,9 +22,7 @@ MOST_LINKS = 16  # states, of the longest suffixes, whose last end a token updat
 
 
 class SuffixAutomaton:
-    """A text's substrings. `match`: the longest repeated suffix's length, and its last end
-    before.
-    """
+    """A text's substrings. `match`: the longest repeated suffix's length and last end before."""
 
     def __init__(self) -> None:
         self._length, self._link, self._end = array("i", [0]), array("i", [NONE]), array("i", [0])
@@ -83,9 +81,7 @@ class SuffixAutomaton:
         return len(self._length) - 1
 
     def _split(self, state: int, token: int, there: int) -> int:
-        """Give the shorter substrings of `there`, which now end at one more position, their own
-        state.
-        """
+        """Give the shorter substrings of `there`, which end once more now, their own state."""
         shorter = self._add(self._length[state] + 1, self._link[there])
         self._end[shorter] = self._end[there]
         self._token[shorter], self._target[shorter] = self._token[there], self._target[there]

@@ -126,9 +126,7 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 
 
 def file_pattern(pattern: str) -> Any:
-    """Compile a pattern of a tokenizer.json as Oniguruma: ^ and $ match at lines, && intersects
-    sets.
-    """
+    """Compile tokenizer.json's pattern as Oniguruma: ^ and $ match at lines, && intersects sets."""
     flags = regex.MULTILINE | (regex.VERSION1 if "&&" in pattern else regex.VERSION0)
     try:
         return regex.compile(pattern, flags)

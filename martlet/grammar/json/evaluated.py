@@ -125,9 +125,7 @@ class Ways:
         return self._absent[name]
 
     def _both(self, node: Node, ways: Iterable[Way], others: list[Way]) -> list[Way]:
-        """Every way of one list with every way of the other, without ways that others make
-        needless.
-        """
+        """Every way of one list with every way of the other, without ways that others cover."""
         joined = {Way(a.conditions | b.conditions, a.seen | b.seen): None for a in ways for b in others}
         if len(joined) > MOST_WAYS * MOST_WAYS:
             raise _too_many(node)

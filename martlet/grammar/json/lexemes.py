@@ -68,9 +68,7 @@ def free_key() -> JsonLexeme:
 
 @lru_cache(maxsize=256)
 def string_lexeme(languages: tuple[Language, ...]) -> tuple[JsonLexeme, tuple[frozenset[int], ...]]:
-    """Strings of any of the languages, and for every label the languages it stands for (label 0:
-    none).
-    """
+    """Strings of any of the languages; for every label the languages it stands for (0: none)."""
     joined, sets = _joined(languages)
     universal = frozenset(_universal(joined)) if len(sets) == 2 else frozenset[int]()
     return _closed(_labelled(to_json(joined), joined, languages, sets), ENDS, universal=universal), tuple(sets)

@@ -67,9 +67,7 @@ def _children(algebra: Writers, goal: Goal) -> list[Goal]:
 
 
 def warm(vocabulary: Vocabulary) -> None:
-    """Compute once what nearly every schema needs: common formats, strings and keys of a
-    vocabulary.
-    """
+    """Compute once what nearly every schema needs: a vocabulary's common formats, strings, keys."""
     for name in COMMON_FORMATS:
         format_language(name)
     quote = vocabulary.find(0, b'"')

@@ -32,9 +32,7 @@ MOST_BOUNDED = 40_000  # states of a pattern with a bound on its length
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A set: the texts `finite`, or those of `language` (None: all) within bounds on their
-    length.
-    """
+    """A set: the texts `finite`, or those of `language` (None: all) within bounds of length."""
 
     finite: frozenset[str] | None = None
     language: Language | None = None

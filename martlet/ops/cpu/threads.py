@@ -90,9 +90,7 @@ class Team:
             self._workers = []
 
     def _finish(self) -> None:
-        """Walk a step that has begun and waits for sleepers; after an interrupt, before the next
-        step.
-        """
+        """Walk a begun step that waits for sleepers; after an interrupt, before the next step."""
         if self._control[LAUNCHED]:
             to_wake = self._control[TO_WAKE::LINE_WORDS]
             for i in np.flatnonzero(to_wake):

@@ -39,9 +39,7 @@ TOKEN, PROBABILITY, CHANCE = range(3)  # columns of a guess
 
 
 def argmax_kernel(v: Verbs) -> Callable[..., None]:
-    """out = the largest logit's token, its probability, and the chain's. A unit of work is a
-    row.
-    """
+    """out = the largest logit's token, its probability and the chain's. A unit of work is a row."""
     exp, lanes = exponential(v), v.lanes
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]

@@ -97,9 +97,7 @@ class Unit(NamedTuple):
 
 
 def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(record, scratch, first_row, unit): the tile's queries, scaled, to the scratch; its outputs
-    from the state.
-    """
+    """(record, scratch, first_row, unit): scaled queries to the scratch; outputs from the state."""
     lanes, quantize = v.lanes, quantizer(v, 1)
 
     @helper
@@ -245,9 +243,7 @@ def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
 
 
 def tile_sizes(heads: int, most: int) -> tuple[int, int]:
-    """Rows of a tile of one token, where `heads` query heads share a KV head; and of a few
-    tokens.
-    """
+    """Rows of a tile of one token, and of a few, where `heads` query heads share a KV head."""
     few = min(heads, most)
     return few, min(2 * max(few, 2), most)
 

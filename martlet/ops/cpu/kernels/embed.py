@@ -25,9 +25,7 @@ TABLE, N_COLUMNS, GROUP_BYTES, CODEBOOK, SCALE, OUT, OUT_STRIDE = EMBED
 
 
 def value_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
-    """(group, panel, block, row, k, codebook) → the value of column k of a block, float32; offsets
-    in bytes.
-    """
+    """(group, panel, block, row, k, codebook) → column k of a block, float32; offsets in bytes."""
     bits, coded, scale_type, minimum = layout.bits, layout.codebook is not None, layout.scale, layout.minimum
     code_bytes, run_columns, runs = layout.code_bytes, layout.run, BLOCK // layout.run
     scales_at = layout.code_bytes + layout.high_bytes

@@ -99,9 +99,7 @@ def two_at_once(v: Verbs, rows: int) -> bool:
 
 
 def float_scores(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
-    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · key i of the page
-    at `keys`.
-    """
+    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · keys[i]."""
     load, lanes, item = (v.load_f16 if half else v.load_f32), v.lanes, 2 if half else 4
     zero, two = v.tile_zero(rows), two_at_once(v, rows)
 
@@ -129,9 +127,7 @@ def float_scores(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
 
 
 def float_sums(v: Verbs, rows: int, half: bool) -> Callable[..., Any]:
-    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V over places first …
-    stop - 1.
-    """
+    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V[first:stop]."""
     load, lanes, item = (v.load_f16 if half else v.load_f32), v.lanes, 2 if half else 4
     load_tile, two = v.tile_load(rows), two_at_once(v, rows)
 

@@ -103,9 +103,7 @@ def pack_q4_kernel(v: Verbs) -> Callable[..., None]:
 
     @njit(forceinline=True, **OPTIONS)
     def encode(source, start, count, codes, at, scales, minima, i):  # type: ignore[no-untyped-def]
-        """The block of float16 items source[start : start + count], filled with zeros, to 16 bytes
-        codes[at :].
-        """
+        """The float16 block source[start : start + count], zero-padded, to 16 bytes codes[at :]."""
         low = v.keep_first(v.load_f16(source, start), count, v.splat(0.0))
         high = low
         for part in range(1, parts):
@@ -173,9 +171,7 @@ def pack_q4_kernel(v: Verbs) -> Callable[..., None]:
 
 
 def q4_scores(v: Verbs, rows: int) -> Callable[..., Any]:
-    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · key i of the page
-    at `keys`.
-    """
+    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · keys[i]."""
     lanes, load_tile, two = v.lanes, v.tile_load(rows), two_at_once(v, rows)
 
     @njit(forceinline=True, **OPTIONS)
@@ -220,9 +216,7 @@ def q4_scores(v: Verbs, rows: int) -> Callable[..., Any]:
 
 
 def q4_sums(v: Verbs, rows: int) -> Callable[..., Any]:
-    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V over places first …
-    stop - 1.
-    """
+    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V[first:stop]."""
     lanes, load_tile, two = v.lanes, v.tile_load(rows), two_at_once(v, rows)
 
     @njit(forceinline=True, **OPTIONS)

@@ -47,9 +47,7 @@ def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
 
     @njit(forceinline=True, **OPTIONS)
     def encode(x, size, codes, scales, place):  # type: ignore[no-untyped-def]
-        """Codes of x[:size], padded with zeros to 16; its blocks' scales to scales[place], a
-        page apart.
-        """
+        """Codes of x[:size], zero-padded to 16; blocks' scales to scales[place], a page apart."""
         for start in range(0, size, KV_BLOCK):
             stop = min(start + KV_BLOCK, (size + 15) // 16 * 16)
             largest = v.splat(0.0)
@@ -89,9 +87,7 @@ def kv_write_q8_kernel(v: Verbs) -> Callable[..., None]:
 
 
 def q8_scores(v: Verbs, rows: int) -> Callable[..., Any]:
-    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · key i of the page
-    at `keys`.
-    """
+    """(size, scratch, keys, ahead): scratch[SCORES + m * PAGE + i] = q of row m · keys[i]."""
     load, lanes, zero, two = v.load_i8, v.lanes, v.tile_zero(rows), two_at_once(v, rows)
 
     @njit(forceinline=True, **OPTIONS)
@@ -126,9 +122,7 @@ def q8_scores(v: Verbs, rows: int) -> Callable[..., Any]:
 
 
 def q8_sums(v: Verbs, rows: int) -> Callable[..., Any]:
-    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V over places first …
-    stop - 1.
-    """
+    """(size, scratch, state, values, ahead, first, stop): sums = α · sums + p V[first:stop]."""
     load, lanes = v.load_i8, v.lanes
     load_tile, two = v.tile_load(rows), two_at_once(v, rows)
 

@@ -44,9 +44,7 @@ WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, CODEBOOK, *_ = LINEAR
 
 
 def code_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
-    """(group, line, high line, codebook, upper, j) → bytes of columns 16 * upper + 4j … of its
-    rows.
-    """
+    """(group, line, high line, codebook, upper, j) → its bytes of columns 16 * upper + 4j …."""
     bits, coded = layout.bits, layout.codebook is not None
 
     @njit(forceinline=True, **OPTIONS)
@@ -94,9 +92,7 @@ def scale_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
 
 
 def minimum_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
-    """(group, scales, supers, run, lane) → what multiplies the activations' sum, its sign
-    included.
-    """
+    """(group, scales, supers, run, lane) → the signed factor of the activations' sum."""
     minimum_type, runs = layout.minimum, BLOCK // layout.run
 
     @njit(forceinline=True, **OPTIONS)
@@ -277,9 +273,7 @@ def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
 
 
 def linear_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
-    """The kernel for float weights: x stays float32, columns in order, one fused multiply-add
-    each.
-    """
+    """The kernel for float weights: x is float32, columns in order, a fused multiply-add each."""
     load = {"f32": v.load_f32, "f16": v.load_f16, "bf16": v.load_bf16}[layout.name]
     write_one, write_few, write_many = (tile_writer(v, rows) for rows in (1, 4, v.rows))
     share, lanes, tile_rows = sharer(), v.lanes, v.rows

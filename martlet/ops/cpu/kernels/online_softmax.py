@@ -112,9 +112,7 @@ def softmax(v: Verbs, rows: int, own: bool, earlier: bool) -> Callable[..., Any]
 
 
 def state_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(state, size): nothing seen yet; (state, part, size): take in the segment after those that
-    `state` has seen.
-    """
+    """(state, size): nothing seen yet; (state, part, size): take in the next segment."""
     lanes, exp = v.lanes, exponential(v)
 
     @helper

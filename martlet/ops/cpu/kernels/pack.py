@@ -39,9 +39,7 @@ def code_writer(v: Verbs) -> Callable[..., Any]:
 
 
 def simple_packer(v: Verbs, layout: QuantLayout) -> BlockPacker:
-    """Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4: scale, minimum, high bits, then nibbles already in our
-    order.
-    """
+    """Q4_0 … Q5_1, IQ4_NL, MXFP4: scale, minimum, high bits, then nibbles already in our order."""
     has_minimum, five, exponent = layout.minimum is not None, layout.bits == 5, layout.scale == "e8m0"
     high_at = 4 if has_minimum else 2
     codes_at = 1 if exponent else high_at + (4 if five else 0)

@@ -75,9 +75,7 @@ def quantizer(v: Verbs, rows: int) -> Callable[..., Any]:
 
 
 def tile_quantizer(v: Verbs) -> Callable[..., Any]:
-    """(record, x, stride, t, n_rows, first, stop): as `quantizer`, for the rows of a tile that are
-    there.
-    """
+    """(record, x, stride, t, n_rows, first, stop): as `quantizer`, for a tile's existing rows."""
     together = min(ROWS_PER_TILE, v.lanes)
     one, many = quantizer(v, 1), quantizer(v, together)
 

@@ -71,9 +71,7 @@ def kernel_caller() -> Any:
 
 
 def walker(v: Verbs) -> Callable[..., Any]:
-    """(control, step, thread, n_threads): this thread's share of every record of the current
-    program.
-    """
+    """(control, step, thread, n_threads): this thread's share of all records of the program."""
     call_kernel = kernel_caller()
 
     @njit(forceinline=True, **OPTIONS)

@@ -55,9 +55,7 @@ OUT, N_WORDS, SHARED, IDS, N_IDS = MASK_FILL
 
 
 def mask_fill_kernel(v: Verbs) -> Callable[..., None]:
-    """OUT becomes the mask SHARED (0: an empty one), joined with the tokens IDS; bound by writing
-    19 KB.
-    """
+    """OUT = the mask SHARED (0: empty) joined with the tokens IDS; bound by writing 19 KB."""
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         out, ids, shared = v.i32p(record[OUT]), v.i32p(record[IDS]), v.i32p(record[SHARED])

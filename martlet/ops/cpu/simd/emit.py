@@ -77,9 +77,7 @@ class RegisterModel(models.PrimitiveModel):
 
 
 def verb(n_args: int, result: Callable[..., types.Type | None], emit: Callable[..., Any]) -> Any:
-    """An intrinsic: `result(*types)` is its type (None: no value), `emit(b, t, *values)` its
-    code.
-    """
+    """An intrinsic of type `result(*types)` (None: no value) and code `emit(b, t, *values)`."""
 
     def typer(typing_context: Any, *args: types.Type) -> Any:
         numba_type = result(*args)

@@ -43,9 +43,7 @@ def host_features() -> Mapping[str, bool]:
 
 
 def runnable_isas(features: Mapping[str, bool] | None = None) -> list[Isa]:
-    """The entries of `ISAS` whose needs this processor (or `features`) meets, best first; `generic`
-    is the last.
-    """
+    """Entries of `ISAS` that this processor (or `features`) can run, best first, `generic` last."""
     have = {name for name, on in (host_features() if features is None else features).items() if on}
     return [isa for isa in ISAS if isa.needs <= have]
 
@@ -62,9 +60,7 @@ def chosen_isa() -> Isa:
 
 
 def isa_named(name: str, source: str = "isa") -> Isa:
-    """The entry called `name`; UnsupportedError with the choices if it is unknown or this processor
-    cannot run it.
-    """
+    """The entry `name`; UnsupportedError if it is unknown or this processor cannot run it."""
     choices = {isa.name: isa for isa in runnable_isas()}
     if name in choices:
         return choices[name]

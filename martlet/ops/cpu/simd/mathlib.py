@@ -22,9 +22,7 @@ __all__ = ["activation", "exponential", "hyperbolic_tangent"]
 
 
 def exponential(v: Verbs) -> Callable[..., Any]:
-    """e^x in each lane, relative error below 2e-7; 0 below -87, infinity above 88.7, NaN for
-    NaN.
-    """
+    """e^x in each lane, relative error < 2e-7; 0 below -87, infinity above 88.7, NaN for NaN."""
 
     @njit(forceinline=True, **OPTIONS)
     def exp(x):  # type: ignore[no-untyped-def]

@@ -98,9 +98,7 @@ class TileVerbs(ModuleType):
             return each_row(b, t[0], lambda m: call(b, f"llvm.maxnum.v{n}f32", f32.ir, get(b, x, m), get(b, y, m)))
 
         def tile_codes(b: Any, t: Any, tile: Any, factors: Any) -> Any:
-            """int32 tile: tile[m] times lane m of `factors`, to the nearest integer
-            (`nearest_int`).
-            """
+            """int32 tile: `nearest_int` of tile[m] times lane m of `factors`."""
 
             def row(m: int) -> Any:
                 factor = b.shuffle_vector(factors, factors, ir.Constant(ir.VectorType(I32, n), [m] * n))

@@ -124,9 +124,7 @@ class Verbs(TileVerbs):
         self.prefetch, self.prefetch_l2 = prefetch(3), prefetch(2)
 
         def gather(item: ir.Type) -> Any:
-            """(p, i, stride) → int32 lane r = the item at byte i + r * stride: the same one of each
-            of `lanes` rows.
-            """
+            """(p, i, stride) → int32 lane r = the item at byte i + r * stride, r < `lanes`."""
 
             def emit(b: Any, t: Any, p: Any, i: Any, stride: Any) -> Any:
                 out = ir.Constant(i32.ir, ir.Undefined)
@@ -140,9 +138,7 @@ class Verbs(TileVerbs):
         self.gather_dwords, self.gather_words = gather(I32), gather(I16)
 
     def _partial_loads_and_stores(self) -> None:
-        """The first `count` float32 lanes only: (p, i, count) → vector with zeros; (p, i, vector,
-        count).
-        """
+        """`count` float32 lanes: (p, i, count) → vector with zeros; (p, i, vector, count)."""
         n, f32 = self.lanes, self.f32
         align = () if LLVM_VERSION >= 22 else (constant(I32, 4),)
 
@@ -244,9 +240,7 @@ class Verbs(TileVerbs):
         return out
 
     def _scalars(self) -> None:
-        """One value: (pointer, index) → float32, and conversions that keep Numba from widening to
-        float64.
-        """
+        """A value: (pointer, index) → float32; conversions keep Numba from widening to float64."""
 
         def reader(stored: ir.Type, convert: Callable[[Any, Any], Any]) -> Any:
             return verb(2, lambda p, i: types.float32, lambda b, t, p, i: convert(b, load(b, p, i, stored)))
