@@ -75,11 +75,7 @@ CATALOGUE = (
 
 
 def resolve(
-    name_or_path: str | Path,
-    *,
-    offline: bool = False,
-    directory: Path | None = None,
-    progress: Progress | None = None,
+    name_or_path: str | Path, *, offline: bool = False, directory: Path | None = None, progress: Progress | None = None
 ) -> Path:
     """The path of a model; a name that is not here yet is fetched, unless `offline`.
 

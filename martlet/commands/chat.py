@@ -87,12 +87,7 @@ class Conversation:
     """The messages so far, and what a line from the person does to them."""
 
     def __init__(
-        self,
-        llm: LLM,
-        system: str | None,
-        params: dict[str, object],
-        explain: bool = False,
-        lora: str | None = None,
+        self, llm: LLM, system: str | None, params: dict[str, object], explain: bool = False, lora: str | None = None
     ) -> None:
         self.llm = llm
         self.system = system

@@ -102,8 +102,5 @@ def _table(plans: list[MemoryPlan]) -> str:
         f"{p.context:>10,} {p.sequences:>9,} {p.kv_dtype:>8} {p.kv:>16,} {p.total / mib:>10,.0f}  {'yes' if p.fits else 'no'}"
         for p in plans
     ]
-    lines += [
-        "",
-        "An engine's kv_memory is the column KV bytes; without it a quarter of the available memory.",
-    ]
+    lines += ["", "An engine's kv_memory is the column KV bytes; without it a quarter of the available memory."]
     return "\n".join(lines)

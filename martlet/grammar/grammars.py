@@ -33,10 +33,7 @@ class Grammars:
     """Compiled grammars of one tokenizer; the least recently used are dropped first."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        n_vocab: int | None = None,
-        limits: tuple[int, int] = (STRING_LIMIT, ITEM_LIMIT),
+        self, tokenizer: Tokenizer, n_vocab: int | None = None, limits: tuple[int, int] = (STRING_LIMIT, ITEM_LIMIT)
     ) -> None:
         """`n_vocab` is the width of the logits.
 

@@ -74,14 +74,7 @@ _SPACES = (0x20, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0
 SPACE: Ranges = unite(((9, 13), *((c, c) for c in _SPACES)))
 NEWLINE: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CLASSES = MappingProxyType(
-    {
-        "d": DIGIT,
-        "D": complement(DIGIT),
-        "w": WORD,
-        "W": complement(WORD),
-        "s": SPACE,
-        "S": complement(SPACE),
-    }
+    {"d": DIGIT, "D": complement(DIGIT), "w": WORD, "W": complement(WORD), "s": SPACE, "S": complement(SPACE)}
 )
 _CONTROLS = MappingProxyType({"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0, "a": 7, "e": 27})
 

@@ -46,12 +46,7 @@ class Vocabulary:
     """
 
     def __init__(
-        self,
-        tokens: Sequence[bytes | None],
-        eos_ids: Sequence[int],
-        *,
-        n_vocab: int | None = None,
-        kernels: Any = None,
+        self, tokens: Sequence[bytes | None], eos_ids: Sequence[int], *, n_vocab: int | None = None, kernels: Any = None
     ) -> None:
         self.tokens = tokens
         self.n_vocab = max(n_vocab or 0, len(tokens))

@@ -53,14 +53,7 @@ class Walker:
     """Walks one trie; its buffers serve one walk at a time."""
 
     def __init__(
-        self,
-        byte: NDArray[np.uint8],
-        end: I32,
-        depth: I32,
-        first: I32,
-        tokens: I32,
-        n_words: int,
-        kernels: Any,
+        self, byte: NDArray[np.uint8], end: I32, depth: I32, first: I32, tokens: I32, n_words: int, kernels: Any
     ) -> None:
         self._byte, self._end, self._depth, self._first, self._tokens = byte, end, depth, first, tokens
         n = len(tokens)

@@ -103,13 +103,7 @@ def run_layer(
 
 
 def _attend(
-    stream: Stream,
-    spec: Attention,
-    layer: Layer,
-    weights: LayerWeights,
-    cache: Array,
-    x: Array | None,
-    narrows: bool,
+    stream: Stream, spec: Attention, layer: Layer, weights: LayerWeights, cache: Array, x: Array | None, narrows: bool
 ) -> None:
     """Project, normalise, rotate, write the cache, attend, and add the output's projection."""
     ops, mixer, adapters = stream.ops, weights.mixer, weights.adapters

@@ -113,12 +113,7 @@ class SequenceSampler:
     """Samples one sequence, token after token; `seed` determines its random numbers."""
 
     def __init__(
-        self,
-        shared: Sampler,
-        params: SamplingParams,
-        prompt_ids: Sequence[int],
-        index: int = 0,
-        n_answered: int = 0,
+        self, shared: Sampler, params: SamplingParams, prompt_ids: Sequence[int], index: int = 0, n_answered: int = 0
     ) -> None:
         self.params = params
         self.index = index

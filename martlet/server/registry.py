@@ -33,15 +33,7 @@ from martlet.server.replies import json_reply
 from martlet.server.service import Service, service_of
 from martlet.server.tracing import PARENT
 
-__all__ = [
-    "Entry",
-    "Load",
-    "Registry",
-    "for_model",
-    "load_lora_adapter",
-    "registry_of",
-    "unload_lora_adapter",
-]
+__all__ = ["Entry", "Load", "Registry", "for_model", "load_lora_adapter", "registry_of", "unload_lora_adapter"]
 
 MAX_NAME = 200
 RETRY_S = 5.0  # Retry-After of a model that found no room
@@ -245,8 +237,7 @@ class Registry:
         """RequestError for a name that an adapter of this model cannot have."""
         if not name or not name.isprintable() or len(name) > MAX_NAME:
             raise RequestError(
-                f"{name!r:.200} is no name; expected 1 to {MAX_NAME} printable characters.",
-                param="lora_name",
+                f"{name!r:.200} is no name; expected 1 to {MAX_NAME} printable characters.", param="lora_name"
             )
         if name in self.entries or any(name in e.adapters for e in self.entries.values() if e is not entry):
             raise RequestError(

@@ -58,12 +58,7 @@ def _shipped() -> dict[str, str]:
 
 
 def with_head_pages(
-    head: HeadFile | MedusaFile | None,
-    model: Model,
-    kv: KvMemory,
-    ops: Backend,
-    config: EngineConfig,
-    n_pages: int,
+    head: HeadFile | MedusaFile | None, model: Model, kv: KvMemory, ops: Backend, config: EngineConfig, n_pages: int
 ) -> tuple[Model, KvMemory]:
     """The model with the features that the head reads, and the memory with the head's pages."""
     if head is None:

@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 from martlet.errors import FormatError, UnsupportedError
 from martlet.tokenizer.encoder import TextEncoder, byte_level_words, byte_tokens, char_words, missing_bytes, unchanged
 from martlet.tokenizer.split import SPACE, PreTokenizer, isolate, pipeline, pre_tokenizer, word_splitter
-from martlet.tokenizer.vocab import (
-    AddedToken,
-    SpecialIds,
-    TokenType,
-    Vocab,
-    build_vocab,
-    checked_id,
-    end_of_generation,
-)
+from martlet.tokenizer.vocab import AddedToken, SpecialIds, TokenType, Vocab, build_vocab, checked_id, end_of_generation
 
 __all__ = ["Tables", "tables_from_gguf"]
 

@@ -16,15 +16,7 @@ from martlet.tokenizer.from_gguf import Tables
 from martlet.tokenizer.normalize import normalizer
 from martlet.tokenizer.presplit import PreSplit, metaspace_scheme, pre_split
 from martlet.tokenizer.split import SPACE, isolate, pipeline, pre_tokenizer, word_splitter
-from martlet.tokenizer.vocab import (
-    AddedToken,
-    SpecialIds,
-    TokenType,
-    Vocab,
-    build_vocab,
-    checked_id,
-    end_of_generation,
-)
+from martlet.tokenizer.vocab import AddedToken, SpecialIds, TokenType, Vocab, build_vocab, checked_id, end_of_generation
 
 __all__ = ["tables_from_hf"]
 
@@ -33,12 +25,7 @@ JOINTS = (" ", "\0", "\uffff")
 
 
 def tables_from_hf(
-    tokenizer: Mapping[str, Any],
-    config: Mapping[str, Any],
-    *,
-    pre: str | None,
-    eos_ids: Iterable[int],
-    source: str,
+    tokenizer: Mapping[str, Any], config: Mapping[str, Any], *, pre: str | None, eos_ids: Iterable[int], source: str
 ) -> Tables:
     """Read a tokenizer.
 

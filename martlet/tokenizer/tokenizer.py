@@ -49,10 +49,7 @@ class Tokenizer:
         self._types = vocab.types
         self.texts_alone: Mapping[int, str] = _TextsAlone(self)
         self._added = {token.id: token for token in vocab.added}
-        self._bytes: tuple[dict[int, bytes], dict[int, bytes]] = (
-            {},
-            {},
-        )  # known already, without and with `special`
+        self._bytes: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})  # known already, without and with `special`
         early = [token for token in vocab.added if not token.normalized]
         late = [token for token in vocab.added if token.normalized]
         self._finder = AddedTokenFinder(early)
@@ -87,12 +84,7 @@ class Tokenizer:
         return cls(tables_from_hf(tokenizer_json, tokenizer_config or {}, pre=pre, eos_ids=eos_ids, source=source))
 
     def encode(
-        self,
-        text: str,
-        *,
-        add_special: bool = True,
-        parse_special: bool = False,
-        literal_spans: LiteralSpans = (),
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, literal_spans: LiteralSpans = ()
     ) -> list[int]:
         """Return the ids of `text`.
 

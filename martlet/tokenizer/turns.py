@@ -54,12 +54,7 @@ class TurnMemory:
         self._size = 0
 
     def note(
-        self,
-        rendered: RenderedChat,
-        prompt_ids: Sequence[int],
-        answer_ids: Sequence[int],
-        answer: str,
-        salt: str = "",
+        self, rendered: RenderedChat, prompt_ids: Sequence[int], answer_ids: Sequence[int], answer: str, salt: str = ""
     ) -> None:
         """Keep the answer to a prompt, unless its text differs from that of its ids."""
         ids = self._ids_of(answer, answer_ids, prompt_ids[-1])

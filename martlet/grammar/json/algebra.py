@@ -24,15 +24,7 @@ from martlet.errors import RequestError
 from martlet.grammar.json.loader import Loader
 from martlet.grammar.json.schema_nodes import Node, Problem, SchemaError
 from martlet.grammar.json.sets import ANY_TEXT, NO_TEXT, WORDS, Texts, number_leaf, string_leaf, word_leaf
-from martlet.grammar.json.shapes import (
-    ANYTHING,
-    ArrayForm,
-    Exists,
-    Literals,
-    ObjectForm,
-    array_leaf,
-    object_leaf,
-)
+from martlet.grammar.json.shapes import ANYTHING, ArrayForm, Exists, Literals, ObjectForm, array_leaf, object_leaf
 from martlet.grammar.numbers import Digits, number_language
 from martlet.grammar.states import Limits
 

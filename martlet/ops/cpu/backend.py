@@ -179,12 +179,7 @@ class CpuBackend:
         self._recording.feed = out
 
     def linear(
-        self,
-        x: CpuArray,
-        weight: CpuWeight,
-        out: CpuArray,
-        bias: F32 | None = None,
-        residual: CpuArray | None = None,
+        self, x: CpuArray, weight: CpuWeight, out: CpuArray, bias: F32 | None = None, residual: CpuArray | None = None
     ) -> None:
         recorder, row = self._recording, 0
         for part in weight.parts:

@@ -80,10 +80,5 @@ def generic(b: Any, acc: Any, weights: Weights, x: Weights, bits: int) -> Any:
     return acc
 
 
-BYTE_PRODUCTS: dict[str, Callable[..., Any]] = {
-    "vnni": vnni,
-    "maddubs": maddubs,
-    "sdot": sdot,
-    "generic": generic,
-}
+BYTE_PRODUCTS: dict[str, Callable[..., Any]] = {"vnni": vnni, "maddubs": maddubs, "sdot": sdot, "generic": generic}
 assert BYTE_PRODUCTS.keys() == ZERO_POINTS.keys()
