@@ -79,8 +79,7 @@ def resolve(
 ) -> Path:
     """The path of a model; a name that is not here yet is fetched, unless `offline`.
 
-    What exists as a path is that path. RequestError for a name that nothing has, with the nearest
-    one.
+    What exists as a path is that path. RequestError for an unknown name, with the nearest.
     """
     text = str(name_or_path)
     path = Path(text).expanduser()

@@ -104,8 +104,7 @@ class LLM:
     def __init__(self, model: str, *, progress: Progress | None = None, **options: Unpack[LLMOptions]) -> None:
         """Load `model`: a GGUF file, a Hugging Face folder, or a name of the catalogue.
 
-        A model of the catalogue is fetched first if need be. `progress` is called with (phase,
-        done, total).
+        A model of the catalogue is fetched first if need be. `progress` gets (phase, done, total).
 
         Raises RequestError for a wrong option, FormatError or UnsupportedError for the file, and
         CapacityError if the memory cannot hold the model and its context.

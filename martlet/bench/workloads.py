@@ -1,8 +1,7 @@
 """Synthetic workloads: requests and their arrival times (read `drive.py` next, which runs them).
 
 Everything follows from a seed, so that two engines get the same requests. Prompts are random
-tokens: no kernel's speed depends on them, and no cache has them by chance. Every answer has a fixed
-length.
+tokens: no kernel's speed depends on them, no cache has them by chance. Answers have a fixed length.
 
     throughput   all requests wait from the start; up to `concurrency` run at a time
     latency      random arrivals (a Poisson process), optionally with a long prompt in the middle

@@ -50,8 +50,7 @@ class DiskSlots:
 
     # -- starting ----------------------------------------------------------------------------------
     def adopt(self, records: Iterable[tuple[SlotId, bytes, bytes, Ids]], page_size: int) -> list[Node]:
-        """Build trees from a file's records (slot, key, key of the page before, ids); return the
-        roots.
+        """Build trees from records (slot, key, key of the page before, ids); return the roots.
 
         A record is refused, and its slot stays free, if its key is not the digest of the rest, if
         a record with other ids has the same key, if the page before it is missing, or if its slot

@@ -88,8 +88,7 @@ class MemoryShare:
 
 
 class Node:
-    """A page of tokens after its parent's: in memory (`page`), in the second tier (`slot`), or
-    both.
+    """A page of tokens after its parent's: in memory (`page`), the second tier (`slot`), or both.
 
     A root stands for a cache salt: it has no page, slot, ids or parent.
     """

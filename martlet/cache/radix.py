@@ -204,8 +204,7 @@ class RadixCache:
 
     # -- keeping -----------------------------------------------------------------------------------
     def insert(self, salt: str, ids: Sequence[int], pages: Sequence[PageId], tenant: str = "") -> None:
-        """Keep computed pages: `ids` are the computed positions' tokens, `pages` the caller's
-        pages.
+        """Keep computed pages: `ids` are the computed positions' tokens, `pages` the caller's.
 
         The tree becomes an owner of the pages whose tokens it does not hold yet. A last page that
         is not full becomes a leaf: its owner goes on writing behind the leaf's tokens, and may
@@ -226,8 +225,7 @@ class RadixCache:
             self._tier.want(full)
 
     def _deepest(self, salt: str, ids: Sequence[int], pages: Sequence[PageId], n_full: int) -> tuple[Node, int]:
-        """Where to begin: below the caller's deepest full page that the tree owns, else at the
-        root.
+        """Where to begin: below the caller's deepest full page in the tree, else at the root.
 
         If the tree owns that very page, it holds the caller's prefix up to there.
         """

@@ -1,7 +1,6 @@
 """The command line's options, made from `martlet/options.py` (read `common.py` next).
 
-`add_options` gives a parser every option of a group; the sampling options also have llama.cpp's
-names.
+`add_options` gives a parser every option of a group; sampling options also have llama.cpp's names.
 """
 
 from __future__ import annotations

@@ -131,8 +131,7 @@ class Conversation:
     def _shown(self) -> tuple[list[dict[str, str]], int]:
         """The messages that the model is shown, and their tokens: if need be without the oldest.
 
-        What is left out makes more room than is needed, so that not every later turn computes the
-        rest anew.
+        Leaves out more than needed, so that not every later turn computes the rest anew.
         """
         context, before = self.llm.plan.context, self.left_out
         n_ids = self._n_ids(before)

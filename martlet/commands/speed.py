@@ -1,7 +1,6 @@
 """Lines about speed after an answer: rate, share of the memory's speed, and the plan's prediction.
 
-A decode step reads every weight once, so the memory's read speed bounds it: tokens/s ≤ bytes/s ÷
-bytes a token.
+A decode step reads every weight once, so memory bounds it: tokens/s ≤ bytes/s ÷ bytes a token.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def observers(
 
 
 def _check_target(name: str, path: Path, config: EngineConfig) -> None:
-    """A trace is written as it comes, also into a device or a pipe; a capsule replaces a file."""
+    """A trace is written as it comes, also into a device or a pipe; a capsule replaces the file."""
     if not path.exists():
         return
     if name == "capsule" and not path.is_file():

@@ -47,8 +47,7 @@ class RequestMaker:
     def chat_tokens(self, messages: Sequence[Message], options: ChatOptions) -> PromptTokens:
         """Render a conversation and tokenize it.
 
-        Raises RequestError for a wrong option, and for tools that the chat template would leave
-        out.
+        Raises RequestError for a wrong option, and for tools that the template would leave out.
         """
         built = self._built
         check_chat_options(options)

@@ -1,5 +1,4 @@
-"""Sets of Unicode characters as ranges, and alphabets: classes of characters that a language cannot
-tell apart.
+"""Sets of Unicode characters as ranges, and alphabets: the character classes of a language.
 
 A set is a tuple of ranges (first, last), ascending, with gaps between them. Surrogates are no
 characters: a set holds all of them if it holds U+D7FF, else none, so they never cost a range of

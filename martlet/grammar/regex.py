@@ -3,8 +3,7 @@
 A pattern becomes a nondeterministic automaton of character classes and *conditions*, and that a
 deterministic automaton by the subset construction. A thread of that walk carries its promises:
 `(?=…)` starts an automaton of its own that must accept what remains, `(?!…)` its complement. So
-look-ahead is exact anywhere, also in loops. Look-behind is an automaton that runs along from the
-start.
+look-ahead is exact anywhere, also in loops. Look-behind is an automaton that runs from the start.
 """
 
 import time

@@ -242,8 +242,7 @@ class Constraint(Protocol):
     def advance(self, token_id: int) -> bool:
         """Take one token. False, and nothing changed, if it is not allowed.
 
-        An end-of-sequence id ends the text. A token that only a limit leaves out of the mask may be
-        taken.
+        An end-of-sequence id ends the text. A token that only a limit masks may be taken.
         """
 
     def rollback(self, n_tokens: int) -> None:

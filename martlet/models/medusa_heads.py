@@ -7,8 +7,7 @@
 Layouts: config.json with medusa_num_heads and medusa_num_layers, and tensors `0.0.linear.weight`
 (head, block) and `0.1.weight` (head, output); or vLLM's, with num_heads and num_hidden_layers,
 `blocks.0.layers.0.weight` and `lm_heads.0.weight`, and token_map where the outputs have fewer rows
-than the vocabulary. A head without output rows of its own uses the model's. The files are
-untrusted.
+than the vocabulary. A head without output rows uses the model's. The files are untrusted.
 """
 
 import re
@@ -39,8 +38,7 @@ _OUTPUT = re.compile(r"(?:lm_heads\.(\d+)|(\d+)\.(\d+))\.weight")
 class MedusaFile:
     """The heads' files, checked except for their values.
 
-    `tensors` is keyed by (head, block, "weight" or "bias"); a head's output rows have None as
-    block.
+    `tensors` is keyed by (head, block, "weight" or "bias"); output rows have None as block.
     """
 
     checkpoint: Checkpoint

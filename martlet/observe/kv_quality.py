@@ -3,8 +3,7 @@
 Two KV types compute the same text beside each other on one loaded model. The next-token
 distributions of each position are compared: Kullback-Leibler divergence of the second from the
 first, whether both have the same best token, and the log-probability of the token that follows.
-Perplexity alone hides errors that users see: they grow with depth, and a few positions change their
-best token.
+Perplexity alone hides errors that users see: they grow with depth, and some best tokens change.
 """
 
 from __future__ import annotations

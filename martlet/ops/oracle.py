@@ -7,9 +7,8 @@ giving every result an array of its own, so that after one run of the fast backe
 results are still there. Then it feeds each operation's inputs, as the fast backend had them, to the
 reference and compares the outputs: an error is seen where it arises, not where it has spread to. A
 product is compared twice, with its input as it is and with its input rounded to 8 bits for each 32
-columns, which fast kernels for quantised weights do: every element has to agree with one of the
-two. So the bounds can be tight, and rounding hides no bug. Read `reference.py` next, which is the
-definition.
+columns, which fast kernels for quantised weights do: each element has to agree with either. So the
+bounds can be tight, and rounding hides no bug. Read `reference.py` next, which is the definition.
 """
 
 import re

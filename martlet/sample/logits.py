@@ -292,8 +292,7 @@ def xtc(c: Candidates, probability: float, threshold: float, u: float) -> Candid
     """Exclude top choices: with `probability`, of the tokens with p ≥ threshold keep only the last.
 
     The last is the least probable. `u` is uniform in [0, 1). With fewer than two such tokens
-    nothing changes, so a likely token always remains. Source: oobabooga/text-generation-webui PR
-    6335.
+    nothing changes, so a likely token always remains. Source: oobabooga/text-generation-webui#6335.
     """
     if u >= probability:
         return c
@@ -350,8 +349,7 @@ def token_logprobs(
     """A token's log-probability under softmax(logits), its rank, and the `top` best tokens.
 
     `logits` is float [V]; `top` -1: all. `ids`, int64 ascending, limits those listed. Ties rank by
-    id. Tokens of probability 0 are not listed. SampleError for logits without a finite
-    maximum.
+    id. Tokens of probability 0 are not listed. SampleError without a finite maximum.
     """
     best = float(logits.max())
     if not math.isfinite(best):

@@ -109,8 +109,7 @@ def _owners(running: Sequence[SequenceSnapshot]) -> dict[PageId, tuple[int, ...]
 def _pages(snapshot: EngineSnapshot, owners: dict[PageId, tuple[int, ...]], names: list[str]) -> dict[str, Any]:
     """One letter per page.
 
-    f: free; c: only the prefix tree owns it; o: one sequence; s: several sequences; h: other
-    owners.
+    f: free; c: only the prefix tree owns it; o: one sequence; s: several; h: other owners.
     """
     letters = ["f" if count == 0 else "h" for count in snapshot.owners]
     for page in snapshot.cached:

@@ -2,8 +2,7 @@
 
 Sampling parameters are not listed here: a body takes every field of `SamplingParams`, which checks
 them. `REFUSED` lists fields of OpenAI's and vLLM's schemas that Martlet cannot support, with the
-reason; they are never ignored. The reply lists all other unknown fields, and `--strict` refuses
-them.
+reason; they are never ignored. The reply lists other unknown fields; `--strict` refuses them.
 """
 
 from collections.abc import Mapping

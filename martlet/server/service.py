@@ -195,8 +195,7 @@ class Service:
         """Submit requests to the engine and charge their tokens to the caller's account.
 
         After `timeout_s` seconds they are cancelled. Raises ApiError 429 for too many tokens and
-        503 in shutdown, RequestError for requests that can never run, CapacityError for a full
-        queue.
+        503 in shutdown, RequestError for what can never run, CapacityError for a full queue.
         """
         if self.draining:
             raise ApiError(503, "The server shuts down.", code="shutting_down", headers={"Retry-After": "5"})

@@ -151,8 +151,7 @@ class StopChecker:
 class Delta:
     """New text, and how many more tokens it completes, whose log-probabilities belong to it.
 
-    The last `hidden` of these tokens left nothing in the text: they belong to a stop string, or
-    follow it.
+    The last `hidden` of these tokens left no text: they belong to a stop string, or follow it.
     """
 
     text: str = ""

@@ -65,8 +65,7 @@ def byte_level_words(
 ) -> WordCache:
     """Words whose symbols are bytes. `mapped`: they arrive in the alphabet of bytes.
 
-    A byte without a token becomes `unk`; with `unk` None it is left out, and `missing_bytes` warns
-    of it.
+    A byte without a token becomes `unk`; with `unk` None it is left out, and `missing_bytes` warns.
     """
 
     def encode_word(word: str) -> Word:

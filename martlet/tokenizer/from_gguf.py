@@ -103,8 +103,7 @@ def _special_ids(metadata: Mapping[str, Any], vocab: Vocab, defaults: Mapping[st
 def _added_tokens(vocab: Vocab, metadata: Mapping[str, Any]) -> tuple[AddedToken, ...]:
     """Control, unknown and user-defined tokens.
 
-    Phi-3's control tokens swallow the whitespace after them: its tokenizer.json says so, GGUF has
-    no key.
+    Phi-3's control tokens swallow the whitespace after them: its tokenizer.json says so, not GGUF.
     """
     phi3 = metadata.get("general.architecture") == "phi3" and metadata.get(PREFIX + "model") == "llama"
     plain = {"<unk>", "<s>", "<|endoftext|>"}

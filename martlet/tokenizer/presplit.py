@@ -1,8 +1,7 @@
 """The pre-tokenizers of a tokenizer.json, as steps of a pipeline (read `from_json.py` next).
 
 A step cuts a piece at the matches of a pattern. The `behavior` says what becomes of a match: it is
-dropped, a piece of its own, or joined to a neighbour. `split.py` has the pre-tokenizers that GGUF
-names.
+dropped, a piece of its own, or joined to a neighbour. `split.py` has GGUF's pre-tokenizers.
 """
 
 from collections.abc import Callable, Mapping

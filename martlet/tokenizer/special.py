@@ -71,8 +71,7 @@ class AddedTokenFinder:
 class _Index:
     """Tokens by text, and the lengths to try after each prefix.
 
-    `alone` finds few tokens without conditions at C speed; vocabularies with newlines among them
-    need it.
+    `alone` finds few tokens without conditions at C speed, which vocabularies with newlines need.
     """
 
     def __init__(self, tokens: Sequence[AddedToken]) -> None:

@@ -142,8 +142,7 @@ class Tokenizer:
     def token_bytes(self, token: int, *, special: bool = True) -> bytes:
         """Return the bytes that a token adds to the text.
 
-        For a control token they are empty if `special` is False. RequestError for an id outside the
-        vocabulary.
+        For a control token they are empty if `special` is False. RequestError for an unknown id.
         """
         known = self._bytes[special]
         piece = known.get(token)

@@ -82,8 +82,7 @@ class Vocab:
 def build_vocab(texts: Sequence[str], types: bytes, *, source: str) -> Vocab:
     """Check token texts and types, and index them.
 
-    `types` has a TokenType byte for each token. FormatError, with `source` as the file, if they are
-    unusable.
+    `types` has a TokenType byte for each token. FormatError, naming `source`, if they are unusable.
     """
     if not texts:
         raise FormatError(source, "the vocabulary has no tokens; expected at least one. Convert the model again.")

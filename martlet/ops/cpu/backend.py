@@ -46,8 +46,7 @@ U8 = NDArray[np.uint8]
 class CpuBackend:
     """Kernels on `threads` threads. `kernels` is the folder for compiled code, None to keep none.
 
-    `isa` names an instruction set; without it MARTLET_ISA does, else it is the best that this
-    processor has.
+    `isa` names an instruction set; without it MARTLET_ISA does, else it is this processor's best.
     """
 
     name = "cpu"

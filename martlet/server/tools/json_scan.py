@@ -50,8 +50,7 @@ class CallScanner:
     """Reads `{"name": …, "arguments": {…}}`: the name, and the arguments' text as it arrives.
 
     `ready`: it must be a call, since it has a name, and arguments or its end. `failed`: it is no
-    call, and nothing of it was returned. Arguments given as a string are unwrapped once it is
-    complete.
+    call, and nothing of it was returned. Arguments in a string are unwrapped once complete.
     """
 
     def __init__(

@@ -138,8 +138,7 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
     """(record, scratch, state, positions, pages, recent, first_row, unit, page, ahead, low, high):
     see one page.
 
-    It is number `page` of the sequence; `ahead` is the place in the cache of the one that comes
-    next.
+    It is number `page` of the sequence; `ahead` is the next page's place in the cache.
     """
     lanes, tanh, float_place = v.lanes, hyperbolic_tangent(v), recent_place(v)
 
@@ -195,8 +194,7 @@ def page_functions(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
 
 
 def tile_attention(v: Verbs, rows: int, dtype: str) -> Callable[..., Any]:
-    """(record, scratch, positions, pages, recent, first_row, unit, ahead): one unit of up to `rows`
-    rows.
+    """(record, scratch, positions, pages, recent, first_row, unit, ahead): a unit of ≤ `rows` rows.
 
     `pages` and `recent` are the sequence's page numbers, `ahead` the place of the page that this
     thread goes to next.

@@ -91,8 +91,7 @@ def tile_quantizer(v: Verbs) -> Callable[..., Any]:
 
 
 def tile_claimer(v: Verbs) -> Callable[..., Any]:
-    """(record, step, pieces) → the next unit as (first row, row after the last, piece); no row when
-    there is none.
+    """(record, step, pieces) → the next unit as (first row, row after the last, piece), or no row.
 
     A unit is a tile of eight rows, whose byte forms share cache lines: two threads on them would
     wait for each other.

@@ -6,8 +6,7 @@
     depth [N]    bytes above and in it        follow [256]         the same that stay as bits
     first [N+1]  tokens of nodes before it
 
-A token that stays is given with its characters; a token that leaves, with offset, label and
-characters.
+A token that stays has its characters; a token that leaves, offset, label and characters.
 
 Bound by the trie's nodes that the automaton lets through: about 4 ns each.
 """

@@ -2,8 +2,7 @@
 
 Read `linear.py` next to see them used.
 
-A tile's rows are independent: no verb mixes them, but those that reduce each row to one lane of a
-vector.
+A tile's rows are independent: no verb mixes them, but some reduce each row to one lane of a vector.
 """
 
 from __future__ import annotations
