@@ -2,8 +2,6 @@
 `engine.py` first).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

@@ -5,8 +5,6 @@ Read `engine.py` next, or `memory.py` for the memory.
 files → memory plan → packed model, KV pages → rank, sampling, drafter → scheduler → engine
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

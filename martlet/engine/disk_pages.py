@@ -1,7 +1,5 @@
 """KV pages that outlive the process: open the file, adopt its pages (read `build.py` first)."""
 
-from __future__ import annotations
-
 import hashlib
 from contextlib import ExitStack
 from pathlib import Path

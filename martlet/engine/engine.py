@@ -7,8 +7,6 @@ and what guesses tokens are plugged in (`StepRecorder`, `DraftSource`); `assembl
 usual ones.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol

@@ -16,8 +16,6 @@ and with a request's place in "requests" as its name. A number in "steps" means:
 every span one position further, on the pages that it has.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

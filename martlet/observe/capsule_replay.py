@@ -7,8 +7,6 @@ step. A capsule is untrusted input: every plan is checked against what the runne
 runs (read `capsule.py` for the file).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path

@@ -5,8 +5,6 @@ A plan is numbers and names only, a few hundred bytes, so that it can be sent to
 rank 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -12,8 +12,6 @@ are refused), those between pass:
 A sequence holds at most two groups, and lets go of one when a later span starts beyond it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

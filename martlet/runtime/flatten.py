@@ -8,8 +8,6 @@ slots      | page of 40 * P + 40 mod P |     | …              |              [
 starts     0                   1                              4              [B + 1]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 

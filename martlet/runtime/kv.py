@@ -2,8 +2,6 @@
 `rank.py` next).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from martlet.config import PAGE_SIZE

@@ -6,8 +6,6 @@ one, the same but for an update after each product; steps in which some row has 
 Rows without one get the same bits from both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

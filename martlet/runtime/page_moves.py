@@ -5,8 +5,6 @@ The order is the plan's: saves, then loads, then copies, all before the spans. N
 what the tier could not do is in the result, and the scheduler has it computed again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ believes nothing: pages and ids are in range, a span's positions have pages, and
 the limits of the rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

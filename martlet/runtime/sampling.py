@@ -7,8 +7,6 @@ random numbers of its own position, so every token is the one that decoding alon
 the guesses (docs/speculation.md compares this with rejection sampling, arXiv:2211.17192).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 

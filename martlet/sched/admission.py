@@ -11,8 +11,6 @@ computed: its logits are needed.
 New pages come from the pool. When that is empty, the cache evicts its least recently used.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from martlet.cache.pages import PagePool

@@ -7,8 +7,6 @@ a step may take while anybody decodes. So a long prompt never stops a running an
 (arXiv:2308.16369). A few rows are always left, so prompts never stop either.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from martlet.sched.cost import CostModel

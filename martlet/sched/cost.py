@@ -14,8 +14,6 @@ The time that drafts add to a decoding step is not linear: four rows take little
 whose time is that of reading the weights, and eight twice as long. `RowTimes` is a table.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from operator import mul

@@ -1,7 +1,5 @@
 """Bounds of a step, of a sequence and of the queue (`scheduler.py` keeps them)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 __all__ = ["SchedulerLimits"]

@@ -6,8 +6,6 @@ preempt each other. So a share of the expected growth is kept: it rises with eve
 falls slowly with every end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from martlet.cache.pages import PagePool

@@ -12,8 +12,6 @@ is admitted until one has ended. A sequence that was preempted MAX_PREEMPTED tim
 it is admitted only when all pages that it can ever need fit beside others of its class.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -12,8 +12,6 @@ and these are finitely many. Ageing is the same thing from the other side: waiti
 WAIT_PER_LEVEL_S outweighs a level of priority.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol

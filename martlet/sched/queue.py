@@ -1,7 +1,5 @@
 """The queue: waiting sequences in the policy's order, bounded (read `policy.py` next)."""
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator

@@ -6,8 +6,6 @@ computes, `commit` takes in what the step found.
 It knows integers only: no arrays, no text, and of the clock what it is told.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

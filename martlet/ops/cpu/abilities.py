@@ -1,7 +1,5 @@
 """What the CPU backend can do, and how much its packed weights occupy (read `backend.py` next)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from martlet.kv_types import KV_TYPES

@@ -3,8 +3,6 @@
 Read `program.py` next.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Starts workers, wakes them, runs programs (compiled side: `team.py`).
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -5,8 +5,6 @@ row a sequence. It is one thread's work of less than a microsecond, with a meeti
 after it. Where nothing is worth going on from, it ends the program.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from martlet.ops.cpu.kernels.fields import (

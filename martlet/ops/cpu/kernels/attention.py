@@ -20,8 +20,6 @@ for the rows of the other kind.
 Bound by fused multiply-adds when many rows run, by reading the cache for one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ value at a time: some microseconds a token, a thousandth of a step. With the ids
 unpacks a whole matrix (tests do).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

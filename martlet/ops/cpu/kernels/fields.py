@@ -10,8 +10,6 @@ integers because compiled code indexes with them. An operation's own fields begi
 `Fields` names them, for its kernel and for who fills the record.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 

@@ -6,8 +6,6 @@ Imported only to compile: everything here needs Numba. `store.py` keeps the obje
 a warm start loads it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -15,8 +15,6 @@ the processor's own prefetchers lose them at every end. It goes to the second-le
 wait for many more lines at a time than the first can.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

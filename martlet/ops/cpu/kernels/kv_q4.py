@@ -15,8 +15,6 @@ A row first goes to a float16 page (`runtime/f16_window.py`), laid out as in `kv
 layers share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

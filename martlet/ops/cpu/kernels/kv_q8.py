@@ -11,8 +11,6 @@ A key's scale multiplies what its block adds to the score, a value's scale p: so
 those of floats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -21,8 +21,6 @@ A weight is `scale * (code - zero_point)`, or `scale * code - minimum` (f16 mini
 Q4_1 stores them). Float matrices are one region: for each column, 16 rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from martlet.quant.table import BlockType

@@ -17,8 +17,6 @@ multiply-adds a cycle on AVX-512 VNNI; a block of 32 columns costs a row 8 of th
 operations and its share of the unpacking.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

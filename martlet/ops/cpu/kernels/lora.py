@@ -12,8 +12,6 @@ A table has for each slot: the addresses of a [ranks, k] and bᵀ [ranks, n], ro
 registers of zeros, and the number of ranks, padded to a multiple of 4. Zero ranks are no update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from numba import njit

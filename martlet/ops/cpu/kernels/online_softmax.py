@@ -7,8 +7,6 @@ of p times values; `fields.py` says where. A page that a row does not see leaves
 exactly: α = 1 and p = 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

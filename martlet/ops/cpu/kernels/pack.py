@@ -7,8 +7,6 @@ those that share bytes with it, for the rows from `lane` on. Where a file's bits
 ggml-common.h, told one type at a time in `quant/ggml.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

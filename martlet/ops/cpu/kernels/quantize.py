@@ -14,8 +14,6 @@ the first-level cache: its record's last fields, from BYTES on, say where to. `q
 products that follow none such.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ The angles of a step are computed once for all layers, in float64 and rounded to
 `rope_table`; `rope` then turns each head of each row by its row's angles.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

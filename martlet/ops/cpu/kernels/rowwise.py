@@ -6,8 +6,6 @@ their inputs, a hundredth of a step; sums go lane by lane in the order of the co
 halves onto halves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

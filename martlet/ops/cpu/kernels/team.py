@@ -11,8 +11,6 @@ Python, where the main thread wakes it.
 `control` is what they share, a cache line for each word that several threads write.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ multiplies signed bytes takes the 128 off first (`ZERO_POINTS` tells a kernel wh
 exact integers, so every form gives the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

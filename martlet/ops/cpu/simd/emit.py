@@ -5,8 +5,6 @@ Read `verbs.py` next.
 `b` is always llvmlite's IR builder, `t` the Numba types of a verb's arguments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

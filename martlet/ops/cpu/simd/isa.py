@@ -5,8 +5,6 @@ plain LLVM vectors and runs everywhere. MARTLET_ISA names one to use in place of
 best. The AVX-512 and Arm forms of the byte product follow Intel's and Arm's manuals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ e^r, and 2^n put together from its bits. exp(0) is exactly 1 and exp of anything
 0; attention relies on both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ Read `linear.py` next to see them used.
 A tile's rows are independent: no verb mixes them, but some reduce each row to one lane of a vector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any

@@ -12,8 +12,6 @@ LLVM.
 No verb reassociates: one lane of one row is computed in the order in which the kernel names it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
