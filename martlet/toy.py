@@ -312,9 +312,7 @@ class ScriptedExecutor:
         return Sampled(span.seq, token, prompt_logprobs=scored, more=more)
 
     def _goes_on(self, span: Span) -> bool:
-        """Whether layers are to come. What is begun is taken further in order, and nobody else's
-        is before it ends.
-        """
+        """Whether layers are to come. What is begun goes on in order, alone until it ends."""
         if span.is_layered and span.first_layer == 0:
             assert self._begun is None, "two chunks are between layers"
         elif span.first_layer > 0 or (self._begun is not None and self._begun[0] == span.seq):

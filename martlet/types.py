@@ -137,9 +137,7 @@ def _is_unicode(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asked for. `prompt` is the text if there was one; the engine works on
-    `prompt_ids`.
-    """
+    """What a caller asked for. `prompt` is the text, if any; the engine uses `prompt_ids`."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -367,9 +365,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step computed, one entry a span that asked for logits, and what the second tier could
-    not do.
-    """
+    """What a step computed, an entry a span with logits, and what the second tier could not do."""
 
     step: int
     sampled: tuple[Sampled, ...]

@@ -28,9 +28,7 @@ def assemble(
     observers: Sequence[Observer] = (),
     drafter: Drafter | None = None,
 ) -> Engine:
-    """The engine; parameters as `Engine` has them. Without a `drafter` nothing is guessed but what
-    grammars force.
-    """
+    """The engine, with `Engine`'s parameters. No `drafter`: only forced tokens are guessed."""
     recorder = Recorder(clock, lambda: (scheduler.n_running, scheduler.n_waiting, scheduler.n_free), observers)
     speculator = None if drafter is None else Speculator(drafter, scheduler.cost, clock)
     if speculator is not None:

@@ -89,9 +89,7 @@ class Built:
         self.take_adapter(name, open_adapter(path, self.spec))
 
     def take_adapter(self, name: str, adapter: Adapter) -> None:
-        """Load an adapter that was read, between two steps; the name stands for no other one any
-        more.
-        """
+        """Load an adapter that was read, between two steps; its name means no other any more."""
         self.engine.add_adapter(adapter)
         before = self.adapters.get(name)  # other threads read: the name never stands for nothing
         self.adapters[name] = adapter.without_numbers()
@@ -246,9 +244,7 @@ def _join(
     load_s: float | None,
     resources: ExitStack,
 ) -> Engine:
-    """Scheduler and executor as an engine; `load_s` is what loading a page from the second tier
-    takes.
-    """
+    """Scheduler and executor as an engine; `load_s` is the time to load a second tier's page."""
     pages = PagePool(plan.n_pages, config.page_size)
     scheduler = Scheduler(
         pages,

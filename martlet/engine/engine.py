@@ -102,9 +102,7 @@ class Engine:
         self._forced: dict[SeqId, tuple[int, ...]] = {}  # ids that the last step says will come
 
     def add(self, request: Request) -> RequestMetrics:
-        """Accept a request and return its metrics, which fill in as it runs; RequestError if it can
-        never run.
-        """
+        """Accept a request; its metrics fill in as it runs. RequestError if it can never run."""
         self._check(request)
         self.scheduler.add(request, self.clock())
         return self._recorder.accepted(request)
@@ -199,9 +197,7 @@ class Engine:
             self._drop_adapters()
 
     def close(self) -> None:
-        """Write what the second tier has not yet, as far as time allows, and free everything.
-        Idempotent.
-        """
+        """Write what the second tier lacks, as time allows, and free everything. Idempotent."""
         try:
             if not self._closed:
                 self._closed = True

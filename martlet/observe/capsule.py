@@ -93,9 +93,7 @@ class CapsuleWriter(Observer):
         self._end(record.events)
 
     def broke(self, plan: StepPlan) -> None:
-        """A step that raised: it is part of the schedule, and the replay shows whether it fails
-        again.
-        """
+        """A step that raised, part of the schedule: the replay shows whether it fails again."""
         if not self._full(5 * len(plan.spans)):
             self._previous = None  # a row of its own
             self._add(plan)
@@ -173,9 +171,7 @@ def params_row(params: SamplingParams) -> Row:
 
 
 def read_capsule(path: str | Path) -> dict[str, Any]:
-    """The contents of a capsule; FormatError if it is none. What they say is checked by whoever
-    runs them.
-    """
+    """A capsule's contents; FormatError if it is none. The replay checks what they say."""
     path = Path(path)
     if path.stat().st_size > _MOST_BYTES:
         raise FormatError(path, f"holds {path.stat().st_size:,} bytes; a capsule has at most {_MOST_BYTES:,}")

@@ -95,9 +95,7 @@ def missing_adapters(capsule: Mapping[str, Any], loaded: Collection[str]) -> lis
 
 
 class Schedule:
-    """The requests and the plans of a capsule. Raises RequestError, naming the step, for what
-    cannot be run.
-    """
+    """A capsule's requests and plans. Raises RequestError, naming the step, for wrong plans."""
 
     def __init__(self, capsule: Mapping[str, Any], limits: PlanLimits, eos_ids: frozenset[int] = frozenset()) -> None:
         self._steps = capsule["steps"]
@@ -200,9 +198,7 @@ def _wrong(message: str) -> RequestError:
 
 
 def replay(capsule: Mapping[str, Any], executor: Executor, schedule: Schedule) -> Iterator[ReplayedStep]:
-    """Run every step; each is handed out after it has run. Raises RequestError for a plan that
-    cannot be.
-    """
+    """Run the steps; yields each after it ran. Raises RequestError for an impossible plan."""
     then = schedule.outputs
     seen = [[0] * len(outputs) for outputs in then]
     for plan, started, failed in schedule.plans():

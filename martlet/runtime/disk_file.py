@@ -122,9 +122,7 @@ class DiskFile:
         return True
 
     def load(self, load: Load, out: memoryview) -> bool:
-        """Read a slot's page into `out`; False if it is not whole, not `load.key`'s, or cannot be
-        read.
-        """
+        """Read a slot's page into `out`; False if it is cut, not `load.key`'s, or unreadable."""
         record = self._records.get(load.slot)
         if self._file is None or record is None or record.key != load.key:
             return False
@@ -159,9 +157,7 @@ class DiskFile:
         return read_table(os.pread(self._file, self._n_used * self.layout.header_bytes, FILE_HEADER_BYTES), self.layout)
 
     def _make_room(self, slot: SlotId) -> bool:
-        """Whether the file may grow by this slot: files that were not used for longer make room for
-        it.
-        """
+        """Whether the file may grow by this slot: files not used for longer make room."""
         assert self._file is not None
         try:
             growth = self.layout.page_at(slot + 1) - self.layout.page_at(self._n_used)
@@ -204,9 +200,7 @@ class StoredFile:
     last_use_s: float  # of the epoch
 
     def read(self) -> tuple[Owner | None, list[Record]]:
-        """Whose pages it holds, and which, by its own account; no owner: damaged, or of another
-        version.
-        """
+        """Whose pages it says it holds; no owner: damaged, or of another version."""
         with open(self.path, "rb") as file:
             owner = read_owner(file.read(FILE_HEADER_BYTES))
             if owner is None:
@@ -229,9 +223,7 @@ class StoredFile:
 
 
 def stored_files(folder: Path) -> list[StoredFile]:
-    """The files of KV pages in a folder; empty where there is none. Raises OSError where it cannot
-    be read.
-    """
+    """The files of KV pages in a folder, if it exists. Raises OSError if it is unreadable."""
     found: list[StoredFile] = []
     if not folder.exists():
         return found

@@ -136,9 +136,7 @@ class Layout:
 
 
 def read_owner(header: bytes) -> Owner | None:
-    """Whose file it is; None if this is no file header, a cut or damaged one, or one of another
-    version.
-    """
+    """Whose file it is; None if this is no whole file header of this version."""
     if len(header) < FILE.size:
         return None
     magic, version, length, checksum = FILE.unpack_from(header)
@@ -161,9 +159,7 @@ def _owner(fields: Any) -> Owner | None:
 
 
 def read_table(table: bytes, layout: Layout) -> list[Record]:
-    """The records of a table of slot headers, those that are whole, in the order in which they were
-    written.
-    """
+    """The whole records of a table of slot headers, in the order in which they were written."""
     size = layout.header_bytes
     found = [_record(table[at : at + size], SlotId(at // size), layout) for at in range(0, len(table) - size + 1, size)]
     return sorted((record for record in found if record is not None), key=lambda record: record.use)

@@ -73,9 +73,7 @@ class LocalExecutor:
         return StepResult(plan.step, tuple(sampled), moved.failed_saves, moved.failed_loads, moved.load_s, moved.save_s)
 
     def _tell(self, reader: HiddenReader, spans: tuple[Span, ...], features: F32) -> None:
-        """Give the reader the features [T, W] of rows whose next ids are known, so none of a wrong
-        guess.
-        """
+        """Give the reader features [T, W] of rows with known next ids: none of a wrong guess."""
         row = 0
         for span in spans:
             ids = self._sampling.ids(span.seq)

@@ -27,9 +27,7 @@ Held = dict[int, int]  # a sequence's groups and the first recent page of each
 
 
 def recent_pages(limits: StepLimits, page_size: int) -> RecentPages:
-    """How many pages steps within `limits` need: two groups a sequence, one sequence more for
-    embeddings.
-    """
+    """Pages for steps within `limits`: two groups a sequence, and a sequence for embeddings."""
     a_group = RECENT_TOKENS // page_size
     return RecentPages(2 * a_group * (limits.max_seqs + 1), -(-limits.max_tokens // page_size))
 

@@ -34,9 +34,7 @@ class KvMemory:
 
 
 def layer_types(spec: ModelSpec, types: KvTypes) -> list[tuple[Attention, KvType]]:
-    """The attention and the KV type of each layer. Raises RequestError for an exception beyond the
-    last.
-    """
+    """Each layer's attention and KV type. Raises RequestError for an exception beyond the last."""
     beyond = [layer for layer in types.layers if layer >= len(spec.layers)]
     if beyond:
         raise RequestError(

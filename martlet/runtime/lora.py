@@ -25,9 +25,7 @@ MAX_ADAPTERS = 64  # a table takes 24 bytes a slot
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """The model's tables of updates, by the names of its products, and the programs that apply
-    them.
-    """
+    """The model's tables of updates, by its products' names, and the programs that apply them."""
 
     tables: dict[str, Array]
     programs: Programs

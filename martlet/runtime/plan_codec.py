@@ -173,9 +173,7 @@ class PlanReader:
         return span
 
     def _left_out(self, seq: SeqId, start: int, count: int, n_draft: int) -> tuple[int, ...]:
-        """The first `count` ids of a span, if its row leaves them out. Guesses follow the end of a
-        text.
-        """
+        """The first `count` ids of a span, if its row omits them. Guesses follow a text's end."""
         if self._text is None:
             return ()
         text = self._text(self.added[seq])

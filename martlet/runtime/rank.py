@@ -40,9 +40,7 @@ class AdapterTables(Protocol):
         """Let go of an adapter that no sequence uses."""
 
     def slots(self, runs: Iterable[tuple[str, int]]) -> NDArray[np.int32] | None:
-        """Each row's slot, int32 [T], from (digest, rows) of each span; None if no row has an
-        adapter.
-        """
+        """Each row's slot, int32 [T], from (digest, rows) of each span; None: no adapters."""
 
     @property
     def programs(self) -> Programs:
@@ -51,9 +49,7 @@ class AdapterTables(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a run of a program gave for its spans. The arrays are views that hold until the next
-    run.
-    """
+    """What a program's run gave for its spans. Arrays are views, valid until the next run."""
 
     spans: tuple[Span, ...]
     logits: F32  # [L, V], of the spans' logit rows
@@ -174,9 +170,7 @@ class Rank:
         return self._tables[seq].pages
 
     def embed(self, ids: Sequence[int], pages: tuple[PageId, ...]) -> F32:
-        """Return the mean over the prompt of the final norm's output, float32 [C], summed in
-        float64.
-        """
+        """Return the prompt's mean of the final norm's output, float32 [C], summed in float64."""
         if self._hidden is None:
             self._hidden = self._ops.capture(lambda: hidden_states(self._ops, self._model, self._caches), self._limits)
         tables = {_ALONE: PageTable()}
@@ -190,18 +184,14 @@ class Rank:
         return (total / len(ids)).astype(np.float32)
 
     def warm(self) -> None:
-        """Run a step of one row, so that the first request waits for nothing; nothing of it is
-        kept.
-        """
+        """Run a step of one row, so that the first request waits for nothing. Keeps nothing."""
         span = Span(_ALONE, 0, 1, (0,), (PageId(0),), 1)
         tables = {_ALONE: PageTable()}
         self._ops.download(self._programs.whole.run(self._buffers.fill((span,), tables))[0])
         self._buffers.release(tables[_ALONE])
 
     def probe_load(self) -> float | None:
-        """Seconds that loading a page from the second tier takes, by trying; before anything else
-        runs.
-        """
+        """Seconds that loading a second tier's page takes, by trying before anything else runs."""
         return self._moves.probe(PageId(0))
 
     def close(self) -> None:

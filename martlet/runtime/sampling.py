@@ -146,9 +146,7 @@ def _verify(
 
 
 def _score(running: _Running, start: int, logits: F32) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities of the prompt's tokens from start + 1 on: row i is about position start + i
-    + 1.
-    """
+    """Log-probabilities of prompt tokens from start + 1 on; row i: position start + i + 1."""
     assert running.prompt_logprobs is not None
     stop = min(start + len(logits), running.n_prompt - 1)
     return tuple(

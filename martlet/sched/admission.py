@@ -48,9 +48,7 @@ class PageKeeper:
         return self.pool.n_free + (0 if self.cache is None else self.cache.n_evictable)
 
     def take(self, count: int, *, save: bool = True) -> tuple[PageId, ...] | None:
-        """New pages for an owner; None: there are too few. `save`: evicted pages go to the second
-        tier.
-        """
+        """New pages for an owner; None: too few. `save`: evicted pages go to the second tier."""
         missing = count - self.pool.n_free
         if missing > 0 and (self.cache is None or self.cache.evict(missing, save=save) < missing):
             return None
@@ -70,9 +68,7 @@ class PageKeeper:
         return match
 
     def admit(self, seq: Sequence, parent: Sequence | None, reserve: int) -> Admission | None:
-        """Give a waiting sequence the pages of its ids, leaving `reserve` available; None: too
-        few.
-        """
+        """Give a waiting sequence its ids' pages, leaving `reserve` available; None: too few."""
         match = self._cheaper(seq, self.match(seq))
         forked = None if parent is None else self._fork(seq, parent, match)
         match = forked or match

@@ -101,9 +101,7 @@ class RowTimes:
         return self._times[nearest] * self._shape(rows) / self._shape(nearest)
 
     def update(self, n_rows: int, seconds: float) -> None:
-        """Learn a step's time; the times of other numbers of rows drift towards their shape of
-        it.
-        """
+        """Learn a step's time; times of other numbers of rows drift towards their shape of it."""
         rows = self._rounded(n_rows)
         old = self._times.get(rows)
         if old is None:
@@ -158,9 +156,7 @@ class CostModel:
         return self._prefill.predict((1.0, count, reads / SCALE, (start + count) / SCALE)) if count else 0.0
 
     def prefill_within(self, seconds: float, start: int, most: int) -> int:
-        """The largest number of prompt positions from `start` on, at most `most`, that add at most
-        `seconds`.
-        """
+        """The most prompt positions from `start` on, at most `most`, that add at most `seconds`."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -171,9 +167,7 @@ class CostModel:
         return low
 
     def load_s(self, n_pages: int) -> float:
-        """Seconds of loading pages from the second tier; 0 before the first load, so that it is
-        tried.
-        """
+        """Seconds of loading pages from the second tier; 0 before the first load, to try it."""
         return 0.0 if self._load_s is None else self._load_s * n_pages
 
     def observe(self, work: Work, seconds: float) -> None:

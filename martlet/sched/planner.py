@@ -45,9 +45,7 @@ class Sketch:
 
 
 class Planner:
-    """The waiting and the running sequences. `live` is the scheduler's: every sequence that has not
-    ended.
-    """
+    """The waiting and the running sequences. `live`, the scheduler's: all that have not ended."""
 
     def __init__(
         self,
@@ -130,9 +128,7 @@ class Planner:
 
     # -- running sequences -------------------------------------------------------------------------
     def _make_room(self, sketch: Sketch) -> None:
-        """Give a page to each sequence whose next position needs one, taking them from the last if
-        need be.
-        """
+        """Give each sequence its next position's page, taking from the last if need be."""
         size = self._page_size
         for seq in [seq for seq in self.running if seq.n_cached == len(seq.pages) * size]:
             while seq.pages:  # none: preempted meanwhile, perhaps for its own sake
@@ -162,9 +158,7 @@ class Planner:
         sketch.preempted.append(seq.seq_id)
 
     def _decodes(self, sketch: Sketch, drafts: Drafts) -> list[Sequence]:
-        """Add the spans of one token and its draft; return the running sequences that have more to
-        compute.
-        """
+        """Add spans of one token and its draft; return running sequences with more to compute."""
         prompts: list[Sequence] = []
         spans, reads = sketch.spans, 0
         for seq in self.running:

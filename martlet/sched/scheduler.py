@@ -118,9 +118,7 @@ class Scheduler:
                 seq.parent, seq.n_common = source.seq_id, common_ids(source.ids, seq.ids)
 
     def limit_of(self, request: Request) -> int:
-        """The number of ids at which the request's sequences end; raise RequestError if it can
-        never run.
-        """
+        """The number of ids at which the sequences end; raises RequestError if it can never run."""
         n_prompt, max_tokens = len(request.prompt_ids), request.params.max_tokens
         context = self._limits.context
         if n_prompt == 0:
@@ -161,9 +159,7 @@ class Scheduler:
         ]
 
     def clear(self, error: str | None = None) -> list[Event]:
-        """End every request, with `error` if that is why, whatever a step that failed midway has
-        left behind.
-        """
+        """End every request, with `error` if that is why, whatever a failed step left behind."""
         ended = list(self._live.values())
         self._dropped += self._planner.known
         self._live.clear()
@@ -226,9 +222,7 @@ class Scheduler:
 
     @property
     def n_free(self) -> int:
-        """Pages that no sequence uses: free, or kept by the prefix cache for as long as nobody
-        needs them.
-        """
+        """Pages that no sequence uses: free, or kept by the prefix cache until needed."""
         return self._keeper.n_available
 
     # -- a step ------------------------------------------------------------------------------------
@@ -296,9 +290,7 @@ class Scheduler:
         return events
 
     def check(self) -> None:
-        """Assert the invariants: every page's owners, each sequence in one place, pages for what is
-        cached.
-        """
+        """Assert the invariants: pages' owners, sequences in one place, pages of the cached."""
         owners = [seq.pages for seq in self._live.values()]
         if self.cache is not None:
             self.cache.check()
