@@ -169,8 +169,7 @@ def stop_ids(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence being generated: its token ids, and how many of their positions are in the KV
-    cache.
+    """One sequence being generated: its token ids, and how many positions are in the KV cache.
 
     It has an identity: two sequences are never equal.
     """

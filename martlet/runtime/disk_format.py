@@ -6,8 +6,7 @@
     first_slot        slots, each as large as a page of all layers, rounded up to whole disk blocks
 
 All numbers are little-endian. A file is untrusted, and may have been cut off by a crash or by a
-full disk at any byte: whatever is not exactly as expected is no record. `docs/formats.md` has the
-fields.
+full disk at any byte: what is not exactly as expected is no record (fields: `docs/formats.md`).
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ class F16Window:
     def place(self, held: Held, start: int, count: int, table: I32, again: bool = False) -> None:
         """Write the recent page of each of a span's pages, from its first group on, to `table`.
 
-        `again`: the span was placed before and goes on through the layers; its groups stay where
-        they are.
+        `again`: the span was placed before and goes on through the layers; its groups stay.
         """
         first, last = start // RECENT_TOKENS, (start + count - 1) // RECENT_TOKENS
         if again:

@@ -16,8 +16,7 @@ __all__ = ["KvMemory", "allocate_caches", "kv_bytes_per_token", "layer_types", "
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """A cache for each layer, and how many recent pages those of type q4 have; None if there are no
-    such.
+    """A cache for each layer, and how many recent pages those of type q4 have; None: no q4.
 
     A draft head's cache has pages by the same numbers, and more of its own.
     """

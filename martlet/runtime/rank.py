@@ -128,8 +128,7 @@ class Rank:
         return self._moves.run(plan)
 
     def compute(self, plan: StepPlan) -> Iterator[Computed]:
-        """Compute the chunks that go through some layers only, each by itself, and all else
-        together.
+        """Compute the chunks that go through some layers only, each alone, and all else together.
 
         Take each result in before the next is asked for. A chunk with layers to come gives none.
         """

@@ -227,8 +227,7 @@ class Scheduler:
 
     # -- a step ------------------------------------------------------------------------------------
     def plan(self, now: float = 0.0, drafts: Drafts = NO_DRAFTS) -> StepPlan:
-        """Choose the spans of the next step and allocate their pages; `now` is the time, which only
-        ever grows.
+        """Choose the spans of the next step and allocate their pages; `now`, the time, only grows.
 
         `drafts` are guesses of what comes next in sequences that decode; how much of them fits is
         decided here.
@@ -250,8 +249,7 @@ class Scheduler:
         )
 
     def flush_plan(self, most: int) -> StepPlan | None:
-        """A plan that only writes up to `most` pages to the second tier, for when nothing else is
-        to be done.
+        """A plan that only writes up to `most` pages to the second tier, for idle moments.
 
         None if nothing is left to be written.
         """
