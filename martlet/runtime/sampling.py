@@ -106,7 +106,7 @@ class Sampling:
             self._mask_thread.shutdown()
 
     def _sample(self, span: Span, logits: F32) -> Sampled:
-        """Read the logits [n, V] of a span's last rows: first for the prompt, then the next token."""
+        """Read logits [n, V] of a span's last rows: first for the prompt, then the next token."""
         running = self._sequences[span.seq]
         end = span.start + span.count
         scored: tuple[TokenLogprobs, ...] = ()

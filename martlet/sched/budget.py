@@ -78,11 +78,7 @@ class StepBudget:
 
 
 def stall_limit(
-    decode_s: float,
-    crowd: float,
-    stall_s: float | None,
-    itl_target_s: float | None,
-    urgent: tuple[float, float] | None,
+    decode_s: float, crowd: float, stall_s: float | None, itl_target_s: float | None, urgent: tuple[float, float] | None
 ) -> float:
     """Seconds that prompts may add to a step whose decoding part takes `decode_s`.
 

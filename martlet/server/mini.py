@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from martlet.server.error_replies import ApiError
 from martlet.server.service import service_of
+from martlet.server.web import HEADERS
 
 __all__ = ["MINI_ROUTES"]
 
@@ -71,15 +72,12 @@ def _page() -> tuple[bytes, dict[str, str]]:
             "frame-ancestors 'none'",
         )
     )
+    tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
     return data, {
+        **HEADERS,
         "Content-Security-Policy": policy,
-        "Cross-Origin-Opener-Policy": "same-origin",
         "Cross-Origin-Embedder-Policy": "require-corp",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-        "ETag": f'"{hashlib.sha256(data).hexdigest()[:32]}"',
+        "ETag": tag,
     }
 
 

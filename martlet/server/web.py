@@ -22,7 +22,7 @@ from martlet.server.registry import registry_of
 from martlet.server.service import Service, left, service_of
 from martlet.server.sse import KEEP_ALIVE
 
-__all__ = ["WEB_ROUTES", "engine_events"]
+__all__ = ["HEADERS", "WEB_ROUTES", "engine_events"]
 
 FOLDER = Path(__file__).parent / "static"
 TYPES = MappingProxyType(
