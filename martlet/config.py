@@ -131,7 +131,7 @@ class EngineConfig:
     policy: str = option("fcfs", "which request runs first when there is not room for all",
         choices=SCHEDULING_POLICIES, group="engine")
     stall_ms: float | None = option(None, "longest step while an answer is being written", above=0, high=1e9,
-        unit="milliseconds", group="engine", default_help="three times a step without prompts")
+        unit="milliseconds", group="engine", default_help="2.25 times a step without prompts, up to 12 times where many wait")
     string_limit: int = option(STRING_LIMIT,
         "most bytes of a JSON string that its schema does not bound; 0: no limit", low=0, group="engine")
     item_limit: int = option(ITEM_LIMIT,
