@@ -290,10 +290,10 @@ def _scheduler_limits(config: EngineConfig, context: int, n_layers: int, step: S
 
 def measure_for(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
     """What the model needs on the backend that the settings name, a draft head included."""
-    found = measure(checkpoint, config, abilities_of(config))
+    footprint = measure(checkpoint, config, abilities_of(config))
     with ExitStack() as resources:
-        head = open_draft_head(config, checkpoint, found.spec, resources)
-        return found if head is None else with_head(found, head, config, abilities_of(config))
+        head = open_draft_head(config, checkpoint, footprint.spec, resources)
+        return footprint if head is None else with_head(footprint, head, config, abilities_of(config))
 
 
 def plan_for(checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:

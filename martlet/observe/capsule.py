@@ -111,12 +111,12 @@ class CapsuleWriter(Observer):
         if self._closed:
             return
         self._closed = True
-        found = {**self._header, "requests": self._requests, "steps": self._steps}
+        capsule = {**self._header, "requests": self._requests, "steps": self._steps}
         if self._cut:
-            found["cut"] = True
+            capsule["cut"] = True
         partial = self._path.parent / f"{self._path.name}.partial"
         try:
-            partial.write_text(json.dumps(found, separators=(",", ":")), encoding="utf-8")
+            partial.write_text(json.dumps(capsule, separators=(",", ":")), encoding="utf-8")
             os.replace(partial, self._path)
         except OSError as error:
             warnings.warn(f"the capsule {self._path} was not written: {error}", RuntimeWarning, stacklevel=2)
@@ -160,14 +160,14 @@ class CapsuleWriter(Observer):
 def params_row(params: SamplingParams) -> Row:
     """The parameters that differ from the defaults, as JSON takes them."""
     defaults = SamplingParams()
-    found: Row = {}
+    row: Row = {}
     for field in fields(SamplingParams):
         value = getattr(params, field.name)
         if value != getattr(defaults, field.name):
             if isinstance(value, Structured):
                 value = value.row()
-            found[field.name] = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else value
-    return found
+            row[field.name] = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else value
+    return row
 
 
 def read_capsule(path: str | Path) -> dict[str, Any]:
@@ -176,18 +176,18 @@ def read_capsule(path: str | Path) -> dict[str, Any]:
     if path.stat().st_size > _MOST_BYTES:
         raise FormatError(path, f"holds {path.stat().st_size:,} bytes; a capsule has at most {_MOST_BYTES:,}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        capsule = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise FormatError(path, f"is not a capsule: {error}") from None
-    if not isinstance(found, dict) or "martlet_capsule" not in found:
+    if not isinstance(capsule, dict) or "martlet_capsule" not in capsule:
         raise FormatError(path, "is not a capsule: it does not say martlet_capsule")
-    if found["martlet_capsule"] != FORMAT:
+    if capsule["martlet_capsule"] != FORMAT:
         raise FormatError(
             path,
-            f"is a capsule of format {found['martlet_capsule']!r}, and this version reads {FORMAT}: replay it with the version"
-            f" that recorded it ({found.get('version')!r:.40}), or record it again",
+            f"is a capsule of format {capsule['martlet_capsule']!r}, and this version reads {FORMAT}: replay it with the version"
+            f" that recorded it ({capsule.get('version')!r:.40}), or record it again",
         )
     for name, kind in (("model", dict), ("machine", dict), ("settings", dict), ("requests", list), ("steps", list)):
-        if not isinstance(found.get(name), kind):
-            raise FormatError(path, f"is not a whole capsule: {name!r} is {type(found.get(name)).__name__}")
-    return found
+        if not isinstance(capsule.get(name), kind):
+            raise FormatError(path, f"is not a whole capsule: {name!r} is {type(capsule.get(name)).__name__}")
+    return capsule

@@ -224,16 +224,16 @@ class StoredFile:
 
 def stored_files(folder: Path) -> list[StoredFile]:
     """The files of KV pages in a folder, if it exists. Raises OSError if it is unreadable."""
-    found: list[StoredFile] = []
+    files: list[StoredFile] = []
     if not folder.exists():
-        return found
+        return files
     with os.scandir(folder) as entries:
         for entry in entries:
             if NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     status = entry.stat(follow_symlinks=False)
-                    found.append(StoredFile(Path(entry.path), status.st_blocks * 512, status.st_mtime))
-    return sorted(found, key=lambda file: file.path)
+                    files.append(StoredFile(Path(entry.path), status.st_blocks * 512, status.st_mtime))
+    return sorted(files, key=lambda file: file.path)
 
 
 def remove_file(path: Path) -> bool:

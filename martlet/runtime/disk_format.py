@@ -160,8 +160,10 @@ def _owner(fields: Any) -> Owner | None:
 def read_table(table: bytes, layout: Layout) -> list[Record]:
     """The whole records of a table of slot headers, in the order in which they were written."""
     size = layout.header_bytes
-    found = [_record(table[at : at + size], SlotId(at // size), layout) for at in range(0, len(table) - size + 1, size)]
-    return sorted((record for record in found if record is not None), key=lambda record: record.use)
+    entries = [
+        _record(table[at : at + size], SlotId(at // size), layout) for at in range(0, len(table) - size + 1, size)
+    ]
+    return sorted((record for record in entries if record is not None), key=lambda record: record.use)
 
 
 def _record(header: bytes, slot: SlotId, layout: Layout) -> Record | None:

@@ -69,10 +69,10 @@ class AdapterBank:
         """Each row's slot, int32 [T], from (digest, number of rows) of each span; None if no row
         has an adapter.
         """
-        found = [(self._slots[digest] if digest else -1, count) for digest, count in runs]
-        if all(slot < 0 for slot, _ in found):
+        slotted = [(self._slots[digest] if digest else -1, count) for digest, count in runs]
+        if all(slot < 0 for slot, _ in slotted):
             return None
-        slots, counts = zip(*found, strict=True)
+        slots, counts = zip(*slotted, strict=True)
         return np.repeat(np.array(slots, np.int32), counts)
 
     def _capture(self) -> _Captured:

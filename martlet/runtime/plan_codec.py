@@ -267,6 +267,6 @@ class PlanReader:
             raise self.wrong(f"{what} {value!r:.60}", f"a whole number from {least} to {most}")
         return value
 
-    def wrong(self, found: str, expected: str) -> MartletError:
+    def wrong(self, value: str, expected: str) -> MartletError:
         """The error of a plan that cannot be run."""
-        return RequestError(f"The plan of step {self._step} has {found}; expected {expected}.", param="plan")
+        return RequestError(f"The plan of step {self._step} has {value}; expected {expected}.", param="plan")
