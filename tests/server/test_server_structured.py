@@ -237,7 +237,7 @@ def test_wishes_that_leave_no_token_are_the_clients_fault(client: httpx.Client, 
         # fault STR-15
         ({"guided_json": {"properties": {"x": {"enum": []}}, "required": ["x"]}}, "guided_json", "/x"),
         ({"guided_json": {"format": "regex"}}, "guided_json", "format"),  # fault STR-17
-        ({"guided_json": {"type": "object"}, "guided_regex": "a"}, "guided_regex", "one of them"),
+        ({"guided_json": {"type": "object"}, "guided_regex": "a"}, "guided_regex", "only one format"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": " *"}}, "structured_outputs", "whitespace_pattern"),
         ({"response_format": {"type": "xml"}}, "response_format", "xml"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
