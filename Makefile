@@ -7,7 +7,9 @@ PROMPT ?= Why is the sky blue?
 # Where `make bench` finds llama.cpp's programs; docs/tuning.md says how to build them.
 LLAMA_CPP ?=
 
-.PHONY: run test lint models bench check-large matrix web-test pages-check clean
+ISAS ?= avx2 generic
+
+.PHONY: run test test-isa lint models bench check-large matrix web-test pages-check clean
 
 run: $(VENV)/installed
 	$(BIN)/martlet pull $(MODEL)
@@ -15,6 +17,12 @@ run: $(VENV)/installed
 
 test: $(VENV)/installed-dev models lint
 	MARTLET_REQUIRE_MODEL=1 $(BIN)/python -m pytest -m "not large and not browser" -n auto --dist loadfile
+
+# What arithmetic decides, with other instruction sets forced: about five minutes each.
+test-isa: $(VENV)/installed-dev models
+	for isa in $(ISAS); do MARTLET_ISA=$$isa MARTLET_REQUIRE_MODEL=1 $(BIN)/python -m pytest \
+		-m "not large and not browser" -n auto --dist loadfile \
+		tests/equality tests/models tests/ops tests/sample tests/speculate tests/test_llm_model.py || exit 1; done
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
