@@ -281,7 +281,7 @@ class LLM:
         self._driver.between_steps(lambda: parts.take_adapter(name, adapter))
 
     def remove_lora(self, name: str) -> None:
-        """Forget an adapter; running requests keep it to their end."""
+        """Forget an adapter; running requests keep it. RequestError for an unknown name."""
         parts = self._parts
         if name not in parts.adapters:
             raise RequestError(f"There is no adapter {name!r}.", param="lora_request")

@@ -46,7 +46,7 @@ class CatalogueEntry:
 
 
 def fetch_entry(entry: CatalogueEntry, target: Path, progress: Progress) -> None:
-    """Fetch the entry's file to `target`; the caller holds a lock. Errors as in `hub.pull`."""
+    """Fetch the entry's file to `target`; the caller holds a lock. Raises as `hub.pull`."""
     work = target.parent / f".{entry.file}.partial"
     work.mkdir(exist_ok=True)
     whole = work / "whole"

@@ -27,6 +27,7 @@ FAST = (
     "server/test_tool_calls.py",
     "speculate/",
     "test_config.py",
+    "test_docstrings.py",
     "test_kv_types.py",
     "test_layering.py",
     "test_machine.py",

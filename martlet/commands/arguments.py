@@ -94,7 +94,10 @@ def _number(type_: type, wanted: str) -> Callable[[str], Any]:
 
 
 def read_size(text: str) -> int:
-    """A number of bytes, with K, M, G or T for powers of 1,024: 512M, 2G, 1.5GiB."""
+    """A number of bytes, with K, M, G or T for powers of 1,024: 512M, 2G, 1.5GiB.
+
+    Raises ArgumentTypeError.
+    """
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) *(?:([KMGT])(?:i?B)?|B)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise ArgumentTypeError(f"{text!r} is no size; expected bytes, as 512M or 2G")
@@ -181,7 +184,7 @@ def only_lora(args: Namespace) -> str | None:
 
 
 def named(text: str) -> tuple[str, str]:
-    """NAME=PATH, of an adapter or a model."""
+    """NAME=PATH, of an adapter or a model; raises ArgumentTypeError."""
     name, equals, path = text.partition("=")
     if not (name and equals and path) or not all(c.isprintable() and c != "," for c in name):
         raise ArgumentTypeError(f"expected NAME=PATH, got {text!r}")

@@ -111,7 +111,7 @@ class Conversation:
         }
 
     def handle(self, message: str) -> bool:
-        """Answer a message or obey a command; False to leave."""
+        """Answer a message or obey a command; False to leave. RequestError for a wrong command."""
         if message.startswith("/"):
             name, _, rest = message[1:].partition(" ")
             if name in ("exit", "quit", "bye"):

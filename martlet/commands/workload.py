@@ -44,7 +44,7 @@ def add_workload_options(parser: ArgumentParser) -> None:
 
 
 def refuse_unused(args: Namespace, names: Iterable[str]) -> None:
-    """Options of another kind of benchmark would be ignored: say so."""
+    """Raise RequestError for options of another benchmark, which would be ignored."""
     for name in names:
         if getattr(args, name) is not None:
             raise RequestError(f"--{name} is of no use for bench {args.kind}; leave it out.", param=name)

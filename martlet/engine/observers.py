@@ -32,7 +32,10 @@ _NOT_KEPT = (
 def observers(
     config: EngineConfig, plan: MemoryPlan, checkpoint: Checkpoint, ops: Backend, resources: ExitStack
 ) -> list[Observer]:
-    """Make those that the settings ask for; `resources` closes them."""
+    """Make the observers of the settings; `resources` closes them.
+
+    Raises RequestError for a file that cannot be written.
+    """
     made: list[Observer] = []
     for name, path in (("trace", config.trace), ("capsule", config.capsule)):
         if path is None:

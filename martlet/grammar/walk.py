@@ -26,7 +26,7 @@ Walk = tuple[I32, I32, U32 | None]  # staying [n, 2], leaving [m, 4], mask of th
 
 
 def address(array: NDArray[Any]) -> int:
-    """The address of an array's data, which must be writable; 0 if empty.
+    """The address of an array's data [...], which must be writable; 0 if empty.
 
     Several times quicker than numpy's.
     """

@@ -115,7 +115,10 @@ class Head:
 
 
 def open_head_folder(path: Path) -> Checkpoint:
-    """Open a head's folder, or its .safetensors file with the config.json beside it."""
+    """Open a head's folder, or its .safetensors file with the config.json beside it.
+
+    Raises FormatError for a folder that is no draft head.
+    """
     folder = path.parent if path.name.endswith(".safetensors") else path
     if not (folder / "config.json").exists():
         raise FormatError(path, "is no draft head; expected a folder with config.json and model.safetensors")
@@ -255,7 +258,8 @@ class _HeadSource:
 
 
 def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[[I64], RawTensor]) -> Head:
-    """Pack a head's weights; `output_rows` gives rows of the model's output matrix.
+    """Pack a head's weights; `output_rows` gives rows [n, C] of the model's output matrix for
+    ids, int64 [n].
 
     Raises FormatError for values that are not finite.
     """
@@ -274,7 +278,7 @@ def load_head(file: HeadFile, ops: Backend, model: Model, output_rows: Callable[
 
 
 def finite(path: Path, tensor: RawTensor) -> F32:
-    """A tensor's values, float32 of its shape; FormatError if they are not all finite."""
+    """A tensor's values, float32 [*shape]; FormatError if they are not all finite."""
     values = decode(tensor)
     if not np.isfinite(values).all():
         raise FormatError(path, f"{tensor.name} has values that are not finite numbers")

@@ -101,7 +101,10 @@ def _padded_rank(a: F32) -> int:
 
 
 def with_adapters(ops: Backend, model: Model, n_slots: int) -> tuple[Model, dict[str, Array]]:
-    """The same weights with a table of updates for every product, and the tables by product."""
+    """The same weights with a table of updates per product, and the tables by product.
+
+    A table has [n_slots] low-rank updates (`Backend.lora_table`).
+    """
     tables: dict[str, Array] = {}
     layers = []
     for i, weights in enumerate(model.layers):

@@ -45,19 +45,19 @@ def in_blocks(x: F32) -> F32:
 
 
 def inverse_or_zero(scale: F32) -> F32:
-    """1 / scale, and 0 for 0: what is smaller than the least float16 is kept as 0."""
+    """1 / scale, float32 [...], and 0 for 0: values below the least float16 are kept as 0."""
     return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
 
 
 def q4_codes(x: F32, axis: int) -> tuple[NDArray[np.uint8], F32, F32]:
-    """Codes of float16 values x, and scales and minima of their blocks, which lie along `axis`."""
+    """Codes, uint8 [...], of values x, float32 [...]; scales and minima of blocks along `axis`."""
     low = x.min(axis=axis, keepdims=True)
     scale = ((x.max(axis=axis, keepdims=True) - low) / np.float32(15)).astype(np.float16).astype(np.float32)
     return np.clip(np.rint((x - low) * inverse_or_zero(scale)), 0, 15).astype(np.uint8), scale, low
 
 
 def rounded_q4(x: F32, axis: int) -> F32:
-    """What q4 keeps of float16 values x in blocks along `axis`.
+    """The values that q4 keeps of x, float32 [...], in blocks along `axis`.
 
     Error: (max - min) / 30, and what a float16 scale loses.
     """

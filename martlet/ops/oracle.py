@@ -113,11 +113,9 @@ class OracleBackend(RecordingBackend):
 
     # -- memory ------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> Array:
-        """Copy a constant to both backends."""
         return _Pair(self._fast.upload(values), self._reference.upload(values))
 
     def download(self, array: Array) -> F32:
-        """Return what the program returned: it is NumPy already."""
         assert isinstance(array, np.ndarray)
         return array
 
@@ -154,13 +152,11 @@ class OracleBackend(RecordingBackend):
         self._reference.copy_page(cache.reference, source, target)
 
     def read_page(self, cache: Array, page: int, out: U8) -> None:
-        """Read a page of both backends, the fast one's first."""
         split = self._fast.page_bytes(cache.fast)
         self._fast.read_page(cache.fast, page, out[:split])
         self._reference.read_page(cache.reference, page, out[split:])
 
     def write_page(self, cache: Array, page: int, data: U8) -> None:
-        """Write a page of both backends."""
         split = self._fast.page_bytes(cache.fast)
         self._fast.write_page(cache.fast, page, data[:split])
         self._reference.write_page(cache.reference, page, data[split:])
@@ -169,7 +165,7 @@ class OracleBackend(RecordingBackend):
         self.abilities.require(Ability.LORA)
 
     def set_lora(self, table: Array, slot: int, a: F32 | None, b: F32 | None) -> None:
-        """There are no tables."""
+        """Nothing: there are no tables, a [r, k], b [n, r]."""
 
     def weight_bytes(self, weight: Weight) -> int:
         """Bytes that the fast backend needs for it."""

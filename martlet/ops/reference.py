@@ -105,7 +105,7 @@ class ReferenceBackend:
         return array[:, start:stop]
 
     def pack(self, tensors: Sequence[RawTensor]) -> F32:
-        """The matrices as float32, stacked by rows."""
+        """The matrices as float32 [sum n_i, k], stacked by rows."""
         return np.concatenate([decode(tensor) for tensor in tensors])
 
     def kv_cache(
@@ -313,7 +313,7 @@ class ReferenceBackend:
         out[:] = ACTIVATIONS[activation](gate) * up
 
     def add(self, x: F32, y: F32, scale: float, out: F32) -> None:
-        """out = x + scale * y. Error: 2u (|x| + |scale y|)."""
+        """out = x + scale * y, [rows, width]. Error: 2u (|x| + |scale y|)."""
         out[:] = x + np.float32(scale) * y
 
     def take_logit_rows(self, x: F32, out: F32) -> None:
@@ -349,27 +349,27 @@ class ReferenceBackend:
         return x
 
     def scale_cap(self, x: F32, scale: float, cap: float | None, out: F32) -> None:
-        """out = x * scale, then cap * tanh(out / cap) where there is a cap. Error: 5u relative."""
+        """out = x * scale, then cap * tanh(out / cap) with a cap, [rows, w]. Error: 5u relative."""
         scaled = x * np.float32(scale)
         out[:] = scaled if cap is None else np.float32(cap) * np.tanh(scaled / np.float32(cap))
 
 
 def silu(x: F32) -> F32:
-    """x / (1 + e^-x) (arXiv:1702.03118)."""
+    """x / (1 + e^-x), float32 [...] (arXiv:1702.03118)."""
     with np.errstate(over="ignore"):
         result: F32 = x / (1 + np.exp(-x))
     return result
 
 
 def gelu_tanh(x: F32) -> F32:
-    """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))) (arXiv:1606.08415)."""
+    """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))), float32 [...] (arXiv:1606.08415)."""
     inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
     result: F32 = np.float32(0.5) * x * (1 + np.tanh(inner))
     return result
 
 
 def gelu(x: F32) -> F32:
-    """x/2 · (1 + erf(x/√2))."""
+    """x/2 · (1 + erf(x/√2)), float32 [...] (arXiv:1606.08415)."""
     erf = np.frompyfunc(math.erf, 1, 1)(x / np.float32(math.sqrt(2))).astype(np.float32)
     result: F32 = np.float32(0.5) * x * (1 + erf)
     return result

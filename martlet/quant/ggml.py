@@ -25,7 +25,7 @@ _CHUNK = 1 << 17  # values decoded at a time: the temporaries then stay in the L
 
 
 def decode(tensor: RawTensor) -> F32:
-    """Return the tensor's values, float32 of its shape."""
+    """Return the tensor's values, float32 [*shape]."""
     return decode_rows(tensor, 0, tensor.data.size // tensor.row_nbytes).reshape(tensor.shape)
 
 

@@ -28,7 +28,7 @@ class KvMemory:
 
     @property
     def all(self) -> tuple[Array, ...]:
-        """All that belongs to a page."""
+        """The caches [n_layers] that share page numbers, a draft head's too."""
         return self.caches if self.head is None else (*self.caches, self.head)
 
 

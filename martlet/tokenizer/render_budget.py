@@ -66,7 +66,7 @@ class Budget:
         return weight
 
     def made(self, value: Any) -> Any:
-        """Charge for a value that an operation made, and return it."""
+        """Charge for a value that an operation made; return it, or raise TemplateLimitError."""
         weight = self.weigh(value)
         self.expect(weight)
         self._left -= 4 * len(value) if isinstance(value, list | tuple | dict) else weight

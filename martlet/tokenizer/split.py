@@ -126,7 +126,10 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 
 
 def file_pattern(pattern: str) -> Any:
-    """Compile tokenizer.json's pattern as Oniguruma: ^ and $ match at lines, && intersects sets."""
+    """Compile tokenizer.json's pattern as Oniguruma: ^ and $ match at lines, && intersects sets.
+
+    Raises UnsupportedError for a pattern that `regex` does not take.
+    """
     flags = regex.MULTILINE | (regex.VERSION1 if "&&" in pattern else regex.VERSION0)
     try:
         return regex.compile(pattern, flags)

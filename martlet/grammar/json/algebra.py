@@ -183,7 +183,10 @@ class Algebra:
 
     # -- schemas -----------------------------------------------------------------------------------
     def evaluate(self, node: Node, positive: bool, domain: Domain) -> Any:
-        """The values of a domain that meet a schema, or fail it."""
+        """The values of a domain that meet a schema, or fail it.
+
+        Raises RecursiveError, and SchemaError beyond the time limit.
+        """
         key = (node, positive, domain.name)
         if key in self._known:
             return self._known[key]

@@ -81,7 +81,7 @@ class CpuBackend:
 
     # -- memory ------------------------------------------------------------------------------------
     def upload(self, values: NDArray[Any]) -> F32:
-        """A constant, float32, padded to whole registers."""
+        """A constant, float32 [n], padded to whole registers."""
         flat = np.asarray(values, np.float32).reshape(-1)
         array: F32 = aligned((flat.size + 15) // 16 * 64, np.float32)
         array[: flat.size] = flat

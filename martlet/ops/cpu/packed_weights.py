@@ -49,7 +49,7 @@ class Arena:
         self._rest: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def take(self, n_bytes: int) -> NDArray[np.uint8]:
-        """`n_bytes` zeroed bytes that start on a cache line."""
+        """Zeroed bytes, uint8 [n_bytes], that start on a cache line."""
         if n_bytes > self._rest.size:
             # private memory: what is shared cannot lie on huge pages
             mapping = mmap.mmap(-1, max(n_bytes, ARENA_BYTES), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -105,7 +105,7 @@ class CpuCache:
 
     @staticmethod
     def zeros(arena: Arena, n_pages: int, n_kv_heads: int, head_dim: int, dtype: str) -> CpuCache:
-        """Zeroed pages; memory is only taken when a page is written."""
+        """Zeroed pages, which take memory once written. UnsupportedError for too large heads."""
         kv_type = KV_TYPES[dtype]
         if head_dim > MAX_HEAD_DIM:
             raise UnsupportedError(f"heads of {head_dim} dimensions; the cpu backend takes up to {MAX_HEAD_DIM}")
@@ -126,7 +126,7 @@ class CpuCache:
 
     @property
     def parts(self) -> tuple[NDArray[np.uint8], ...]:
-        """The bytes of each head's keys and values, by page."""
+        """The bytes of each head's keys and values, uint8 [n_pages, bytes]."""
         heads = (array.reshape(self.n_kv_heads, -1) for array in (self.keys, self.values))
         return tuple(by_page(head, self.n_pages) for array in heads for head in array)
 

@@ -31,7 +31,7 @@ Words = NDArray[np.int64]
 
 
 def aligned(n_bytes: int, dtype: Any = np.uint8, align: int = 64) -> NDArray[Any]:
-    """A zeroed 1-D array of `n_bytes` that starts on a multiple of `align` bytes."""
+    """A zeroed array [n_bytes / itemsize] that starts on a multiple of `align` bytes."""
     raw = np.zeros(n_bytes + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start : start + n_bytes].view(dtype)
