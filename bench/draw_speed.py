@@ -47,7 +47,7 @@ def draw(reports: dict[str, dict[str, Any]]) -> str:
     """The SVG: for decode and for prefill a group of bars for each model."""
     models = list(next(iter(reports.values()))["models"])
     ratios = [r["models"][m][key]["ratio"] for r in reports.values() for m in models for key in ("decode", "prefill")]
-    scale = (WIDTH - LEFT - 60) / max(1.0, *ratios)
+    scale = (WIDTH - LEFT - 120) / max(1.0, *ratios)
     shapes, y = [], TOP
     for key, title in (("decode", "Decode, one stream"), ("prefill", "Prefill, 512 tokens")):
         shapes.append(_text(LEFT, y, title, "start", INK, 'font-weight="600" font-size="14"'))
@@ -59,7 +59,7 @@ def draw(reports: dict[str, dict[str, Any]]) -> str:
                 row = report["models"][model][key]
                 length = scale * row["ratio"]
                 shapes.append(_bar(y, length, colour))
-                label = f"{row['ratio']:.1f} ×   {row['ours']:,.0f} tok/s"
+                label = f"{row['ratio']:.2f} ×, {row['ours']:,.0f} tok/s"
                 shapes.append(_text(LEFT + length + 6, y + BAR - 5, label, "start", FAINT, 'font-size="11"'))
                 y += BAR
             y += GAP
