@@ -68,7 +68,7 @@ def ask(llm: LLM, prompts: Sequence[str], params: SamplingParams, drafter: Oracl
     """What came: ids, text, ends, log-probabilities, of each completion; and how many tokens and
     gaps were counted.
     """
-    speculator: Any = llm.engine._guesser
+    speculator: Any = llm.engine._speculator
     before = speculator._drafter
     speculator._drafter = drafter or before
     try:
