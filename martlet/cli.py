@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from martlet.errors import MartletError, nearest
 
-__all__ = ["COMMANDS", "Command", "main", "parser_of", "split_command"]
-
 
 class Command(NamedTuple):
     """What a command does, and where: a module of `commands/` and its two functions."""

@@ -28,18 +28,6 @@ from martlet.machine import MachineLimits, choose_threads, read_machine
 from martlet.options import Option, option, options_of, refuse
 from martlet.structured import ITEM_LIMIT, STRING_LIMIT
 
-__all__ = [
-    "BACKENDS",
-    "PAGE_SIZE",
-    "EngineConfig",
-    "Origin",
-    "Setting",
-    "cache_dir",
-    "environment_api_keys",
-    "environment_isa",
-    "resolve_config",
-]
-
 PAGE_SIZE = 32  # tokens of a KV page: the tile of the attention kernels
 BACKENDS = ("cpu", "reference", "null")
 SCHEDULING_POLICIES = ("fcfs", "priority", "shortest", "prefix", "fair", "deadline")

@@ -8,21 +8,6 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = [
-    "ADAPTER_GONE",
-    "NOTHING_LEFT",
-    "CapacityError",
-    "FormatError",
-    "MartletError",
-    "OracleError",
-    "RequestError",
-    "SampleError",
-    "UnsupportedError",
-    "nearest",
-    "shown",
-]
-
-
 ADAPTER_GONE = "adapter_gone"  # code of a RequestError: the adapter was unloaded before the request
 # The message of a SampleError if the request's own settings contradict each other: the client's
 # fault.

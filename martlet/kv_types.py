@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 
 from martlet.errors import RequestError, nearest
 
-__all__ = ["KV_BLOCK", "KV_TYPES", "RECENT_TOKENS", "STEEP", "KvType", "KvTypes", "parse_kv_types", "share_granularity"]
-
 KV_BLOCK = 32  # codes that share a scale (and, in q4, a minimum)
 GUARDED = "q8"
 STEEP = 127.0  # of a key's bias: a step of its 8-bit codes equals the keys of most channels

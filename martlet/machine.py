@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MachineLimits", "ThreadChoice", "choose_threads", "memory_available", "processor_name", "read_machine"]
-
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:

@@ -15,17 +15,6 @@ from itertools import zip_longest
 
 from martlet.types import CacheUse, Event, Request, Sequence, StepPlan, StepResult
 
-__all__ = [
-    "EngineTotals",
-    "Observer",
-    "RequestMetrics",
-    "SpanRecord",
-    "SpeculationTotals",
-    "StartPhase",
-    "StepRecord",
-    "percentile",
-]
-
 
 def percentile(values: Iterable[float], share: float) -> float | None:
     """The smallest value that at least `share` of the values do not exceed (nearest rank).

@@ -11,8 +11,6 @@ from typing import Any
 
 from martlet.errors import UnsupportedError
 
-__all__ = ["forbid_network"]
-
 
 def forbid_network() -> None:
     """Refuse connections to other machines, and look-ups of their names, until the process ends.

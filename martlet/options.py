@@ -21,8 +21,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from martlet.errors import RequestError, nearest, shown
 
-__all__ = ["Option", "option", "options_of", "refuse"]
-
 _MOST_SHOWN = 200  # characters of a wrong value
 _SCALES = ((30, "G"), (20, "M"), (10, "K"), (0, ""))
 

@@ -17,8 +17,6 @@ from martlet.errors import RequestError, nearest
 from martlet.options import Option, option, options_of, refuse
 from martlet.structured import Structured
 
-__all__ = ["DEFAULT_ORDER", "STEP_SETTINGS", "SamplingParams", "validate_for_vocab"]
-
 # Which settings switch a step on: it is active when one of them differs from its default.
 STEP_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

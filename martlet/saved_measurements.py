@@ -10,8 +10,6 @@ from typing import Any
 
 from martlet.config import cache_dir
 
-__all__ = ["load_notes", "save_note"]
-
 
 def load_notes(topic: str) -> dict[str, Any]:
     """All measurements of a topic by key; {} if there are none or the file is damaged."""

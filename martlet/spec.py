@@ -7,8 +7,6 @@ letters: T tokens in the step, H heads, G KV heads, D head dim, C hidden, F ffn,
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Activation", "Attention", "DenseFfn", "Layer", "ModelSpec", "Norm", "Rope"]
-
 
 class Activation(StrEnum):
     """The non-linearity of a gated feed-forward network: act(gate) * up."""

@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 from martlet.errors import RequestError, nearest, shown
 
-__all__ = ["ITEM_LIMIT", "STRING_LIMIT", "Structured", "Tag"]
-
 STRING_LIMIT = 1 << 16  # bytes
 ITEM_LIMIT = 1 << 12
 

@@ -43,27 +43,6 @@ from martlet.tokenizer.chat_template import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import Load, PageId, Sampled, SeqId, SlotId, Span, Started, StepPlan, StepResult, TokenLogprobs
 
-__all__ = [
-    "CONTEXT",
-    "END",
-    "FAMILIES",
-    "FFN_HIDDEN",
-    "HEAD_DIM",
-    "HIDDEN",
-    "N_HEADS",
-    "N_KV_HEADS",
-    "N_LAYERS",
-    "VOCAB",
-    "Script",
-    "ScriptedExecutor",
-    "byte_tokenizer",
-    "scripted_built",
-    "scripted_llm",
-    "spell",
-    "tokenizer_metadata",
-    "write_model",
-]
-
 F32 = NDArray[np.float32]
 Script = Callable[[Started, int], int | str]  # sequence, number of the token → its id, or an error's text
 

@@ -21,31 +21,6 @@ from typing import NewType
 from martlet.errors import RequestError
 from martlet.sampling_params import SamplingParams
 
-__all__ = [
-    "GRAMMAR_LIMIT",
-    "Added",
-    "CacheUse",
-    "Copy",
-    "Event",
-    "FinishReason",
-    "Load",
-    "MissReason",
-    "PageId",
-    "Request",
-    "Sampled",
-    "Save",
-    "Scheduling",
-    "SeqId",
-    "Sequence",
-    "SlotId",
-    "Span",
-    "Started",
-    "StepPlan",
-    "StepResult",
-    "TokenLogprobs",
-    "stop_ids",
-]
-
 SeqId = NewType("SeqId", int)
 PageId = NewType("PageId", int)
 SlotId = NewType("SlotId", int)  # a place for one page in the second tier

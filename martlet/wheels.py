@@ -22,8 +22,6 @@ from pathlib import Path
 
 from martlet.errors import CapacityError, FormatError, MartletError
 
-__all__ = ["CatalogueEntry", "Progress", "fetch_entry"]
-
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 PART_ENDINGS = (".gguf", ".bin", ".part00", ".part01", ".part02", ".part03")

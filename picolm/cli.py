@@ -22,8 +22,6 @@ from picolm.sampler import Sampler
 from picolm.tensor import Team
 from picolm.tokenizer import Tokenizer
 
-__all__ = ["USAGE", "generate", "main"]
-
 USAGE = """Usage: picolm <model.gguf> [options]
 
   -p <prompt>    Input prompt (or pipe via stdin)

@@ -16,8 +16,6 @@ import numpy as np
 
 from picolm.gguf import check
 
-__all__ = ["MAX_CONTEXT", "Config", "read_config"]
-
 MAX_CONTEXT = 1 << 20  # positions; RoPE's angles are exact up to here, and float32 positions too
 
 

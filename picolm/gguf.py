@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from picolm.quant import BLOCKS, dequantize_row, row_bytes
 
-__all__ = ["GGUF", "ModelError", "Weight", "check"]
-
 _SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "u1", 10: "u8", 11: "i8", 12: "f8"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 

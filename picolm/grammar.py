@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from picolm.tokenizer import Tokenizer
 
-__all__ = ["START", "Grammar", "State", "ending", "step"]
-
 State = tuple[str, str]  # open brackets, mode
 START: State = ("", "root")
 MAX_DEPTH = 50

@@ -15,8 +15,6 @@ import numpy as np
 
 from picolm.libm import F32, U8
 
-__all__ = ["Codes", "half", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "unpack"]
-
 
 class Codes(NamedTuple):
     """Weights as `code * scale + offset`: codes [..., blocks, weights], the others [..., blocks, groups]."""

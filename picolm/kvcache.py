@@ -18,8 +18,6 @@ import numpy as np
 
 from picolm.model import KVCache, Model
 
-__all__ = ["kvcache_load", "kvcache_save"]
-
 MAGIC, C_MAGIC = b"PCK2", b"PCVK"
 HEADER = 48
 

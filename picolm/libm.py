@@ -12,8 +12,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["F32", "U8", "cosf", "expf", "powf", "sinf"]
-
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 

@@ -25,8 +25,6 @@ from picolm.libm import F32, cosf, powf, sinf
 from picolm.quant import dequantize_row, fp32_to_fp16
 from picolm.tensor import BAND, Team, attention, gelu, matmul, rmsnorm, rope, silu
 
-__all__ = ["KVCache", "Model", "model_forward", "prefill"]
-
 CHUNK = 256  # tokens of a prompt that pass at once
 LOCAL_ROPE_BASE = 10000.0  # Gemma's layers with a window
 

@@ -19,8 +19,6 @@ from picolm import kquants
 from picolm.kquants import Codes, half, unpack
 from picolm.libm import F32, U8
 
-__all__ = ["BLOCKS", "Order", "dequantize_row", "dot_in_order", "fp16_to_fp32", "fp32_to_fp16", "ordered_sum", "row_bytes", "vec_dot"]  # fmt: skip
-
 Order = Literal["fast", "sse", "scalar"]
 
 

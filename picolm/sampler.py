@@ -14,8 +14,6 @@ import numpy as np
 from picolm.libm import F32
 from picolm.tensor import softmax
 
-__all__ = ["Sampler", "pick", "rand_float", "splitmix64", "xorshift64"]
-
 MASK = (1 << 64) - 1
 
 

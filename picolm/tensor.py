@@ -22,8 +22,6 @@ from picolm.gguf import Weight
 from picolm.libm import F32, expf
 from picolm.quant import Order, dot_in_order, fp16_to_fp32, ordered_sum, vec_dot
 
-__all__ = ["Team", "attention", "gelu", "matmul", "rmsnorm", "rope", "silu", "softmax"]
-
 F16 = NDArray[np.float16]
 
 BAND = 1 << 18  # weights a thread takes at a time: a megabyte as float32, which stays in its cache

@@ -21,8 +21,6 @@ import numpy as np
 
 from picolm.gguf import check
 
-__all__ = ["Tokenizer"]
-
 SPACE = "\u2581"
 UNKNOWN, CONTROL, USER, BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
 END_NAMES = {"<|im_end|>", "<|endoftext|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|end|>"}

@@ -12,8 +12,6 @@ from martlet.options import Option, options_of
 from martlet.sampling_params import SamplingParams
 from martlet.server.settings import ServerSettings
 
-__all__ = ["PAGE", "options_page"]
-
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "options.md"
 _SECTIONS = (
     (

@@ -16,8 +16,6 @@ from martlet.metrics import RequestMetrics
 from martlet.sampling_params import SamplingParams
 from martlet.types import Request
 
-__all__ = ["Done", "Run", "drive"]
-
 
 @dataclass(frozen=True, slots=True)
 class Done:

@@ -20,8 +20,6 @@ import orjson
 
 from martlet.errors import MartletError, RequestError
 
-__all__ = ["Answer", "Target", "ask", "get_json"]
-
 MAX_HEAD = 64 << 10
 
 

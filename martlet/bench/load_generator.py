@@ -22,8 +22,6 @@ import orjson
 from martlet.bench.http_stream import Answer, Target, ask, get_json
 from martlet.errors import MartletError, RequestError
 
-__all__ = ["Load", "LoadRun", "bodies", "measure_server", "read_dataset", "run_load"]
-
 WATCH_S = 0.05  # between two measurements of the loop's delay; each costs as much as a token
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand"

@@ -20,8 +20,6 @@ from martlet.bench.svg import line_chart
 from martlet.errors import RequestError
 from martlet.metrics import percentile
 
-__all__ = ["audit", "load_chart", "load_compare", "load_summary", "load_table", "read_slo"]
-
 PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 LIMITS = ("ttft", "tpot", "itl", "e2e")
 BUSY_SHARE = 0.5  # of a core; above it the generator may be the bottleneck

@@ -19,8 +19,6 @@ from martlet.ops.backends import make_backend
 from martlet.ops.interface import Backend, Program, Rows, StepInputs, StepLimits
 from martlet.quant.table import RawTensor
 
-__all__ = ["Probe", "probe"]
-
 PROBE_BYTES = 160 << 20  # of weights: larger than a cache, and quickly packed
 PREFILL_ROWS = 256
 SECONDS = 0.8  # for each of the two measurements

@@ -18,8 +18,6 @@ from martlet.errors import RequestError
 from martlet.machine import processor_name, read_machine
 from martlet.metrics import percentile
 
-__all__ = ["about", "chart", "compare", "number_cell", "summary", "table"]
-
 PERCENTILES = (0.5, 0.95, 0.99)
 SHOWN = ("backend", "threads", "kv_dtype", "max_context", "max_step_tokens", "prefix_cache")  # settings in the table
 SAME = ("workload", "model", "settings", "cache", "machine")  # equal in reports that are compared

@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-__all__ = ["line_chart"]
-
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
 COLOURS = ("#0b6fb8", "#d1495b", "#2e933c", "#8d6a9f", "#edae49", "#30638e")

@@ -12,8 +12,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["WORKLOADS", "Arrival", "Workload", "arrivals"]
-
 WORKLOADS: Mapping[str, Mapping[str, int | float]] = {  # defaults
     "throughput": {"requests": 64, "concurrency": 16, "prompt_tokens": 128, "gen_tokens": 64},
     "latency": {"requests": 32, "concurrency": 16, "prompt_tokens": 128, "gen_tokens": 64, "rate": 2.0},

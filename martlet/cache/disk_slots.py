@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable
 from martlet.cache.nodes import Ids, LeafQueue, Node, is_root_key, page_key
 from martlet.types import Save, SlotId
 
-__all__ = ["DiskSlots"]
-
 
 class DiskSlots:
     """Slots 0 … n_slots - 1: each is free, or holds (or is about to hold) a node's page."""

@@ -7,8 +7,6 @@ from collections import OrderedDict
 
 from martlet.cache.nodes import Ids, common, insert_sorted, neighbours, remove_sorted
 
-__all__ = ["Evicted", "FirstPages"]
-
 
 class Evicted:
     """The ids of the last `most` evicted pages, by the key of the page before."""

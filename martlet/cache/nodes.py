@@ -16,21 +16,6 @@ from itertools import count
 
 from martlet.types import PageId, SlotId
 
-__all__ = [
-    "FairLeaves",
-    "Ids",
-    "LeafQueue",
-    "MemoryShare",
-    "Node",
-    "common",
-    "insert_sorted",
-    "is_root_key",
-    "neighbours",
-    "page_key",
-    "remove_sorted",
-    "root_key",
-]
-
 Ids = tuple[int, ...]
 
 _ROOT, _PAGE = b"\x00", b"\x01"  # how keys begin

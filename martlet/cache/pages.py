@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable
 
 from martlet.types import PageId
 
-__all__ = ["PagePool"]
-
 
 class PagePool:
     """Page numbers 0 … n_pages - 1: each is free or has a number of owners."""

@@ -26,8 +26,6 @@ from martlet.cache.nodes import FairLeaves, Ids, LeafQueue, MemoryShare, Node, r
 from martlet.cache.pages import PagePool
 from martlet.types import CacheUse, MissReason, PageId, Save, SlotId
 
-__all__ = ["Match", "RadixCache", "SecondTier"]
-
 SlotRecord = tuple[SlotId, bytes, bytes, Ids]  # slot, key, key of the page before, ids
 
 

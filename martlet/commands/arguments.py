@@ -23,23 +23,6 @@ if TYPE_CHECKING:
 
     from martlet.llm import LLM, LLMOptions
 
-__all__ = [
-    "MODEL_HELP",
-    "add_answer_options",
-    "add_engine_options",
-    "add_offline_option",
-    "add_options",
-    "add_sampling_options",
-    "add_watch_options",
-    "engine_options",
-    "given_options",
-    "named",
-    "only_lora",
-    "open_llm",
-    "read_size",
-    "sampling_options",
-]
-
 MODEL_HELP = "a GGUF file, a Hugging Face folder, or a name from `martlet list`"
 
 

@@ -23,8 +23,6 @@ from martlet.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from martlet.llm import LLM
 
-__all__ = ["add_arguments", "execute"]
-
 SPEED = {"prompt_tokens": 512, "gen_tokens": 64, "depth": 128, "repetitions": 3}
 
 

@@ -16,8 +16,6 @@ from martlet.bench.load_report import load_chart, load_compare, load_summary, lo
 from martlet.config import environment_api_keys
 from martlet.errors import RequestError
 
-__all__ = ["add_arguments", "execute"]
-
 LEAST = {"requests": 1, "concurrency": 0, "prompt_tokens": 1, "gen_tokens": 1, "shared_tokens": 0, "groups": 1,
          "vocab": 0, "warmup": 0}  # fmt: skip
 

@@ -11,8 +11,6 @@ from martlet.config import resolve_config
 from martlet.errors import RequestError
 from martlet.runtime.disk_file import StoredFile, remove_file, stored_files
 
-__all__ = ["add_arguments", "execute"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Row:

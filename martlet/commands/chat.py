@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from martlet.engine.outputs import RequestOutput
     from martlet.llm import LLM
 
-__all__ = ["Conversation", "add_arguments", "execute"]
-
 HELP = """\
 /help            show this
 /reset           forget the conversation

@@ -13,19 +13,6 @@ from martlet.errors import RequestError
 if TYPE_CHECKING:
     from martlet.llm import LLM
 
-__all__ = [
-    "heed_offline",
-    "print_settings",
-    "read_file",
-    "read_template",
-    "read_text",
-    "resolve_draft",
-    "resolve_model",
-    "show_download",
-    "show_progress",
-    "show_warnings",
-]
-
 BAR = 30  # characters
 MAX_TEMPLATE = 4 << 20  # bytes
 

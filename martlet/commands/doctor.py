@@ -12,15 +12,6 @@ from martlet.config import cache_dir, environment_isa, resolve_config
 from martlet.machine import processor_name, read_machine
 from martlet.saved_measurements import load_notes
 
-__all__ = [
-    "add_arguments",
-    "add_version_arguments",
-    "add_warmup_arguments",
-    "execute",
-    "execute_version",
-    "execute_warmup",
-]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -16,15 +16,6 @@ from martlet.errors import FormatError, MartletError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.options import options_of
 
-__all__ = [
-    "add_arguments",
-    "add_schema_arguments",
-    "add_tokenize_arguments",
-    "execute",
-    "execute_schema",
-    "execute_tokenize",
-]
-
 SHOWN_CHARACTERS = 80
 SHOWN_ITEMS = 5
 PRE_HELP = options_of(EngineConfig)["tokenizer_pre"].help

@@ -27,8 +27,6 @@ from martlet.ops.backends import make_backend
 from martlet.runtime.kv import kv_bytes_per_token, layer_types
 from martlet.spec import ModelSpec
 
-__all__ = ["add_arguments", "execute", "warnings_of"]
-
 DEFAULT_CONTEXT = 2048
 FIRST_DEPTH = 128
 LAYER_TOKENS = 512  # of the text, for each layer alone: there are dozens of layers

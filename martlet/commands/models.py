@@ -8,8 +8,6 @@ from dataclasses import asdict
 from martlet.commands.arguments import add_offline_option
 from martlet.commands.common import heed_offline, show_download
 
-__all__ = ["add_list_arguments", "add_pull_arguments", "execute_list", "execute_pull"]
-
 
 def add_list_arguments(parser: ArgumentParser) -> None:
     """The options of `martlet list`."""

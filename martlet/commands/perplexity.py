@@ -23,8 +23,6 @@ from martlet.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from martlet.llm import LLM
 
-__all__ = ["add_arguments", "execute", "windows"]
-
 DEFAULT_CONTEXT = 512
 
 

@@ -15,8 +15,6 @@ from martlet.engine.memory import MemoryPlan, context_table
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
 from martlet.ops.backends import abilities_of
 
-__all__ = ["add_arguments", "execute"]
-
 FIRST_CONTEXT = 2048
 SEQUENCES = (1, 4, 16)
 MAX_SEQUENCES = 1 << 16

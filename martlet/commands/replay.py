@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from martlet.observe.capsule_replay import ReplayedStep
     from martlet.types import SeqId
 
-__all__ = ["add_arguments", "execute"]
-
 MOST_NAMES = 6  # sequences that a line names
 
 

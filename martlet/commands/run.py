@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from martlet.engine.outputs import Logprob, RequestOutput
     from martlet.llm import LLM, Stream
 
-__all__ = ["add_arguments", "execute"]
-
 DEFAULT_MAX_TOKENS = 512
 
 

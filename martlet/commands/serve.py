@@ -30,8 +30,6 @@ from martlet.options import options_of
 if TYPE_CHECKING:
     from martlet.server.settings import ServerSettings
 
-__all__ = ["add_arguments", "execute"]
-
 MAX_KEY_FILE = 1 << 20  # bytes
 MAX_WAITING = {"max_waiting": 256, "max_waiting_tokens": 4 << 20}  # a server's queue has an end
 

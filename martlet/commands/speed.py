@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from martlet.engine.outputs import RequestOutput
     from martlet.llm import LLM
 
-__all__ = ["bandwidth", "bytes_per_token", "process_age_s", "read_bandwidth", "save_prediction", "speed_lines"]
-
 LOW_SHARE = 0.30
 LEAST_TOKENS = 16  # of a decode, to say anything about its speed
 

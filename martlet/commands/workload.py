@@ -21,8 +21,6 @@ from martlet.errors import RequestError
 if TYPE_CHECKING:
     from martlet.llm import LLM
 
-__all__ = ["KINDS", "WORKLOAD_OPTIONS", "add_workload_options", "execute_workload", "refuse_unused"]
-
 KINDS = ("speed", *WORKLOADS)
 WORKLOAD_OPTIONS = ("requests", "concurrency", "rate", "intrusion", "shared", "seed", "out", "compare")
 SPEED_OPTIONS = ("depth", "repetitions")

@@ -15,8 +15,6 @@ from martlet.sched.scheduler import Scheduler
 from martlet.speculate.drafter import Drafter
 from martlet.speculate.judge import Speculator
 
-__all__ = ["assemble"]
-
 
 def assemble(
     scheduler: Scheduler,

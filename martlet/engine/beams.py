@@ -27,8 +27,6 @@ from martlet.structured import Structured
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import GRAMMAR_LIMIT, Request, Scheduling
 
-__all__ = ["BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "search_beams"]
-
 MAX_WIDTH = 256
 # likeliest tokens; GRAMMAR_LIMIT if a string was cut
 _Next = tuple[list[tuple[int, float]], str | None]

@@ -53,8 +53,6 @@ from martlet.speculate.ngram import NgramDrafter
 from martlet.tokenizer.chat_template import ChatTemplate
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Built", "Progress", "build", "load_tokenizer", "measure_for", "plan_for"]
-
 Progress = Callable[[str, int, int], None]  # phase, done, in all
 
 

@@ -18,8 +18,6 @@ from martlet.runtime.kv import KvMemory
 from martlet.runtime.page_moves import page_bytes
 from martlet.spec import ModelSpec
 
-__all__ = ["kv_fingerprint", "make_cache", "open_disk_pages"]
-
 PACKAGES = ("models", "ops", "quant")  # the code between a model's file and its keys and values
 
 

@@ -24,8 +24,6 @@ from martlet.errors import MartletError
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import Event, Request
 
-__all__ = ["Driver", "Prepared", "Stream"]
-
 T = TypeVar("T")
 
 

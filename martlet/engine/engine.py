@@ -25,8 +25,6 @@ from martlet.sched.scheduler import Scheduler
 from martlet.types import Event, Request, SeqId, Started, StepPlan, StepResult
 from martlet.types import Sequence as Running
 
-__all__ = ["DraftSource", "Engine", "StepRecorder"]
-
 # by which the end of the last request may be late: a process that is killed then loses nothing
 IDLE_FLUSH_S = 0.1
 CLOSE_FLUSH_S = 2.0

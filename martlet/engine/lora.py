@@ -12,8 +12,6 @@ from martlet.machine import read_machine
 from martlet.models.lora import Adapter, read_adapter
 from martlet.spec import ModelSpec
 
-__all__ = ["LoRARequest", "chosen_adapter", "open_adapter", "open_adapters"]
-
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:

@@ -24,17 +24,6 @@ from martlet.ops.null import NullBackend
 from martlet.runtime.kv import kv_bytes_per_token, recent_bytes
 from martlet.spec import ModelSpec
 
-__all__ = [
-    "Footprint",
-    "MemoryPlan",
-    "context_table",
-    "measure",
-    "plan_memory",
-    "step_limits",
-    "with_adapters",
-    "with_head",
-]
-
 OVERHEAD_BYTES = 200 << 20  # the interpreter, NumPy, Numba with its compiled code, the tokenizer
 USABLE_SHARE = 0.9  # of what is available; the rest is for other programs and unplanned needs
 LOGIT_BYTES = 32 << 20  # of a step's logits, at most, unless the running sequences need more

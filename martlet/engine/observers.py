@@ -17,8 +17,6 @@ from martlet.observe.capsule import FORMAT, CapsuleWriter
 from martlet.observe.trace import TraceWriter
 from martlet.ops.interface import Backend
 
-__all__ = ["capsule_header", "engine_version", "observers"]
-
 _NOT_KEPT = (
     "model",
     "trace",

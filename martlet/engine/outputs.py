@@ -21,8 +21,6 @@ from martlet.tokenizer.detok import Delta, Detokenizer, StopChecker, TextStream
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import GRAMMAR_LIMIT, Event, FinishReason, Request, TokenLogprobs
 
-__all__ = ["CompletionOutput", "EmbeddingOutput", "Logprob", "Logprobs", "OutputBuilder", "Piece", "RequestOutput"]
-
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:

@@ -14,8 +14,6 @@ from martlet.options import options_of
 from martlet.sample.random import SeedSource
 from martlet.sampling_params import SamplingParams
 
-__all__ = ["ParamsLike", "resolve_params", "suggested_params", "with_seed"]
-
 ParamsLike = SamplingParams | Mapping[str, Any] | None
 
 _SUGGESTIBLE = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")

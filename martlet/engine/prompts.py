@@ -12,19 +12,6 @@ from martlet.sampling_params import SamplingParams
 from martlet.tokenizer.chat_template import RenderedChat
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = [
-    "ChatOptions",
-    "Message",
-    "Prompt",
-    "PromptTokens",
-    "check_chat_options",
-    "conversations",
-    "listed",
-    "one_each",
-    "tokens_of",
-    "truncated",
-]
-
 # Text, token ids, or a mapping with "prompt", "prompt_token_ids" or both, and perhaps "cache_salt".
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Message = Mapping[str, Any]

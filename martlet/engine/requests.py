@@ -19,8 +19,6 @@ from martlet.tokenizer.chat_template import ChatTemplate
 from martlet.tokenizer.turns import TurnMemory
 from martlet.types import Request, Scheduling
 
-__all__ = ["RequestMaker", "scheduling_of"]
-
 _REWRITES = (
     "The chat template changes an earlier answer (it may drop the reasoning): the conversation is computed"
     " again from there on."

@@ -23,8 +23,6 @@ from martlet.formats.gguf import GgufFile, read_gguf
 from martlet.formats.safetensors import read_safetensors
 from martlet.quant.table import RawTensor
 
-__all__ = ["Checkpoint", "open_checkpoint"]
-
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
 MAX_TEMPLATE_BYTES = 16 << 20
 # Not MADV_POPULATE_READ, which maps all pages on one thread: reading maps them as fast, on all

@@ -14,8 +14,6 @@ from typing import Any
 
 from martlet.errors import FormatError
 
-__all__ = ["map_file", "parse_json", "read_json", "size_of_file"]
-
 MAX_JSON_BYTES = 256 << 20
 
 

@@ -21,8 +21,6 @@ from martlet.errors import FormatError, UnsupportedError
 from martlet.formats.files import map_file
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
-__all__ = ["GgufFile", "Strings", "read_gguf"]
-
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMS = 4

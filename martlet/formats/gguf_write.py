@@ -17,8 +17,6 @@ from martlet.errors import FormatError
 from martlet.formats.gguf import ARRAY, BOOL, MAGIC, SCALARS, STRING
 from martlet.quant.table import RawTensor
 
-__all__ = ["write_gguf"]
-
 _TYPE_OF = {np.dtype(code): value_type for value_type, code in SCALARS.items() if value_type != BOOL} | {
     np.dtype(np.bool_): BOOL
 }

@@ -16,8 +16,6 @@ from martlet.errors import FormatError, UnsupportedError
 from martlet.formats.files import map_file, parse_json
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
-__all__ = ["read_safetensors"]
-
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMS = 8
 TYPES = {

@@ -15,8 +15,6 @@ import regex
 
 from martlet.errors import RequestError
 
-__all__ = ["ANY", "LAST", "Alphabet", "Ranges", "alphabet_of", "complement", "fold_case", "property_set", "unite"]
-
 Ranges = tuple[tuple[int, int], ...]
 
 LAST = 0x10FFFF

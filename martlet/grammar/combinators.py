@@ -16,8 +16,6 @@ from martlet.grammar.language import Language, literals
 from martlet.grammar.states import Dfa, Lexeme, Plain, State, Tree
 from martlet.grammar.utf8 import to_bytes
 
-__all__ = ["END", "Again", "either", "first_bytes", "free_text", "language_state", "one_of", "then"]
-
 
 class _End(Plain):
     """The state after everything."""

@@ -15,8 +15,6 @@ from martlet.grammar.codepoints import ANY, LAST, complement, unite
 from martlet.grammar.regex_parse import Chars, Repeat
 from martlet.grammar.rules import Ref, Rule, choice, flat, literal
 
-__all__ = ["gbnf_rules"]
-
 _DEEPEST = 60
 _MOST_REPEATS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9_-]+")

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from martlet.grammar.vocabulary import Vocabulary
     from martlet.ops.cpu.store import KernelStore
 
-__all__ = ["Grammars"]
-
 MOST_GRAMMARS = 128
 BOUND = re.compile(r'"max(?:Items|Properties)"\s*:\s*(\d{1,15})(?:\.0*)?\s*[,}]')
 

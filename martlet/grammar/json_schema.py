@@ -24,17 +24,6 @@ from martlet.grammar.numbers import Digits
 from martlet.grammar.states import Limits, State
 from martlet.grammar.vocabulary import Vocabulary
 
-__all__ = [
-    "ANY_OBJECT",
-    "SPACINGS",
-    "Coverage",
-    "SchemaOptions",
-    "compile_schema",
-    "coverage",
-    "releasing",
-    "schema_start",
-]
-
 ANY_OBJECT = {"type": "object"}  # json_object mode
 SPACINGS = {
     "compact": Spacing(),

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from martlet.errors import RequestError
 from martlet.grammar.codepoints import ANY, Alphabet, alphabet_of, merged, unite
 
-__all__ = ["MOST_STATES", "Language", "build", "common_alphabet", "literals"]
-
 I32 = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 

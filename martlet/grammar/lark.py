@@ -21,8 +21,6 @@ from martlet.errors import RequestError
 from martlet.grammar.regex_parse import Chars, Repeat, parse
 from martlet.grammar.rules import Ref, Rule, choice, flat, literal, replaced
 
-__all__ = ["lark_rules"]
-
 MOST_IGNORED = 16  # characters in a row
 _DEEPEST = 60
 _MOST_REPEATS = 10_000

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from martlet.grammar.states import MANY, Dfa, State, n_mask_words
 from martlet.grammar.vocabulary import Vocabulary
 
-__all__ = ["OUTSIDE", "Nesting", "nested", "tokens_closing", "tokens_out", "without_commas", "written"]
-
 STRUCTURE = re.compile(rb'["\\,\[\]{}]')
 IN_STRING = re.compile(rb'["\\]')
 FAR = np.iinfo(np.int32).max

@@ -18,8 +18,6 @@ from martlet.grammar.states import Lexeme, State, Tree, bytes_or
 from martlet.grammar.vocabulary import NOTHING, Endings, Exits, Suffixes, Vocabulary, share_a_text
 from martlet.grammar.walk import Fill
 
-__all__ = ["Masks"]
-
 U32 = NDArray[np.uint32]
 MOST_MASKS = 20_000
 

@@ -14,8 +14,6 @@ from martlet.grammar.limit import OUTSIDE, nested, tokens_closing, tokens_out, w
 from martlet.grammar.masks import Masks
 from martlet.grammar.states import State, some_bytes
 
-__all__ = ["Grammar", "Matcher"]
-
 U32 = NDArray[np.uint32]
 MOST_FORCED = 4096  # bytes told at once
 

@@ -15,8 +15,6 @@ from martlet.grammar.rules import Ref, Rule, flat, refs
 from martlet.grammar.states import Dfa
 from martlet.grammar.utf8 import to_bytes
 
-__all__ = ["Network"]
-
 _MOST_NODES = 50_000
 
 

@@ -15,8 +15,6 @@ from martlet.grammar.codepoints import alphabet_of
 from martlet.grammar.language import Language, build
 from martlet.grammar.regex import regex_language
 
-__all__ = ["Bound", "Digits", "number_language"]
-
 _MOST_DIGITS = 400  # of a bound: a double has 309 before the point at most
 _MOST_REMAINDERS = 20_000
 

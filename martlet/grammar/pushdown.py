@@ -26,8 +26,6 @@ from martlet.grammar.network import Network
 from martlet.grammar.rules import Rule, simplified
 from martlet.grammar.states import Dfa, Lexeme, Plain, State
 
-__all__ = ["grammar_state"]
-
 MOST_ITEMS = 128
 _MOST_UNION = 50_000  # states of the automaton of a item_set's terminals
 

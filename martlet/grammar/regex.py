@@ -14,8 +14,6 @@ from martlet.grammar.codepoints import ANY, Alphabet, Ranges, alphabet_of
 from martlet.grammar.language import Language, build
 from martlet.grammar.regex_parse import WORD, Anchor, Chars, Choice, Look, Node, Repeat, Row, parse
 
-__all__ = ["node_language", "regex_language"]
-
 _MOST_NODES = 50_000  # of the nondeterministic automaton
 _MOST_SECONDS = 3.0  # of making it deterministic
 _MOST_LOOKS = 32

@@ -14,8 +14,6 @@ from types import MappingProxyType
 from martlet.errors import RequestError
 from martlet.grammar.codepoints import LAST, Ranges, complement, fold_case, property_set, unite
 
-__all__ = ["WORD", "Anchor", "Chars", "Choice", "Look", "Node", "Repeat", "Row", "parse"]
-
 _DEEPEST = 60
 _MOST_REPEATS = 1 << 16
 

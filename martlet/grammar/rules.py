@@ -12,8 +12,6 @@ from martlet.errors import RequestError
 from martlet.grammar.codepoints import fold_case, unite
 from martlet.grammar.regex_parse import Chars, Choice, Node, Repeat, Row
 
-__all__ = ["Ref", "Rule", "children", "flat", "literal", "simplified"]
-
 _MOST_SIZE = 4000  # of a rule that is written out where it is used
 _MOST_ALTERNATIVES = 2000
 

@@ -25,21 +25,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "DEAD",
-    "MANY",
-    "Constraint",
-    "Dfa",
-    "Lexeme",
-    "Limits",
-    "Plain",
-    "State",
-    "Tree",
-    "bytes_or",
-    "n_mask_words",
-    "some_bytes",
-]
-
 Tree = dict[int, Any]
 MANY = 1 << 30  # characters: no bound
 DEAD = 0  # the state of every Dfa that nothing leaves

@@ -12,8 +12,6 @@ from types import MappingProxyType
 from martlet.grammar.language import Language
 from martlet.grammar.regex import regex_language
 
-__all__ = ["FORMATS", "format_language"]
-
 # RFC 3339. Leap years: divisible by 4, but centuries only if divisible by 400.
 _LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DAYS = r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"

@@ -20,8 +20,6 @@ from martlet.grammar.codepoints import LAST, Alphabet
 from martlet.grammar.language import Language
 from martlet.grammar.states import Dfa
 
-__all__ = ["FEWEST", "Escapes", "to_bytes", "to_json"]
-
 MOST_BYTE_STATES = 100_000
 _SHORT = MappingProxyType({"b": 8, "t": 9, "n": 10, "f": 12, "r": 13, '"': 0x22, "\\": 0x5C, "/": 0x2F})
 _HEX = tuple((digit, f"{digit:x}{digit:X}".encode()) for digit in range(16))

@@ -22,8 +22,6 @@ from martlet.grammar.states import Lexeme, Tree, n_mask_words
 from martlet.grammar.walk import MOST_LISTED, Walker
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["NOTHING", "Endings", "Exits", "Region", "Suffixes", "Vocabulary", "share_a_text"]
-
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]
 Bools = NDArray[np.bool_]

@@ -17,8 +17,6 @@ from martlet.grammar.states import Lexeme
 from martlet.ops.cpu.kernels import trie
 from martlet.ops.cpu.kernels.fields import RECORD_FIELDS
 
-__all__ = ["MOST_LISTED", "Fill", "Walker", "address"]
-
 MOST_LISTED = 512  # more tokens are a mask, fewer a list
 I32 = NDArray[np.int32]
 U32 = NDArray[np.uint32]

@@ -12,8 +12,6 @@ from martlet.models.layer import Stream, run_layer
 from martlet.models.weights import Model
 from martlet.ops.interface import Array, Backend, Rows
 
-__all__ = ["Features", "forward", "hidden_states"]
-
 
 class Features:
     """A draft head's input: the inputs of n layers of the model side by side, float32 [T, n * C].

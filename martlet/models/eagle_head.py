@@ -37,20 +37,6 @@ from martlet.quant.ggml import decode
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 from martlet.spec import Layer, ModelSpec
 
-__all__ = [
-    "CODES",
-    "OUTPUT_CODES",
-    "Head",
-    "HeadFile",
-    "coded",
-    "finite",
-    "guess",
-    "guess_on",
-    "load_head",
-    "open_head",
-    "open_head_folder",
-]
-
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 CODES = BlockType.Q8_0  # of the head's matrices, where their rows are whole blocks

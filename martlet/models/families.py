@@ -13,8 +13,6 @@ from martlet.models.metadata import Family, ModelMeta, model_meta
 from martlet.models.rope_scaling import rope_of
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm, Rope
 
-__all__ = ["FAMILIES", "spec_of"]
-
 
 def _attention(meta: ModelMeta, rope: Rope | None, window: int | None = None) -> Attention:
     return Attention(

@@ -10,8 +10,6 @@ from martlet.models.weights import LayerWeights
 from martlet.ops.interface import Array, Backend, Rows, Weight
 from martlet.spec import Attention, DenseFfn, Layer, Norm
 
-__all__ = ["Stream", "run_layer"]
-
 
 class Stream:
     """The residual stream `x`, float32 [rows, width], and the scratch that all layers share.

@@ -34,8 +34,6 @@ from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
 from martlet.spec import ModelSpec
 
-__all__ = ["MAX_RANK", "Adapter", "read_adapter", "with_adapters"]
-
 F32 = NDArray[np.float32]
 MAX_RANK = 512
 MOST_ALPHA = 1e30

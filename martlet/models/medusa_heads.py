@@ -26,8 +26,6 @@ from martlet.ops.interface import Array, Backend, Rows, Weight
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 from martlet.spec import Activation, ModelSpec
 
-__all__ = ["Medusa", "MedusaFile", "guess_all", "load_medusa", "open_medusa"]
-
 I64 = NDArray[np.int64]
 MOST_HEADS, MOST_BLOCKS = 16, 8
 _BLOCK = re.compile(r"(?:blocks\.)?(\d+)\.(?:layers\.(\d+)|(\d+)\.linear)\.(weight|bias)")

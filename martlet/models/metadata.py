@@ -15,8 +15,6 @@ from martlet.formats.checkpoint import Checkpoint
 from martlet.quant.ggml import decode
 from martlet.spec import Activation, ModelSpec
 
-__all__ = ["Family", "ModelMeta", "model_meta"]
-
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,

@@ -21,8 +21,6 @@ from martlet.models.families import FAMILIES
 from martlet.models.tensors import canonical_name, check_tensors, layer_shapes, published_names
 from martlet.spec import ModelSpec
 
-__all__ = ["open_own_head"]
-
 NAMES = {  # those of `HeadFile`
     "input_proj.weight": "fc.weight",
     "token_layernorm.weight": "token_norm.weight",

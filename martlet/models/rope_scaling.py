@@ -17,8 +17,6 @@ from martlet.errors import UnsupportedError
 from martlet.models.metadata import ModelMeta
 from martlet.spec import Rope
 
-__all__ = ["rope_of"]
-
 Scaled = tuple[list[float], float]  # frequencies, magnitude
 
 

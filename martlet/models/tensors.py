@@ -29,23 +29,6 @@ from martlet.errors import FormatError
 from martlet.quant.table import RawTensor
 from martlet.spec import Attention, DenseFfn, Layer, ModelSpec
 
-__all__ = [
-    "ROWS",
-    "Dim",
-    "Split",
-    "StoredTensor",
-    "TensorRow",
-    "canonical_name",
-    "check_tensors",
-    "fields_of",
-    "layer_fields",
-    "layer_shapes",
-    "lora_shapes",
-    "published_names",
-    "sizes_of",
-    "tensor_shapes",
-]
-
 Dim = Literal["V", "C", "X", "Q", "K", "Nq", "Nk", "F"]
 Shape = tuple[int, ...]
 

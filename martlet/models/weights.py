@@ -29,19 +29,6 @@ from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
 from martlet.spec import Layer, ModelSpec
 
-__all__ = [
-    "AttentionWeights",
-    "FfnWeights",
-    "LayerWeights",
-    "Model",
-    "TensorSource",
-    "half_split_rows",
-    "load_model",
-    "output_rows",
-    "read_layer",
-    "steep_layers",
-]
-
 # Computed, not learned: some files store them.
 IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", ".attn_rot_embd")

@@ -11,8 +11,6 @@ from martlet.metrics import RequestMetrics
 from martlet.tokenizer.tokenizer import Tokenizer
 from martlet.types import MissReason
 
-__all__ = ["CacheReport", "explain_cache"]
-
 _REASONING = ("<think>", "[THINK]")  # marks that begin reasoning
 _BEFORE_TOKENS = 8  # shown of the common prefix
 _REASONS = {

@@ -32,8 +32,6 @@ from martlet.sampling_params import SamplingParams
 from martlet.structured import Structured
 from martlet.types import Event, Request, Scheduling, SeqId, StepPlan
 
-__all__ = ["FORMAT", "CapsuleWriter", "read_capsule"]
-
 FORMAT = 2
 _MOST_NUMBERS = 4_000_000  # what a capsule holds at most, in numbers: some 20 MB
 _MOST_BYTES = 256 << 20  # of a file that is read

@@ -19,8 +19,6 @@ from martlet.runtime.plan_codec import PlanLimits, PlanReader
 from martlet.sampling_params import SamplingParams, validate_for_vocab
 from martlet.types import Added, Request, SeqId, SlotId, Started, StepPlan, stop_ids
 
-__all__ = ["ReplayedStep", "Schedule", "differences", "missing_adapters", "replay", "replay_options", "verdict"]
-
 _SETTINGS = {field.name for field in fields(EngineConfig)} - {"origins"}
 _NOT_AGAIN = {
     "model",

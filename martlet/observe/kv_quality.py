@@ -24,8 +24,6 @@ from martlet.runtime.f16_window import F16Window, recent_pages
 from martlet.runtime.flatten import PageTable, StepBuffers
 from martlet.types import PageId, SeqId, Span
 
-__all__ = ["Compared", "KvLens", "Lens", "choose_types", "compare", "guard_types", "join"]
-
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 ROWS = 128  # a step's

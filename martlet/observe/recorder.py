@@ -10,8 +10,6 @@ from martlet.metrics import EngineTotals, Observer, RequestMetrics, SpanRecord, 
 from martlet.types import Event, FinishReason, Request, SeqId, StepPlan, StepResult
 from martlet.types import Sequence as Running
 
-__all__ = ["Load", "Recorder"]
-
 MIN_PREFILL = 32  # tokens of a step that counts for the prefill speed
 MEMORY_S = 10.0  # prefill time after which earlier measurements count half
 

@@ -15,8 +15,6 @@ from martlet.cache.pages import PagePool
 from martlet.sched.scheduler import Scheduler
 from martlet.types import PageId, Request, Sequence
 
-__all__ = ["MAX_NODES", "MAX_SEQUENCES", "EngineSnapshot", "NodeSnapshot", "SequenceSnapshot", "take_snapshot"]
-
 MAX_NODES = 1024
 MAX_SEQUENCES = 64
 

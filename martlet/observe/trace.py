@@ -24,8 +24,6 @@ from martlet.errors import FormatError
 from martlet.metrics import Observer, SpanRecord, StepRecord
 from martlet.types import Event, Request
 
-__all__ = ["TraceWriter", "read_trace"]
-
 _STEPS, _REQUESTS = 1, 2  # the trace's two processes
 _MAX_NAMES = 64  # sequences named in a step's arguments
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from martlet.config import EngineConfig, cache_dir
 from martlet.ops.interface import Abilities, Backend
 
-__all__ = ["BACKENDS", "abilities_of", "make_backend"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Entry:

@@ -23,19 +23,6 @@ from martlet.machine import memory_available
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
 
-__all__ = [
-    "Abilities",
-    "Ability",
-    "Array",
-    "Backend",
-    "Program",
-    "RecentPages",
-    "Rows",
-    "StepInputs",
-    "StepLimits",
-    "Weight",
-]
-
 Array = Any  # opaque outside its backend
 Weight = Any  # a packed matrix, opaque outside its backend
 F32 = NDArray[np.float32]

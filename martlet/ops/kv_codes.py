@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from martlet.kv_types import KV_BLOCK
 
-__all__ = ["q4_codes", "q4_keys", "q4_values", "q8_codes", "rounded_q4", "rounded_q8"]
-
 F32 = NDArray[np.float32]
 MOST = np.float32(65504.0)  # what lies beyond float16 saturates, as it does in f16 pages
 

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["by_page", "copy_page", "page_bytes", "read_page", "write_page"]
-
 Bytes = NDArray[np.uint8]
 
 

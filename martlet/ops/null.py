@@ -17,8 +17,6 @@ from martlet.ops.interface import Abilities, Array, RecentPages, Rows, StepInput
 from martlet.ops.recorded import RecordingBackend
 from martlet.quant.table import RawTensor
 
-__all__ = ["NullBackend"]
-
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 _ZERO = np.zeros((), np.float32)

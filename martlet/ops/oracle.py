@@ -34,8 +34,6 @@ from martlet.ops.interface import (
 from martlet.ops.recorded import Operation, RecordingBackend, Slice, numbered
 from martlet.quant.table import RawTensor
 
-__all__ = ["BOUNDS", "OracleBackend", "oracle_abilities"]
-
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 _NOTHING: F32 = np.zeros((0, 0), np.float32)

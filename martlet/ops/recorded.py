@@ -17,8 +17,6 @@ from typing import Any
 
 from martlet.ops.interface import Array, Backend, Rows
 
-__all__ = ["Operation", "RecordedArray", "Recording", "RecordingBackend", "Slice", "numbered"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:

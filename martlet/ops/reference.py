@@ -28,8 +28,6 @@ from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
 
-__all__ = ["ReferenceBackend", "ReferenceCache"]
-
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]

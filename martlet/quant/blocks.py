@@ -10,8 +10,6 @@ import numpy as np
 
 from martlet.quant.table import BLOCKS, BlockType
 
-__all__ = ["CODEBOOK_IQ4", "CODEBOOK_MXFP4", "LAYOUTS", "PLAIN"]
-
 # Types whose block is one number: no layout but a dtype. BF16 is the upper half of a float32.
 PLAIN: dict[BlockType, np.dtype[Any]] = {
     BlockType.F32: np.dtype("<f4"),

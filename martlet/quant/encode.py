@@ -16,8 +16,6 @@ from martlet.errors import UnsupportedError
 from martlet.quant.blocks import CODEBOOK_IQ4, CODEBOOK_MXFP4, LAYOUTS
 from martlet.quant.table import BLOCKS, BlockType
 
-__all__ = ["encode"]
-
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 Blocks = NDArray[Any]  # records of one of LAYOUTS

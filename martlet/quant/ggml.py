@@ -15,8 +15,6 @@ from martlet.quant.blocks import CODEBOOK_IQ4, CODEBOOK_MXFP4, LAYOUTS, PLAIN
 from martlet.quant.iquants import I_DECODERS
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
-__all__ = ["decode", "decode_rows"]
-
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 Blocks = NDArray[Any]  # records of one of LAYOUTS

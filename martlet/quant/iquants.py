@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from martlet.quant.table import BlockType
 
-__all__ = ["I_DECODERS"]
-
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 I8 = NDArray[np.int8]

@@ -11,8 +11,6 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCKS", "Block", "BlockType", "RawTensor"]
-
 
 class BlockType(IntEnum):
     """Block types by their numbers in a GGUF file."""

@@ -26,8 +26,6 @@ from pathlib import Path
 from martlet.runtime.disk_format import FILE_HEADER_BYTES, Layout, Owner, Record, read_owner, read_table
 from martlet.types import Load, Save, SlotId
 
-__all__ = ["DiskFile", "StoredFile", "open_tier", "remove_file", "stored_files"]
-
 SUFFIX = ".kv"
 # what may be removed: a folder can hold others' files, also *.kv
 NAME = re.compile(r"[0-9a-f]{16,}(-[2-9])?\.kv")

@@ -22,18 +22,6 @@ from numpy.typing import NDArray
 
 from martlet.types import SlotId
 
-__all__ = [
-    "FILE_HEADER_BYTES",
-    "KEY_BYTES",
-    "MAX_NAME",
-    "MAX_SLOTS",
-    "Layout",
-    "Owner",
-    "Record",
-    "read_owner",
-    "read_table",
-]
-
 FILE_HEADER_BYTES = 4096
 BLOCK = 4096  # of a disk
 MAX_SLOTS = 1 << 16

@@ -16,8 +16,6 @@ from martlet.runtime.rank import Rank
 from martlet.runtime.sampling import Sampling
 from martlet.types import PageId, Sampled, SeqId, Span, Started, StepPlan, StepResult
 
-__all__ = ["Executor", "HiddenReader", "LocalExecutor"]
-
 F32 = NDArray[np.float32]
 
 

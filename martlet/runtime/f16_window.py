@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from martlet.kv_types import RECENT_TOKENS
 from martlet.ops.interface import RecentPages, StepLimits
 
-__all__ = ["F16Window", "recent_pages"]
-
 I32 = NDArray[np.int32]
 Held = dict[int, int]  # a sequence's groups and the first recent page of each
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from martlet.ops.interface import StepInputs, StepLimits
 from martlet.types import PageId, SeqId, Span
 
-__all__ = ["PageTable", "StepBuffers", "Window"]
-
 I32 = NDArray[np.int32]
 FEW = 16  # rows that lists are quicker for than arrays
 

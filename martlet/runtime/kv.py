@@ -11,8 +11,6 @@ from martlet.ops.interface import Array, Backend, RecentPages, StepLimits
 from martlet.runtime.f16_window import recent_pages
 from martlet.spec import Attention, ModelSpec
 
-__all__ = ["KvMemory", "allocate_caches", "kv_bytes_per_token", "layer_types", "recent_bytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:

@@ -18,8 +18,6 @@ from martlet.models.weights import Model
 from martlet.ops.interface import Array, Backend, StepLimits
 from martlet.runtime.rank import Programs
 
-__all__ = ["MAX_ADAPTERS", "AdapterBank"]
-
 MAX_ADAPTERS = 64  # a table takes 24 bytes a slot
 
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from martlet.ops.interface import Array, Backend
 from martlet.types import Copy, Load, PageId, Save, SlotId, StepPlan
 
-__all__ = ["Moved", "PageMoves", "PageStore", "page_bytes"]
-
 
 class StoredPage(Protocol):
     """What a slot holds."""

@@ -23,8 +23,6 @@ from martlet.ops.interface import StepLimits
 from martlet.runtime.disk_format import KEY_BYTES
 from martlet.types import Added, Copy, Load, PageId, Save, SeqId, SlotId, Span, StepPlan
 
-__all__ = ["PlanLimits", "PlanReader", "plan_row"]
-
 Row = dict[str, Any]
 _MOST = 1 << 40
 _MOST_NAME = 1024  # characters

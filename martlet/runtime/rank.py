@@ -24,8 +24,6 @@ from martlet.runtime.flatten import PageTable, StepBuffers, Window
 from martlet.runtime.page_moves import Moved, PageMoves
 from martlet.types import PageId, SeqId, Span, StepPlan
 
-__all__ = ["AdapterTables", "Computed", "Programs", "Rank"]
-
 F32 = NDArray[np.float32]
 _ALONE = SeqId(0)  # a sequence in a table of its own, which never meets those that generate
 

@@ -17,8 +17,6 @@ from martlet.errors import SampleError
 from martlet.sample.sampler import Sampler, SequenceSampler, token_logprobs
 from martlet.types import GRAMMAR_LIMIT, Sampled, SeqId, Span, Started, TokenLogprobs
 
-__all__ = ["Sampling"]
-
 F32 = NDArray[np.float32]
 
 

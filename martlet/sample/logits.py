@@ -24,30 +24,6 @@ from numpy.typing import NDArray
 from martlet.errors import SampleError
 from martlet.types import TokenLogprobs
 
-__all__ = [
-    "Candidates",
-    "candidate_logprobs",
-    "draw",
-    "dry",
-    "highest",
-    "log_softmax",
-    "log_sum_exp",
-    "min_p",
-    "mirostat_keep",
-    "mirostat_mu",
-    "ngram_followers",
-    "presence_frequency_penalty",
-    "repetition_penalty",
-    "smallest_set",
-    "temperature",
-    "token_logprobs",
-    "top_k",
-    "top_n_sigma",
-    "top_p",
-    "typical_p",
-    "xtc",
-]
-
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 Keep = NDArray[np.int64] | NDArray[np.bool_]

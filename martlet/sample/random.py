@@ -15,8 +15,6 @@ The reading of the spine ends here.
 import itertools
 import os
 
-__all__ = ["LANE_TOKEN", "LANE_XTC", "SeedSource", "draw_seed", "philox", "uniform"]
-
 LANE_TOKEN = 0  # which candidate is sampled
 LANE_XTC = 1  # whether XTC removes anything at this position
 

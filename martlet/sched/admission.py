@@ -18,8 +18,6 @@ from martlet.cache.radix import Match, RadixCache
 from martlet.sched.cost import CostModel
 from martlet.types import CacheUse, Copy, Load, MissReason, PageId, Save, Sequence, SlotId
 
-__all__ = ["Admission", "PageKeeper", "common_ids"]
-
 
 @dataclass(frozen=True, slots=True)
 class Admission:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from martlet.sched.cost import CostModel
 
-__all__ = ["MORE", "StepBudget", "WriteBehind", "stall_limit"]
-
 # Factors on the time of a step that only decodes, measured with bench/stall.py (docs/LOG.md).
 MORE = 2.25  # a step with prompts may take so many times as long
 CROWDED = 3.0  # or so many times per waiting prompt and decoding sequence, if that is more

@@ -18,8 +18,6 @@ import math
 from dataclasses import dataclass
 from operator import mul
 
-__all__ = ["CostModel", "LinearFit", "RowTimes", "Work"]
-
 SCALE = 1024.0  # positions are counted in thousands, so all features are of similar size
 DECODE_PRIOR, PREFILL_PRIOR = (1e-3, 5e-4, 5e-4), (1e-4, 5e-4, 5e-4, 1e-4)  # s, until measured
 # share of a step that a row adds in the first tile, beyond; until measured

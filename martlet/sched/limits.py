@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["SchedulerLimits"]
-
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from martlet.cache.pages import PagePool
 from martlet.types import Sequence
 
-__all__ = ["MAX_PREEMPTED", "PageReserve"]
-
 MAX_PREEMPTED = 3  # times, after which a sequence is not preempted again
 FIRST_SHARE, LEAST_SHARE = 0.3, 0.1
 RISE = 0.2  # at a preemption

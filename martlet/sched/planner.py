@@ -26,8 +26,6 @@ from martlet.sched.policy import Policy, SchedulerView
 from martlet.sched.queue import WaitingQueue, rank
 from martlet.types import Copy, Load, SeqId, Sequence, Span, StepPlan, StepResult
 
-__all__ = ["NO_DRAFTS", "Drafts", "Planner", "Sketch"]
-
 Drafts = Mapping[SeqId, tuple[int, ...]]  # guesses of the ids that come next
 NO_DRAFTS: Drafts = MappingProxyType({})
 

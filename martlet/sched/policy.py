@@ -18,8 +18,6 @@ from typing import Protocol
 
 from martlet.types import Sequence
 
-__all__ = ["POLICIES", "Policy", "SchedulerView", "policy_named"]
-
 WAIT_PER_LEVEL_S = 10.0  # seconds of waiting that a level of priority is worth
 WAIT_PER_TOKEN_S = 0.01  # seconds of waiting that a prompt token is worth
 DEFAULT_TTFT_S = 30.0  # the deadline of a request without a target

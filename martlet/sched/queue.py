@@ -10,8 +10,6 @@ from martlet.sched.limits import SchedulerLimits
 from martlet.sched.policy import Policy, SchedulerView
 from martlet.types import Sequence
 
-__all__ = ["QUEUE_TIMEOUT", "WaitingQueue", "rank"]
-
 QUEUE_TIMEOUT = "queue_timeout"  # stop reason of a request that waited too long
 
 RATE_WEIGHT = 0.1  # of the newest step in the mean rate of tokens

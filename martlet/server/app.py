@@ -32,8 +32,6 @@ from martlet.server.responses_api import responses
 from martlet.server.tokenize_api import detokenize, explain, tokenize
 from martlet.server.web import WEB_ROUTES
 
-__all__ = ["create_app"]
-
 logger = logging.getLogger("martlet.server")
 
 

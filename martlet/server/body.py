@@ -18,8 +18,6 @@ from martlet.errors import RequestError, nearest
 from martlet.sampling_params import SamplingParams
 from martlet.server.error_replies import ApiError
 
-__all__ = ["SAMPLING_FIELDS", "Body", "Parsed", "parse_body", "parse_json", "read_body"]
-
 MAX_DEPTH = 64  # nested lists and objects; a tool's JSON schema needs fewer than 20
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"detokenize"}
 B = TypeVar("B", bound="Body")

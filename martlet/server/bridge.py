@@ -26,8 +26,6 @@ from martlet.errors import MartletError, RequestError
 from martlet.server.error_replies import ApiError
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["MAX_PIECES", "Bridge", "NumberedPiece", "Ticket"]
-
 MAX_PIECES = 1024  # buffered for one client; by then the socket's buffers are full as well
 FAILED_STEPS = 3  # consecutive failures after which /ready says no
 NumberedPiece = tuple[int, Piece]  # the number of the prompt, and a piece of its answer

@@ -27,8 +27,6 @@ from martlet.server.sse import EventStream, EventTemplate
 from martlet.server.tools.calls import Content
 from martlet.server.tools.reply import Parts, delta_of
 
-__all__ = ["chat_completions"]
-
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""

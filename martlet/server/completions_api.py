@@ -22,8 +22,6 @@ from martlet.server.response_format import asked_structure
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.sse import EventStream, EventTemplate
 
-__all__ = ["completions"]
-
 
 async def completions(request: Request) -> Response:
     """Complete prompts."""

@@ -18,9 +18,6 @@ from martlet.server.response_format import asked_structure, asked_tools, check_t
 from martlet.server.service import Service, service_of
 from martlet.server.tools.reply import ReplyParser
 
-__all__ = ["OpenChat", "as_chat", "chat_params", "chat_prompt", "open_chat"]
-
-
 REASONING_LOST = (
     "The reasoning of an earlier answer is not in this prompt (the template leaves it out, or the client has): {:,} tokens"
     " had to be computed again."

@@ -20,8 +20,6 @@ from martlet.server.rates import Account
 from martlet.server.replies import json_reply
 from martlet.server.service import service_of
 
-__all__ = ["embeddings"]
-
 MAX_INPUTS = 2048  # OpenAI's own limit
 
 

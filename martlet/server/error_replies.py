@@ -12,8 +12,6 @@ from starlette.responses import Response
 
 from martlet.errors import CapacityError, MartletError, RequestError, UnsupportedError
 
-__all__ = ["ApiError", "anthropic_error", "api_error", "error_response", "openai_error"]
-
 MAX_MESSAGE = 2000  # characters: an error never repeats a request
 _OPENAI_TYPES = {
     401: "authentication_error",

@@ -23,8 +23,6 @@ from martlet.server.error_replies import ApiError, error_response
 from martlet.server.rates import RATE_HEADERS, Account, Rates
 from martlet.server.settings import ServerSettings
 
-__all__ = ["Gate"]
-
 OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/", "/engine", "/mini", "/mini/"))  # probes and pages
 OPEN_FOLDER = "/static/"  # the pages' files, which have no secrets
 logger = logging.getLogger("martlet.server.access")

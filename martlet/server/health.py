@@ -20,8 +20,6 @@ from martlet.server.replies import json_reply
 from martlet.server.service import Service, service_of
 from martlet.types import Scheduling
 
-__all__ = ["abort", "health", "metrics", "model", "models", "ready", "version"]
-
 DEEP_S = 10.0  # limit for the one token of a deep check
 
 

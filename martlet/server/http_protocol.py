@@ -10,8 +10,6 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-__all__ = ["HEAD_S", "MAX_HEAD_BYTES", "BoundedProtocol", "chunk"]
-
 MAX_HEAD_BYTES = 64 << 10  # of a request line and its headers
 HEAD_S = 30.0  # within which they must arrive
 

@@ -24,8 +24,6 @@ from martlet.server.registry import Load, Registry
 from martlet.server.service import Service
 from martlet.server.settings import ServerSettings
 
-__all__ = ["Server", "serve"]
-
 SWITCH_S = 0.0005  # a thread's longest hold of the GIL while the engine waits; Python's default is 5 ms
 
 

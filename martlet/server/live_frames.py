@@ -19,8 +19,6 @@ from martlet.metrics import EngineTotals, StepRecord
 from martlet.observe.snapshot import EngineSnapshot, NodeSnapshot, SequenceSnapshot
 from martlet.types import PageId
 
-__all__ = ["MAX_CELLS", "Names", "counts_of", "frame"]
-
 MAX_CELLS = 4096  # of the page map; with more pages each cell stands for several neighbours
 MAX_SPANS = 64  # of a step
 MAX_TEXT = 120  # characters of a prompt, or of a stretch of the tree

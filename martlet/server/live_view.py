@@ -25,8 +25,6 @@ from martlet.server.error_replies import ApiError
 from martlet.server.live_frames import Names, counts_of, frame
 from martlet.server.prometheus import ServerMetrics
 
-__all__ = ["EngineView"]
-
 INTERVAL_S = 0.25
 MAX_SHARE = 0.01  # of the engine's time for snapshots
 MAX_STEPS = 48  # in a frame: the newest

@@ -24,8 +24,6 @@ from martlet.server.sse import EventStream, event
 from martlet.server.tools.calls import Arguments, Call, Content
 from martlet.server.tools.reply import Part, Parts, Reasoning
 
-__all__ = ["MessagesRequest", "count_tokens", "messages"]
-
 
 class MessagesRequest(Body):
     """The body of /v1/messages; count_tokens takes the same fields without max_tokens."""

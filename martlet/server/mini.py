@@ -20,8 +20,6 @@ from martlet.server.error_replies import ApiError
 from martlet.server.service import service_of
 from martlet.server.web import HEADERS
 
-__all__ = ["MINI_ROUTES"]
-
 PAGE = Path(__file__).parent / "mini_page" / "index.html"
 MODEL_HEADERS = {
     "Cache-Control": "no-store",  # the page caches the pieces itself

@@ -29,8 +29,6 @@ from martlet.server.protocol import (
 from martlet.server.replies import json_reply
 from martlet.server.responses_api import ResponsesRequest
 
-__all__ = ["description", "openapi"]
-
 _BODIES: tuple[tuple[str, type[Body], bool], ...] = (  # path, model, with sampling parameters
     ("/v1/chat/completions", ChatRequest, True),
     ("/v1/completions", CompletionRequest, True),

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from martlet.engine.engine import Engine
 
-__all__ = ["Histogram", "ServerMetrics", "exposition"]
-
 logger = logging.getLogger("martlet.server")
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,

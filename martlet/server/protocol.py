@@ -12,22 +12,6 @@ from typing import Any, Literal
 from martlet.errors import RequestError
 from martlet.server.body import Body
 
-__all__ = [
-    "AbortRequest",
-    "ChatRequest",
-    "CompletionRequest",
-    "DetokenizeRequest",
-    "EmbeddingRequest",
-    "GenerationRequest",
-    "LoadAdapterRequest",
-    "Prompts",
-    "StreamOptions",
-    "TokenizeRequest",
-    "UnloadAdapterRequest",
-    "prompts_of",
-    "refuse_unsupported",
-]
-
 Prompts = Any  # text, token ids, or a list of them; `prompts_of` checks it with better messages
 
 REFUSED: Mapping[str, str] = MappingProxyType(

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from martlet.server.error_replies import ApiError
 from martlet.server.settings import ServerSettings
 
-__all__ = ["RATE_HEADERS", "Account", "Bucket", "Rates"]
-
 RATE_HEADERS = tuple(
     f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")
 )

@@ -33,8 +33,6 @@ from martlet.server.replies import json_reply
 from martlet.server.service import Service, service_of
 from martlet.server.tracing import PARENT
 
-__all__ = ["Entry", "Load", "Registry", "for_model", "load_lora_adapter", "registry_of", "unload_lora_adapter"]
-
 MAX_NAME = 200
 RETRY_S = 5.0  # Retry-After of a model that found no room
 Load = Callable[..., Built]  # takes `lora`, the adapters' paths by name

@@ -19,18 +19,6 @@ from martlet.server.service import Service
 from martlet.server.sse import EventTemplate, event
 from martlet.types import MissReason
 
-__all__ = [
-    "FINGERPRINT",
-    "ChunkEncoder",
-    "finite",
-    "json_reply",
-    "progress_of",
-    "shown_logprobs",
-    "timings_of",
-    "token_entry",
-    "usage_of",
-]
-
 FINGERPRINT = "martlet"
 _FLOOR = -9999.0  # OpenAI's API writes it for a probability of 0; JSON has no -inf
 

@@ -26,8 +26,6 @@ from martlet.structured import Structured
 if TYPE_CHECKING:
     from martlet.server.protocol import ChatRequest, GenerationRequest
 
-__all__ = ["asked_structure", "asked_tools", "check_tools", "joined", "named", "reasoned"]
-
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _LLAMA_CPP = {"json_schema": "json", "grammar": "grammar"}
 _VLLM = {"json", "regex", "choice", "grammar", "json_object"}

@@ -26,8 +26,6 @@ from martlet.server.sse import EventStream, event
 from martlet.server.tools.calls import Arguments, Call, Content
 from martlet.server.tools.reply import Part, Reasoning
 
-__all__ = ["ResponsesRequest", "responses"]
-
 _STATE = "this server keeps no conversations: send all of it as input"
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from martlet.server.protocol import GenerationRequest
     from martlet.server.tracing import Tracing
 
-__all__ = ["Service", "client_left", "left", "new_id", "raise_failure", "service_of"]
-
 MAX_COMPILE_S = 15.0  # for a grammar, including its wait for other grammars
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")

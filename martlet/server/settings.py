@@ -6,8 +6,6 @@ from pathlib import Path
 from martlet.errors import RequestError
 from martlet.options import option, options_of, refuse
 
-__all__ = ["ServerSettings"]
-
 _WHERE = "address and access"
 _LIMITS = "limits"
 _BEHAVIOUR = "requests, replies and pages"

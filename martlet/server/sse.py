@@ -24,8 +24,6 @@ from martlet.server.http_protocol import BoundedProtocol, chunk
 from martlet.server.service import client_left, left, raise_failure
 from martlet.server.settings import ServerSettings
 
-__all__ = ["KEEP_ALIVE", "Encoder", "EventStream", "EventTemplate", "event"]
-
 KEEP_ALIVE = b": keep-alive\n\n"
 PROGRESS_S = 0.5  # between two events with the prompt's progress
 

@@ -20,8 +20,6 @@ from martlet.engine.requests import RequestMaker
 from martlet.errors import MartletError, RequestError
 from martlet.server.settings import ServerSettings
 
-__all__ = ["COUNTING", "EXPECTED", "check_listening", "check_model"]
-
 MAX_SOCKET_PATH = 107  # bytes in Linux's sockaddr_un; other systems have fewer
 COUNTING, EXPECTED = "1, 2, 3, 4, 5, 6, 7, 8,", " 9, 10, 11, 12"
 SELF_TEST_TOKENS = 16

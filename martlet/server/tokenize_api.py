@@ -16,8 +16,6 @@ from martlet.server.protocol import ChatRequest, CompletionRequest, DetokenizeRe
 from martlet.server.replies import json_reply
 from martlet.server.service import Service, service_of
 
-__all__ = ["detokenize", "explain", "tokenize"]
-
 
 async def tokenize(request: Request) -> Response:
     """The tokens of a text or of a conversation."""

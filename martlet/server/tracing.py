@@ -13,8 +13,6 @@ from typing import Any
 from martlet.engine.outputs import RequestOutput
 from martlet.errors import RequestError
 
-__all__ = ["PARENT", "Tracing", "otlp_exporter"]
-
 PARENT: ContextVar[str] = ContextVar("traceparent", default="")  # header of the current HTTP request
 SEND_S = 3  # timeout for the collector, which may delay the server's shutdown as long
 MAX_PARENTS = 100_000  # of open requests

@@ -22,8 +22,6 @@ from martlet.server.registry import registry_of
 from martlet.server.service import Service, left, service_of
 from martlet.server.sse import KEEP_ALIVE
 
-__all__ = ["HEADERS", "WEB_ROUTES", "engine_events"]
-
 FOLDER = Path(__file__).parent / "static"
 TYPES = MappingProxyType(
     {

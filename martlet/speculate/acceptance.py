@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-__all__ = ["AcceptanceRates", "DraftTimes"]
-
 SURE = 0.98  # the highest rate that is believed
 # guesses after which a request's own rate counts as much as the rate of all requests
 OWN_WEIGHT = 3.0

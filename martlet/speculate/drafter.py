@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from martlet.types import SeqId
 
-__all__ = ["BOUNDS", "PRIORS", "Chain", "Draft", "DraftRequest", "Drafter", "likeliest"]
-
 # Bounds of the likeliest token's probability between classes, and how often a guess of each class
 # is right before any was verified.
 BOUNDS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)

@@ -32,8 +32,6 @@ from martlet.ops.interface import Array, Backend, Program, StepInputs, StepLimit
 from martlet.speculate.drafter import BOUNDS, PRIORS, Draft, DraftRequest
 from martlet.types import SeqId
 
-__all__ = ["HeadDrafter"]
-
 F32 = NDArray[np.float32]
 FEW = 8  # positions of a sequence that are computed together with its next guess
 MANY, MOST = 32, 512  # positions that it may be behind: while few sequences run, and while many do

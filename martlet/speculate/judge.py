@@ -32,8 +32,6 @@ from martlet.speculate.drafter import Draft, Drafter, DraftRequest
 from martlet.speculate.ngram import NgramDrafter
 from martlet.types import SeqId, Sequence, StepPlan, StepResult
 
-__all__ = ["MOST_DRAFTED", "Speculator"]
-
 # Tuned on SmolLM2-135M and Qwen2.5-Coder-1.5B, two threads, AVX-512 VNNI (docs/LOG.md).
 # guesses of a sequence in a step: up to 16 rows a step costs hardly more than one
 MOST_DRAFTED = 15

@@ -22,8 +22,6 @@ from martlet.spec import ModelSpec
 from martlet.speculate.eagle import HeadDrafter
 from martlet.speculate.medusa import MedusaDrafter
 
-__all__ = ["load_drafter", "open_draft_head", "with_head_pages"]
-
 SHIPPED = Path(__file__).parents[1] / "heads"
 
 

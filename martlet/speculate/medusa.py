@@ -14,8 +14,6 @@ from martlet.ops.interface import Backend, StepInputs, StepLimits
 from martlet.speculate.drafter import PRIORS, Chain, Draft, DraftRequest, likeliest
 from martlet.types import SeqId
 
-__all__ = ["MedusaDrafter"]
-
 F32 = NDArray[np.float32]
 
 

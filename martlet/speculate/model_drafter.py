@@ -23,8 +23,6 @@ from martlet.runtime.kv import KvMemory
 from martlet.speculate.drafter import PRIORS, Chain, Draft, DraftRequest, likeliest
 from martlet.types import PageId, SeqId, Span
 
-__all__ = ["ModelDrafter"]
-
 F32 = NDArray[np.float32]
 FEW = 8  # positions that are computed with the next guess, in one step
 

@@ -10,8 +10,6 @@ from martlet.speculate.drafter import Draft, DraftRequest
 from martlet.speculate.suffixes import SuffixAutomaton
 from martlet.types import SeqId
 
-__all__ = ["NgramDrafter"]
-
 MOST_READ = 1 << 15  # tokens of a text that are remembered
 KEPT = 1 << 12  # tokens that remain when that many are read
 SURE = 4  # a match of so many tokens is trusted; a shorter match looks for the interrupted copy

@@ -15,8 +15,6 @@ more have a dict. About 100 bytes per token.
 
 from array import array
 
-__all__ = ["SuffixAutomaton"]
-
 NONE = -1
 MOST_LINKS = 16  # states, of the longest suffixes, whose last end a token updates
 

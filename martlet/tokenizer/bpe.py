@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-__all__ = ["BYTE_CHARS", "WordCache", "byte_level", "merge", "text_bytes", "token_text_bytes"]
-
 Word = tuple[int, ...]
 
 SHORT_SYMBOLS = 32  # up to here rescanning a list (C speed) beats a heap

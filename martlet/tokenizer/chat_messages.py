@@ -21,8 +21,6 @@ from typing import Any
 
 from martlet.errors import RequestError
 
-__all__ = ["Shield", "normalize_messages"]
-
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 REASONING_MARKS = frozenset(("<think>", "</think>", "[THINK]", "[/THINK]"))
 PRIVATE_USE = range(0x100000, 0x10FFFE)  # plane 16

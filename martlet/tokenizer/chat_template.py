@@ -18,8 +18,6 @@ from typing import Any, Protocol
 from martlet.errors import RequestError
 from martlet.tokenizer.chat_messages import Shield, normalize_messages
 
-__all__ = ["ChatTemplate", "ChatTokenizer", "RenderedChat"]
-
 MAX_SOURCE = 1 << 20  # characters; the longest template known is under 30,000
 MAX_MESSAGE = 2000  # characters of a template's own error text
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))

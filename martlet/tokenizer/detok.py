@@ -15,8 +15,6 @@ from typing import Protocol
 
 from martlet.errors import RequestError
 
-__all__ = ["Delta", "Detokenizer", "StopChecker", "TextStream", "TokenBytes"]
-
 
 class TokenBytes(Protocol):
     """The methods of a tokenizer that streaming needs."""

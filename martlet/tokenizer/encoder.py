@@ -13,17 +13,6 @@ from martlet.errors import RequestError
 from martlet.tokenizer.bpe import BYTE_CHARS, Word, WordCache, byte_level, merge
 from martlet.tokenizer.split import Step
 
-__all__ = [
-    "Lead",
-    "Normalize",
-    "TextEncoder",
-    "byte_level_words",
-    "byte_tokens",
-    "char_words",
-    "missing_bytes",
-    "unchanged",
-]
-
 Normalize = Callable[[str], str]
 Lead = Callable[[str, bool], str]
 

@@ -17,8 +17,6 @@ from martlet.tokenizer.encoder import TextEncoder, byte_level_words, byte_tokens
 from martlet.tokenizer.split import SPACE, PreTokenizer, isolate, pipeline, pre_tokenizer, word_splitter
 from martlet.tokenizer.vocab import AddedToken, SpecialIds, TokenType, Vocab, build_vocab, checked_id, end_of_generation
 
-__all__ = ["Tables", "tables_from_gguf"]
-
 PREFIX = "tokenizer.ggml."
 SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN)
 

@@ -18,8 +18,6 @@ from martlet.tokenizer.presplit import PreSplit, metaspace_scheme, pre_split
 from martlet.tokenizer.split import SPACE, isolate, pipeline, pre_tokenizer, word_splitter
 from martlet.tokenizer.vocab import AddedToken, SpecialIds, TokenType, Vocab, build_vocab, checked_id, end_of_generation
 
-__all__ = ["tables_from_hf"]
-
 # Between the two symbols of a merge: the first text that no symbol holds.
 JOINTS = (" ", "\0", "\uffff")
 

@@ -15,8 +15,6 @@ from martlet.errors import UnsupportedError
 from martlet.tokenizer.bpe import byte_level
 from martlet.tokenizer.split import file_pattern
 
-__all__ = ["NORMALIZERS", "normalizer"]
-
 TextMap = Callable[[str], str]
 
 

@@ -12,8 +12,6 @@ from martlet.errors import UnsupportedError
 from martlet.tokenizer.bpe import byte_level
 from martlet.tokenizer.split import FILE_TIMEOUT_S, GPT2, SPACE, Step, file_pattern, isolate, literal
 
-__all__ = ["PreSplit", "metaspace_scheme", "pre_split"]
-
 # What the `tokenizers` library calls punctuation: Unicode's P, and the other marks of ASCII.
 PUNCTUATION = r"[\p{P}$+<=>^`|~]"
 

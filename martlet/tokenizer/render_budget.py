@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Budget", "TemplateLimitError", "check_format"]
-
 MAX_STEPS = 1_000_000
 MAX_SECONDS = 3.0  # of processor time of the rendering thread
 STEPS_A_LOOK = 16  # steps between looks at the clock

@@ -13,8 +13,6 @@ from itertools import groupby
 
 from martlet.tokenizer.vocab import AddedToken
 
-__all__ = ["AddedTokenFinder", "LiteralSpans"]
-
 LiteralSpans = Sequence[tuple[int, int]]
 """Ascending, disjoint ranges [start, stop) of characters where control tokens are plain text."""
 

@@ -15,21 +15,6 @@ import regex
 
 from martlet.errors import UnsupportedError, nearest
 
-__all__ = [
-    "FILE_TIMEOUT_S",
-    "GPT2",
-    "PRE_TOKENIZERS",
-    "SPACE",
-    "PreTokenizer",
-    "Step",
-    "file_pattern",
-    "isolate",
-    "literal",
-    "pipeline",
-    "pre_tokenizer",
-    "word_splitter",
-]
-
 SPACE = "▁"  # SentencePiece's space
 
 Step = Callable[[str], list[str]]

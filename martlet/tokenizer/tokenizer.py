@@ -21,8 +21,6 @@ from martlet.tokenizer.special import AddedTokenFinder, LiteralSpans
 from martlet.tokenizer.split import SPACE
 from martlet.tokenizer.vocab import TokenType
 
-__all__ = ["Tokenizer"]
-
 CONTROL = (TokenType.CONTROL, TokenType.UNKNOWN)
 
 

@@ -22,8 +22,6 @@ from martlet.tokenizer.chat_template import ChatTemplate, RenderedChat
 from martlet.tokenizer.detok import Detokenizer
 from martlet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["TurnMemory"]
-
 MAX_CHARACTERS = 16 << 20  # kept in all
 LAST_TOKENS = 8  # that may add nothing to the text: an end token, a stop string's tokens
 Spans = tuple[tuple[int, int], ...]

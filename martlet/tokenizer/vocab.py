@@ -11,8 +11,6 @@ from enum import IntEnum
 
 from martlet.errors import FormatError
 
-__all__ = ["AddedToken", "SpecialIds", "TokenType", "Vocab", "build_vocab", "checked_id", "end_of_generation"]
-
 
 class TokenType(IntEnum):
     """Values of `tokenizer.ggml.token_type`, which are SentencePiece's."""

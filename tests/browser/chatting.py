@@ -8,8 +8,6 @@ from typing import Any
 from tests.browser.waiting import until
 from tests.server.serving import Served
 
-__all__ = ["HOSTILE", "Open", "answered", "ask", "is_chat", "opened"]
-
 Open = Callable[..., Any]
 HOSTILE = (
     "<script>window.hit=1</script><img src=x onerror='window.hit=1'> **bold** "

@@ -7,8 +7,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-__all__ = ["until"]
-
 
 def until(page: Any, expression: str, timeout_s: float = 15.0) -> None:
     """Wait until a JavaScript expression is true."""

@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matrix import Feature
 
-__all__ = ["LOADS", "Row", "pair_rows", "possible_pairs", "recorded_pairs", "single_rows"]
-
 LOADS = ("first", "second")
 RECORD = Path(__file__).with_name("pairs.txt")
 

@@ -20,8 +20,6 @@ from tiny_head import fit_head, followed
 from martlet import LLM
 from martlet.types import Request
 
-__all__ = ["fitted"]
-
 F32 = NDArray[np.float32]
 HEADS = 3
 _FITTED: dict[tuple[Path, int, str, str], Path] = {}

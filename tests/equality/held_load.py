@@ -13,8 +13,6 @@ from typing import Any
 
 from martlet.types import Request
 
-__all__ = ["BEAM_FORM", "HELD", "HELD_SLOWLY", "all_held"]
-
 # A schema whose property names are forced, several tokens in a step.
 HELD: Mapping[str, Any] = MappingProxyType(
     {

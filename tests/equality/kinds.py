@@ -19,8 +19,6 @@ from test_mtp import write as write_own_layer
 
 from martlet import toy
 
-__all__ = ["KINDS", "NAN_ID", "OWN_LAYER", "WINDOW", "write_kind", "write_nan_model"]
-
 WINDOW = 40
 NAN_ID = 255  # its embedding is NaN in `write_nan_model`'s
 OWN_LAYER = "own layer"  # for multi-token prediction: test_mtp.py's, a folder

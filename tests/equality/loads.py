@@ -13,8 +13,6 @@ from held_load import HELD, HELD_SLOWLY, all_held
 from martlet import SamplingParams
 from martlet.types import Request, Scheduling
 
-__all__ = ["Load", "asked_of", "like", "make_load"]
-
 SHUFFLED = (0, 1, 5, 3, 2, 4)
 
 

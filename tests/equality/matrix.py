@@ -31,8 +31,6 @@ from martlet.models.families import spec_of
 from martlet.types import MissReason, Request
 from tests.models.adapter_files import random_updates, write_peft
 
-__all__ = ["FEATURES", "Feature", "check", "open_row", "plain_answers", "run_row"]
-
 PAGE = 32
 PLENTY = 64  # pages, where there shall be enough
 POLICIES = ("priority", "shortest", "prefix", "fair", "deadline")

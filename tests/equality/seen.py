@@ -18,8 +18,6 @@ from martlet.metrics import Observer, StepRecord
 from martlet.types import Event, MissReason, SeqId, Started, StepPlan, StepResult
 from martlet.types import Sequence as Running
 
-__all__ = ["Answers", "Seen", "hit", "order_differs", "whole"]
-
 
 @dataclass
 class Answers:

@@ -20,8 +20,6 @@ from martlet.toy import HIDDEN as C
 from martlet.toy import VOCAB as V
 from martlet.types import Request
 
-__all__ = ["HeadReference", "fit_head", "followed", "head_tensors", "write_head"]
-
 F32 = NDArray[np.float32]
 H, G, D, F, EPS, BASE = 4, 2, 16, 96, 1e-5, 10000.0
 KNOWN = range(32, 128)  # ids of a random head

@@ -14,8 +14,6 @@ from safetensors.numpy import save_file
 from martlet.models.tensors import lora_shapes
 from martlet.spec import ModelSpec
 
-__all__ = ["HF_NAMES", "random_updates", "write_gguf_adapter", "write_peft"]
-
 F32 = NDArray[np.float32]
 HF_NAMES = {
     "attn_q": "self_attn.q_proj",

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
-__all__ = ["random_tensor"]
-
 # Where the float16 fields of a block stand; everything else may be any bits.
 F16_FIELDS = {
     BlockType.Q4_0: (0,),

@@ -35,8 +35,6 @@ from martlet.ops.cpu.simd.isa import isa_named
 from martlet.ops.cpu.store import KernelStore
 from martlet.ops.cpu.threads import aligned
 
-__all__ = ["Cache", "Kernels", "Step", "bits", "columns", "float_bits", "page_tables", "scratch", "states_for"]
-
 F32 = NDArray[np.float32]
 STEP_ARRAYS = {
     "positions": STEP_POSITIONS,

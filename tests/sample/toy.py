@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from martlet.sample.sampler import Sampler, SequenceSampler
 from martlet.sampling_params import SamplingParams
 
-__all__ = ["logits", "sampler", "sequence"]
-
 
 def sampler(
     vocab: int,

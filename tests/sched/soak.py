@@ -21,8 +21,6 @@ from martlet.sched.scheduler import Scheduler, SchedulerLimits
 from martlet.toy import ScriptedExecutor
 from martlet.types import Event, FinishReason, Load, Request, Scheduling, SeqId, Sequence, Started, StepPlan
 
-__all__ = ["EOS", "Soak", "SoakOptions", "expected_answer", "rows_of"]
-
 EOS = 2
 ALPHABET = (10, 11, 12)  # few, so that prompts often begin alike
 

@@ -24,8 +24,6 @@ from martlet.server.settings import ServerSettings
 from martlet.toy import Script, ScriptedExecutor, scripted_built
 from martlet.types import Started, StepPlan, StepResult
 
-__all__ = ["Served", "Slow", "events", "serving", "wait_until"]
-
 PARTS = (
     "template",
     "max_waiting",

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from martlet import LLM, SamplingParams
 from martlet.llm import RequestOutput
 
-__all__ = ["Conversation", "Features", "batches_by_length", "generate", "open_features", "read_corpus"]
-
 # parts of the conversations: the model's own prompts; …
 WRITTEN, SAMPLED, SECOND_TURN = 0.7, 0.15, 0.15
 BATCH = 576  # asked together

@@ -24,8 +24,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Head", "HeadConfig", "load_head", "save_head"]
-
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:

@@ -14,8 +14,6 @@ from collections.abc import Collection, Iterator
 
 from martlet import LLM, SamplingParams
 
-__all__ = ["Prompts", "user_turn"]
-
 BATCH = 192  # written at once
 SHORTEST, LONGEST = 2, 120  # words, tokens
 ALIKE = 0.5  # of two prompts' words in common, from which on they are near

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["FOLLOW_UPS", "chat_prompts", "split"]
-
 THINGS = """gravity|photosynthesis|the water cycle|volcanoes|earthquakes|black holes|the moon|the solar system|rainbows|lightning|tides
 the human heart|the immune system|sleep|memory|dreams|vitamins|vaccines|bacteria|viruses|DNA|evolution|dinosaurs|bees|whales|octopuses|penguins
 wolves|migration of birds|coral reefs|rainforests|deserts|glaciers|rivers|oceans|mountains|caves|soil|forests|mushrooms|trees|roses|bread|cheese

@@ -20,8 +20,6 @@ from martlet import LLM
 from martlet.runtime.rank import Programs
 from martlet.types import SeqId
 
-__all__ = ["F16", "KEPT", "Recorder", "feature_layers"]
-
 KEPT = 4  # rows of each token: three features and the final one
 F16, F32 = NDArray[np.float16], NDArray[np.float32]
 

@@ -23,8 +23,6 @@ from eagle.target import Target, rms_norm
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["fit_start"]
-
 RIDGE = 1e-3  # of the mean square of a regressor
 # sharpness of the look at one's own position; RoPE's fastest pairs, which tell positions apart
 FOCUS, PAIRS = 8.0, 6

@@ -19,8 +19,6 @@ from martlet.models.weights import LayerWeights, Model, load_model
 from martlet.ops.reference import ReferenceBackend
 from martlet.spec import Activation, Attention, Layer, ModelSpec
 
-__all__ = ["Target", "rms_norm", "rotate"]
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) * weight, in float32."""

@@ -30,8 +30,6 @@ from eagle.head import Head
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Acceptance", "Loss", "Plan", "batches", "measure", "step_loss", "train"]
-
 FEW = 256  # rows whose logits are computed together, so that they stay in the cache
 # the chance that a batch unrolls one more step: as often as a guess is right and another one counts
 GOES_ON = 0.4

@@ -28,8 +28,6 @@ from martlet.grammar.json.shapes import ANYTHING, ArrayForm, Exists, Literals, O
 from martlet.grammar.numbers import Digits, number_language
 from martlet.grammar.states import Limits
 
-__all__ = ["Algebra", "Domain", "Goal", "RecursiveError", "ValueSet"]
-
 MOST_FORMS = 256
 
 

@@ -10,8 +10,6 @@ from martlet.grammar.json.counting import n_numbers, n_strings
 from martlet.grammar.json.schema_nodes import Node, Problem, SchemaError
 from martlet.grammar.json.shapes import ArrayForm, Contains, Literals
 
-__all__ = ["ArrayWriter"]
-
 
 class ArrayWriter:
     """Writes the arrays of one form.

@@ -20,8 +20,6 @@ from martlet.grammar.json.shapes import ArrayForm, ObjectForm
 from martlet.grammar.json.writers import ArrayWriter, KeyClass, ObjectWriter
 from martlet.grammar.states import Lexeme, State, Tree
 
-__all__ = ["JsonMachine"]
-
 COMMA, CLOSE_ARRAY, CLOSE_OBJECT, QUOTE, COLON = 0x2C, 0x5D, 0x7D, 0x22, 0x3A
 # ArrayWriter, index, counts, texts written; or ObjectWriter, used, count, missing.
 Item = tuple[Any, ...]

@@ -13,8 +13,6 @@ from martlet.grammar.json.sets import Texts
 from martlet.grammar.language import Language
 from martlet.grammar.regex import regex_language
 
-__all__ = ["MOST_VALUES", "few_numbers", "few_strings", "n_numbers", "n_strings"]
-
 MOST_VALUES = 64  # longer lists are not made
 ENDLESS = 10**12  # from here on a number counts as infinite
 _ONE_WAY = r"-?(0|[1-9]\d*)(\.\d*[1-9])?"

@@ -17,8 +17,6 @@ from typing import NamedTuple
 from martlet.grammar.json.schema_nodes import Node, Problem, SchemaError
 from martlet.grammar.language import Language
 
-__all__ = ["settle_unevaluated"]
-
 MOST_WAYS = 64
 
 

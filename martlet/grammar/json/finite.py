@@ -18,8 +18,6 @@ from martlet.grammar.json.shapes import ArrayForm, ObjectForm
 if TYPE_CHECKING:
     from martlet.grammar.json.writers import Writers
 
-__all__ = ["list_values"]
-
 MOST_STEPS = 20_000
 DEEPEST = 32
 

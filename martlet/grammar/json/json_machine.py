@@ -19,8 +19,6 @@ from martlet.grammar.json.shapes import ArrayForm, ObjectForm
 from martlet.grammar.json.writers import Writers
 from martlet.grammar.states import MANY, State
 
-__all__ = ["Machine", "Root", "Space", "Spacing", "Value"]
-
 S = TypeVar("S")
 MOST_STATES = 300_000
 

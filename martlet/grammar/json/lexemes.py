@@ -19,17 +19,6 @@ from martlet.grammar.language import Language, common_alphabet
 from martlet.grammar.states import Dfa, Lexeme, Tree
 from martlet.grammar.utf8 import Escapes, to_bytes, to_json
 
-__all__ = [
-    "JsonLexeme",
-    "free_key",
-    "free_string",
-    "json_text",
-    "key_lexeme",
-    "names_tree",
-    "number_lexeme",
-    "string_lexeme",
-]
-
 QUOTE = 0x22
 SURROGATE = re.compile("[\ud800-\udfff]")
 BLANK = frozenset(b" \n\r\t")

@@ -16,8 +16,6 @@ from martlet.grammar.json.reader import Reader, escaped, shortened
 from martlet.grammar.json.schema_nodes import Node, Problem, SchemaError
 from martlet.grammar.states import Limits
 
-__all__ = ["Loader"]
-
 
 class Loader:
     """Reads one document. SchemaError for a document that is nested too deep, or too large.

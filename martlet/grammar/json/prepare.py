@@ -13,8 +13,6 @@ from martlet.grammar.json.writers import Writers
 from martlet.grammar.string_formats import format_language
 from martlet.grammar.vocabulary import Vocabulary
 
-__all__ = ["prepare", "warm"]
-
 MOST_GOALS = 4000
 COMMON_FORMATS = ("date-time", "date", "uri", "email", "uuid")
 

@@ -18,8 +18,6 @@ from martlet.grammar.string_formats import format_language
 if TYPE_CHECKING:
     from martlet.grammar.json.loader import Loader
 
-__all__ = ["Reader", "escaped", "shortened"]
-
 REFUSED = {
     "extends": "draft 3 is not supported; use allOf",
     "disallow": "draft 3 is not supported; use not",

@@ -17,8 +17,6 @@ from martlet.grammar.states import MANY, Lexeme, Plain, State
 if TYPE_CHECKING:
     from martlet.grammar.json.json_machine import Machine
 
-__all__ = ["ByteState", "End", "EnumState", "LexemeState", "LexemeUse", "Linked", "Survivors"]
-
 Survivors = frozenset[int]  # the numbers of the goals that a value met
 
 

@@ -16,8 +16,6 @@ from martlet.errors import RequestError
 from martlet.grammar.language import Language
 from martlet.grammar.numbers import Bound
 
-__all__ = ["TYPES", "Node", "Problem", "SchemaError"]
-
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 

@@ -23,8 +23,6 @@ from martlet.grammar.language import Language, literals
 from martlet.grammar.numbers import Digits, number_language
 from martlet.grammar.regex import regex_language
 
-__all__ = ["ANY_TEXT", "NO_TEXT", "WORDS", "Texts", "number_leaf", "string_leaf", "word_leaf"]
-
 WORDS = frozenset({"null", "true", "false"})
 
 MOST_BOUNDED = 40_000  # states of a pattern with a bound on its length

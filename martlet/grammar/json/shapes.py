@@ -13,18 +13,6 @@ from typing import NamedTuple
 
 from martlet.grammar.json.schema_nodes import Node
 
-__all__ = [
-    "ANYTHING",
-    "ArrayForm",
-    "Contains",
-    "Exists",
-    "Literal",
-    "Literals",
-    "ObjectForm",
-    "array_leaf",
-    "object_leaf",
-]
-
 Literal = tuple[Node, bool]
 Literals = frozenset[Literal]
 ANYTHING: Literals = frozenset()

@@ -7,8 +7,6 @@ from martlet.ops.cpu.kernels.layout import packed_bytes
 from martlet.ops.interface import Abilities
 from martlet.quant.table import RawTensor
 
-__all__ = ["CPU_ABILITIES"]
-
 
 def _packed_bytes(tensors: Sequence[RawTensor]) -> int:
     return sum(packed_bytes(tensor.type, *tensor.shape) for tensor in tensors)

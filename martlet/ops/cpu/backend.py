@@ -35,8 +35,6 @@ from martlet.ops.interface import RecentPages, Rows, StepLimits
 from martlet.quant.table import RawTensor
 from martlet.spec import Activation, Attention, Rope
 
-__all__ = ["CpuBackend"]
-
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 

@@ -27,8 +27,6 @@ from martlet.ops.cpu.threads import aligned
 from martlet.ops.kv_pages import by_page
 from martlet.quant.table import BlockType, RawTensor
 
-__all__ = ["Arena", "CpuCache", "CpuWeight", "LoraTable", "Part", "pack_weight"]
-
 ARENA_BYTES = 64 << 20
 SLOT_WORDS = 3  # of a slot in a LoRA table: addresses of a and bᵀ, ranks (`kernels/lora.py`)
 F32 = NDArray[np.float32]

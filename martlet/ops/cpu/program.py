@@ -53,8 +53,6 @@ from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.interface import Rows, StepInputs, StepLimits
 from martlet.spec import Rope
 
-__all__ = ["ROW_FIELDS", "ByteRows", "CpuArray", "CpuProgram", "Recorder", "Region"]
-
 ROW_FIELDS = {Rows.TOKENS: STEP_TOKENS, Rows.LOGITS: STEP_LOGITS}
 
 

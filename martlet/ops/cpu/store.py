@@ -28,8 +28,6 @@ import llvmlite.binding as llvm
 from martlet.config import cache_dir
 from martlet.ops.cpu.simd.isa import Isa, chosen_isa
 
-__all__ = ["KERNEL_TYPE", "KernelStore", "environment_digest"]
-
 KERNEL_TYPE = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
 )

@@ -25,8 +25,6 @@ from martlet.ops.cpu.kernels.fields import (
 )
 from martlet.ops.cpu.store import KernelStore
 
-__all__ = ["Team", "aligned"]
-
 Words = NDArray[np.int64]
 
 

@@ -17,8 +17,6 @@ from types import MappingProxyType
 
 from martlet.errors import RequestError, nearest
 
-__all__ = ["REASONING", "TOOLS", "ReasoningFormat", "ToolFormat", "reasoning_format", "tool_format"]
-
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:

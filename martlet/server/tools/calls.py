@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from martlet.server.tools.call_formats import ToolFormat
 from martlet.server.tools.json_scan import CallScanner, ValueScanner
 
-__all__ = ["Arguments", "Call", "CallParser", "Content", "held_back"]
-
 _SEPARATORS = " \t\r\n,;[]"
 _MAX_HEADER = 256  # characters of a name and its marks
 _BARE_PYTHON = re.compile(r"\[\s*([A-Za-z_][\w.]*(\(.*)?)?", re.DOTALL)

@@ -5,8 +5,6 @@ Format: https://www.rfc-editor.org/rfc/rfc8259
 
 import json
 
-__all__ = ["CallScanner", "ValueScanner"]
-
 
 class ValueScanner:
     """Finds the end of a value.

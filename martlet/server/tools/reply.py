@@ -12,8 +12,6 @@ from typing import Any
 from martlet.server.tools.call_formats import ReasoningFormat, ToolFormat
 from martlet.server.tools.calls import Arguments, Call, CallParser, Content, held_back
 
-__all__ = ["Part", "Parts", "Reasoning", "ReplyParser", "delta_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:

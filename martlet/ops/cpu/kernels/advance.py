@@ -28,8 +28,6 @@ from martlet.ops.cpu.kernels.fields import (
 from martlet.ops.cpu.simd.mathlib import exponential
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["advance_kernel", "argmax_kernel", "choose_kernel"]
-
 IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH, TOKENS, BEFORE, BEFORE_STRIDE = ARGMAX
 GUESSES, GUESSES_STRIDE = ADVANCE
 INFINITY = float("inf")

@@ -60,8 +60,6 @@ from martlet.ops.cpu.kernels.quantize import quantizer
 from martlet.ops.cpu.simd.mathlib import hyperbolic_tangent
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["attention_kernel"]
-
 helper = njit(forceinline=True, **OPTIONS)
 SEGMENT = SEGMENT_PAGES * PAGE
 

@@ -17,8 +17,6 @@ from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, LINE, PANEL_BLOCKS, Flo
 from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["embed_float", "embed_quant"]
-
 TABLE, N_COLUMNS, GROUP_BYTES, CODEBOOK, SCALE, OUT, OUT_STRIDE = EMBED
 
 

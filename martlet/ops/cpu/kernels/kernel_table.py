@@ -42,8 +42,6 @@ from martlet.ops.cpu.simd.isa import Isa
 from martlet.ops.cpu.simd.verbs import Verbs
 from martlet.spec import Activation
 
-__all__ = ["BUILDERS", "compile_kernel"]
-
 Builder = Callable[[Verbs], Callable[..., None]]
 
 BUILDERS: dict[str, Builder] = {

@@ -35,8 +35,6 @@ from martlet.ops.cpu.kernels.fields import (
 from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["float_scores", "float_sums", "kv_write_kernel", "write_claimer"]
-
 K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM, _, N_PAGES = KV_WRITE
 
 

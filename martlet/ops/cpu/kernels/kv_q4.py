@@ -46,8 +46,6 @@ from martlet.ops.cpu.kernels.kv_float import two_at_once, write_claimer
 from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["kv_write_q4_kernel", "pack_q4_kernel", "q4_scores", "q4_sums", "recent_place"]
-
 K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM, RECENT, N_PAGES = KV_WRITE
 MOST = 65504.0  # of float16
 HALF = KV_BLOCK // 2

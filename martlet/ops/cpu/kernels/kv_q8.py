@@ -33,8 +33,6 @@ from martlet.ops.cpu.kernels.kv_float import two_at_once, write_claimer
 from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["kv_write_q8_kernel", "q8_scores", "q8_sums"]
-
 K, K_STRIDE, V, V_STRIDE, TO_KEYS, TO_VALUES, KV_HEADS, KV_DIM, _, N_PAGES = KV_WRITE
 MOST = 65504.0  # what lies beyond float16 saturates
 

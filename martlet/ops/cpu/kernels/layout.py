@@ -25,19 +25,6 @@ from dataclasses import dataclass
 
 from martlet.quant.table import BlockType
 
-__all__ = [
-    "BLOCK",
-    "GROUP",
-    "LAYOUTS",
-    "LINE",
-    "PANEL_BLOCKS",
-    "FloatLayout",
-    "Layout",
-    "QuantLayout",
-    "group_bytes",
-    "packed_bytes",
-]
-
 GROUP = 16  # rows side by side: the float32 lanes of the widest register
 BLOCK = 32  # columns that share an activation scale
 LINE = 64

@@ -26,8 +26,6 @@ from martlet.ops.cpu.kernels.fields import COUNTER, LINEAR, ROWS, ROWS_PER_TILE,
 from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, PANEL_BLOCKS, FloatLayout, QuantLayout
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["OPTIONS", "linear_float", "linear_quant", "sharer"]
-
 # No bounds or division checks raise, nothing is reassociated, and no wrapper for the interpreter is
 # made.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}

@@ -20,8 +20,6 @@ from martlet.ops.cpu.kernels.fields import COUNTER, LORA, MAX_RANK, ROWS, STEP_L
 from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["lora_kernel"]
-
 IN, IN_STRIDE, OUT, OUT_STRIDE, K, N, TABLE, SCRATCH, BY_LOGIT_ROW = LORA
 A, B, RANKS, SLOT_WORDS = 0, 1, 2, 3
 

@@ -28,8 +28,6 @@ from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.simd.mathlib import exponential
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["softmax", "state_functions"]
-
 helper = njit(forceinline=True, **OPTIONS)
 HIDDEN = -1e30  # the score of a position that must not be seen
 

@@ -17,8 +17,6 @@ from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, LINE, PANEL_BLOCKS, Flo
 from martlet.ops.cpu.kernels.linear import OPTIONS, sharer
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["pack_float", "pack_quant"]
-
 SRC, SRC_ROW_BYTES, DST, GROUP_BYTES, N_GROUPS, N_COLUMNS = PACK
 LOW = 0x0F0F0F0F
 

@@ -24,8 +24,6 @@ from martlet.ops.cpu.kernels.layout import BLOCK
 from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["COLUMNS_A_UNIT", "quantize_kernel", "quantizer", "tile_claimer", "tile_quantizer"]
-
 IN, IN_STRIDE, N_COLUMNS = QUANTIZE
 COLUMNS_A_UNIT = 512
 

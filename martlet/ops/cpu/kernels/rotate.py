@@ -11,8 +11,6 @@ from collections.abc import Callable
 from martlet.ops.cpu.kernels.fields import COUNTER, ROPE, ROPE_TABLE, ROWS, STEP_POSITIONS
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["rope_kernel", "rope_table_kernel"]
-
 FREQUENCIES, HALF, MAGNITUDE, TABLE = ROPE_TABLE
 IN, IN_STRIDE, OUT, OUT_STRIDE, HEADS, HEAD_DIM, ANGLES, ROPE_HALF = ROPE
 

@@ -18,8 +18,6 @@ from martlet.ops.cpu.simd.mathlib import activation, hyperbolic_tangent
 from martlet.ops.cpu.simd.verbs import Verbs
 from martlet.spec import Activation
 
-__all__ = ["act_mul_kernel", "add_kernel", "rms_norm_kernel", "scale_cap_kernel", "take_rows_kernel"]
-
 IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH = ACT_MUL  # and every other's first fields
 *_, NORM_WEIGHT, EPS, GROUPS = RMS_NORM
 *_, OTHER, OTHER_STRIDE, SCALE = ADD

@@ -46,8 +46,6 @@ from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.simd.emit import I8, I32, I64, verb
 from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = ["launch_kernel", "read_kernel", "serve_kernel"]
-
 BUFFER, N_CHUNKS, RESULT = READ
 
 AHEAD_BYTES = 4096  # what a thread fetches of its next weights before it waits

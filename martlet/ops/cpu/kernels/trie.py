@@ -21,33 +21,6 @@ from martlet.ops.cpu.kernels.fields import MASK_FILL, TRIE_WALK
 if TYPE_CHECKING:  # simd.py needs Numba, and who only names these fields does not
     from martlet.ops.cpu.simd.verbs import Verbs
 
-__all__ = [
-    "ACCEPT",
-    "BYTE",
-    "COUNTED",
-    "DEPTH",
-    "END",
-    "FINAL",
-    "FIRST",
-    "FOLLOW",
-    "IDS",
-    "LEAVING",
-    "MASK",
-    "NODE",
-    "N_FOUND",
-    "N_IDS",
-    "N_WORDS",
-    "OUT",
-    "SCRATCH",
-    "SHARED",
-    "START",
-    "STAYING",
-    "TABLE",
-    "TOKENS",
-    "mask_fill_kernel",
-    "trie_walk_kernel",
-]
-
 BYTE, END, DEPTH, FIRST, TOKENS, TABLE, ACCEPT, FOLLOW, *_ = TRIE_WALK
 *_, START, NODE, COUNTED, SCRATCH, MASK, STAYING, LEAVING, N_FOUND, FINAL = TRIE_WALK
 OUT, N_WORDS, SHARED, IDS, N_IDS = MASK_FILL

@@ -14,8 +14,6 @@ from llvmlite import ir
 
 from martlet.ops.cpu.simd.emit import I8, I16, LLVM_VERSION, call, constant
 
-__all__ = ["BYTE_PRODUCTS", "ZERO_POINTS"]
-
 Weights = Sequence[Any]
 
 # What 8-bit weights are too high by when the product has been taken.

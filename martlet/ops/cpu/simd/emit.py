@@ -14,32 +14,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-__all__ = [
-    "F32",
-    "F32P",
-    "F64P",
-    "I8",
-    "I8P",
-    "I16",
-    "I16P",
-    "I32",
-    "I32P",
-    "I64",
-    "I64P",
-    "LLVM_VERSION",
-    "Tile",
-    "Vec",
-    "at",
-    "call",
-    "constant",
-    "each_row",
-    "first_lanes",
-    "load",
-    "splat",
-    "store",
-    "verb",
-]
-
 LLVM_VERSION = llvm.llvm_version_info[0]
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 ELEMENTS = {"i8": I8, "i16": I16, "i32": I32, "f16": ir.HalfType(), "f32": F32}

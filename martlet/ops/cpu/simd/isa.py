@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from martlet.config import environment_isa
 from martlet.errors import UnsupportedError
 
-__all__ = ["ISAS", "Isa", "best_isa", "chosen_isa", "host_features", "isa_named", "runnable_isas"]
-
 
 @dataclass(frozen=True, slots=True)
 class Isa:

@@ -16,8 +16,6 @@ from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.simd.verbs import Verbs
 from martlet.spec import Activation
 
-__all__ = ["activation", "exponential", "hyperbolic_tangent"]
-
 
 def exponential(v: Verbs) -> Callable[..., Any]:
     """e^x in each lane, relative error < 2e-7; 0 below -87, infinity above 88.7, NaN for NaN."""

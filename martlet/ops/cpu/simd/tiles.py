@@ -16,8 +16,6 @@ from martlet.ops.cpu.simd.byte_product import BYTE_PRODUCTS
 from martlet.ops.cpu.simd.emit import F32, I8, I32, I64, Tile, Vec, call, constant, each_row, load, splat, store, verb
 from martlet.ops.cpu.simd.isa import Isa
 
-__all__ = ["TileVerbs"]
-
 
 class TileVerbs(ModuleType):
     """The part of `simd.Verbs` that works on tiles."""

@@ -45,8 +45,6 @@ from martlet.ops.cpu.simd.emit import (
 from martlet.ops.cpu.simd.isa import Isa
 from martlet.ops.cpu.simd.tiles import TileVerbs
 
-__all__ = ["Verbs"]
-
 
 class Verbs(TileVerbs):
     """The verbs for one processor; `f32`, `i32` and `bytes` are its register types.
