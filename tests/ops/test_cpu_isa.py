@@ -8,7 +8,15 @@ import pytest
 
 from martlet.errors import UnsupportedError
 from martlet.ops.cpu.backend import CpuBackend
-from martlet.ops.cpu.simd.isa import ISAS, best_isa, chosen_isa, isa_named, runnable_isas
+from martlet.ops.cpu.simd.isa import (
+    ISAS,
+    best_isa,
+    chosen_isa,
+    host_features,
+    isa_named,
+    runnable_isas,
+    target_features,
+)
 
 
 def test_the_best_is_the_first_that_the_features_allow() -> None:
@@ -36,3 +44,11 @@ def test_an_instruction_set_that_cannot_be_is_refused_with_the_choices(monkeypat
     other = next(isa.name for isa in ISAS if isa not in runnable_isas())
     with pytest.raises(UnsupportedError, match=rf"isa is '{other}'.*lacks .*Supported: {choices}\."):
         isa_named(other)
+
+
+@pytest.mark.skipif(not host_features().get("avx512f"), reason="this processor has no AVX-512")
+def test_code_for_avx2_has_32_byte_registers_only(kernel_folder: Path) -> None:
+    """Else a forced AVX2 would be measured with instructions that its processors lack."""
+    features = target_features(isa_named("avx2")).split(",")
+    assert {"-avx512f", "-avx512vl", "+avx2"} <= set(features)
+    assert "+avx512f" in target_features(isa_named("avx512vnni")).split(",")

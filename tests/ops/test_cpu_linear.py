@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from blocks import random_tensor
+from blocks import F16_FIELDS, random_tensor
 from conftest import NAMES
 from numpy.typing import NDArray
 
@@ -18,13 +18,21 @@ from martlet.ops.cpu.backend import CpuBackend
 from martlet.ops.cpu.kernels.layout import LAYOUTS, FloatLayout
 from martlet.ops.cpu.simd.isa import chosen_isa
 from martlet.ops.interface import Rows, StepInputs, StepLimits
-from martlet.quant.table import BlockType, RawTensor
+from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
 F32 = NDArray[np.float32]
 EMPTY = np.zeros(0, np.int32)
 # Every kind of code, scale and zero point once, for the instruction sets that are not this
 # processor's best.
-OTHERS = (BlockType.Q4_1, BlockType.Q5_K, BlockType.Q6_K, BlockType.Q8_0, BlockType.IQ4_NL, BlockType.F16)
+OTHERS = (
+    BlockType.Q3_K,
+    BlockType.Q4_1,
+    BlockType.Q5_K,
+    BlockType.Q6_K,
+    BlockType.Q8_0,
+    BlockType.IQ4_NL,
+    BlockType.F16,
+)
 CASES = [(chosen_isa().name, kind) for kind in LAYOUTS]
 CASES += [(isa, kind) for isa in NAMES if isa != chosen_isa().name for kind in OTHERS]
 
@@ -105,17 +113,34 @@ def test_product_is_that_of_the_rounded_activations(benches: dict[str, Bench], i
 @pytest.mark.parametrize(("isa", "kind"), CASES)
 def test_rows_have_the_same_bits_alone_and_together(benches: dict[str, Bench], isa: str, kind: BlockType) -> None:
     tensor = random_tensor(kind, 40, 512, seed=3)
-    x = np.random.default_rng(4).standard_normal((19, 512)).astype(np.float32)
-    whole = benches[isa].product(x, [tensor], [list(range(19))])
-    for size in (1, 2, 5, 8, 11):
-        chunks = [list(range(a, min(a + size, 19))) for a in range(0, 19, size)]
+    x = np.random.default_rng(4).standard_normal((43, 512)).astype(np.float32)
+    whole = benches[isa].product(x, [tensor], [list(range(43))])
+    for size in (1, 2, 3, 5, 8, 11, 32):
+        chunks = [list(range(a, min(a + size, 43))) for a in range(0, 43, size)]
         assert benches[isa].product(x, [tensor], chunks).tobytes() == whole.tobytes(), size
+
+
+@pytest.mark.parametrize(("isa", "kind"), CASES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_codes_overflow_no_sum(benches: dict[str, Bench], isa: str, kind: BlockType, sign: int) -> None:
+    """All codes have all bits set, all activations are as large as they can be."""
+    if isinstance(LAYOUTS[kind], FloatLayout) or kind is BlockType.MXFP4:
+        pytest.skip("floats have no codes; a MXFP4 exponent of all bits is no number")
+    blocks = random_tensor(kind, 16, 256, seed=8).rows().reshape(-1, BLOCKS[kind].nbytes)
+    largest = np.full_like(blocks, 255)
+    for at in F16_FIELDS[kind]:
+        largest[:, at : at + 2] = blocks[:, at : at + 2]
+    tensor = RawTensor("w", (16, 256), kind, largest.reshape(-1))
+    x = np.full((33, 256), np.float32(sign))
+    expected = dequantized(tensor).astype(np.float64).sum(axis=1) * sign
+    y = benches[isa].product(x, [tensor], [[0], [1, 2], list(range(33))])
+    assert np.allclose(y, expected, rtol=2e-6, atol=2e-5 * np.abs(expected).max())
 
 
 def test_all_instruction_sets_and_thread_counts_agree(kernel_folder: Path, benches: dict[str, Bench]) -> None:
     tensor = random_tensor(BlockType.Q6_K, 200, 512, seed=5)
-    x = np.random.default_rng(6).standard_normal((9, 512)).astype(np.float32)
-    rows = [list(range(9))]
+    x = np.random.default_rng(6).standard_normal((41, 512)).astype(np.float32)
+    rows = [list(range(9)), list(range(9, 41))]
     results = {benches[name].product(x, [tensor], rows).tobytes() for name in NAMES}
     for threads in (1, 4):
         bench = Bench(chosen_isa().name, kernel_folder, threads)

@@ -25,7 +25,7 @@ from martlet.ops.cpu.kernels.fields import (
     STEP_FIELDS,
     float_bits,
 )
-from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, QuantLayout, group_bytes
+from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, Layout, QuantLayout, group_bytes, unpacked_bytes
 from martlet.ops.cpu.packed_weights import Arena, CpuCache, CpuWeight, LoraTable, PackJob, Part, pack_weight
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
 from martlet.ops.cpu.simd.isa import Isa, chosen_isa, isa_named
@@ -68,6 +68,7 @@ class CpuBackend:
         self._ranks: F32 | None = None  # of `lora`, for each thread
         # Recent pages that all layers of a shape share, by shape.
         self._passing: dict[tuple[int, int, int], CpuCache] = {}
+        self._unpacked: dict[int, U8] = {}  # of all threads, by bytes a thread
         self._codebooks: dict[tuple[int, ...], NDArray[np.int8]] = {}
 
     def fingerprint(self) -> str:
@@ -201,11 +202,21 @@ class CpuBackend:
                 BIAS=0 if bias is None else bias.ctypes.data + 4 * row,
                 RESIDUAL=0 if add is None else add.address,
                 RESIDUAL_STRIDE=0 if add is None else add.stride,
+                **self._room_to_unpack(part.layout, weight.k),
             )
             record = recorder.emit(f"linear_{part.layout.name}", x.rows, args, reads, [to.region])
             n_groups = -(-part.n // GROUP)
             record[AHEAD], record[AHEAD_STRIDE] = part.address, n_groups * 3 // (4 * self.threads) * size
             row += part.n
+
+    def _room_to_unpack(self, layout: Layout, k: int) -> dict[str, int]:
+        """The fields of a product that say where threads unpack weights: products take turns."""
+        if not isinstance(layout, QuantLayout):
+            return {"UNPACKED": 0, "UNPACKED_BYTES": 0}
+        nbytes = unpacked_bytes(layout, k)
+        if nbytes not in self._unpacked:
+            self._unpacked[nbytes] = self._arena.take(self.threads * nbytes)
+        return {"UNPACKED": self._unpacked[nbytes].ctypes.data, "UNPACKED_BYTES": nbytes}
 
     def lora_table(self, n_slots: int, k: int, n: int) -> LoraTable:
         return LoraTable.empty(n_slots, k, n)

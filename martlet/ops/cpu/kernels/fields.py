@@ -67,6 +67,7 @@ LINEAR = Fields(
     "WEIGHT N_ROWS N_COLUMNS GROUP_BYTES CODEBOOK"
     " X X_SCALES X_SUMS X_MINS X_STRIDE"  # bytes have scales, sums, minimums; float32 has a stride
     " OUT OUT_STRIDE BIAS RESIDUAL RESIDUAL_STRIDE"  # BIAS and RESIDUAL 0: none
+    " UNPACKED UNPACKED_BYTES"  # of quantised ones: where a thread unpacks groups, bytes a thread
 )
 LORA = Fields("IN IN_STRIDE OUT OUT_STRIDE K N TABLE SCRATCH BY_LOGIT_ROW")
 MASK_FILL = Fields("OUT N_WORDS SHARED IDS N_IDS")

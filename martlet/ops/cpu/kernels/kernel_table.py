@@ -38,7 +38,7 @@ from martlet.ops.cpu.kernels.rowwise import (
 from martlet.ops.cpu.kernels.team import launch_kernel, read_kernel, serve_kernel
 from martlet.ops.cpu.kernels.trie import mask_fill_kernel, trie_walk_kernel
 from martlet.ops.cpu.simd.emit import I64P
-from martlet.ops.cpu.simd.isa import Isa
+from martlet.ops.cpu.simd.isa import Isa, target_features
 from martlet.ops.cpu.simd.verbs import Verbs
 from martlet.spec import Activation
 
@@ -82,12 +82,12 @@ for layout in LAYOUTS.values():
     BUILDERS[f"pack_{layout.name}"] = partial(make, layout=layout)  # type: ignore[arg-type, call-arg]
 
 
-def _target_machine() -> llvm.TargetMachine:
-    """LLVM's code generator for this processor, as a loader of objects needs it."""
+def _target_machine(isa: Isa) -> llvm.TargetMachine:
+    """LLVM's code generator for this processor held to `isa`, as a loader of objects needs it."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, jit=True
+        cpu=llvm.get_host_cpu_name(), features=target_features(isa), opt=3, jit=True
     )
 
 
@@ -114,4 +114,4 @@ def compile_kernel(name: str, isa: Isa) -> bytes:
             if not variable.is_declaration or variable.linkage == llvm.Linkage.common:
                 variable.linkage = "internal"
         module.verify()
-        return _target_machine().emit_object(module)
+        return _target_machine(isa).emit_object(module)

@@ -29,6 +29,8 @@ GROUP = 16  # rows side by side: the float32 lanes of the widest register
 BLOCK = 32  # columns that share an activation scale
 LINE = 64
 PANEL_BLOCKS = 8
+# Weights of a chunk that many rows come back to: half of a small second-level cache.
+CHUNK_BYTES = 256 * 1024
 
 # ggml's kvalues_iq4nl, and twice the E2M1 values (OCP MX 1.0).
 IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -42,10 +44,22 @@ class QuantLayout:
     name: str
     bits: int  # of a stored code: 4, 5, 6 or 8
     run: int  # columns that share a scale: 16 or 32
-    scale: str  # "f16"; "u8" or "i8" (times a super); "e8m0" (a power of two, halved)
-    minimum: str | None = None  # None, "f16" or "u8" (times a super)
+    scale: str  # "f16", "f32"; "u8" or "i8" (times a super); "e8m0" (a power of two, halved)
+    minimum: str | None = None  # None, "f16", "f32" or "u8" (times a super)
     zero_point: int = 0
     codebook: tuple[int, ...] | None = None  # codes select these values
+    used_bits: int | None = None  # of a stored code, if not all
+
+    @property
+    def product_bits(self) -> int:
+        """Bits of the unsigned bytes that a product multiplies."""
+        return 8 if self.codebook is not None else self.used_bits or self.bits
+
+    @property
+    def unpacked(self) -> "QuantLayout":
+        """The same weights as bytes with float32 scales, for products of many rows."""
+        minimum = None if self.minimum is None else "f32"
+        return QuantLayout(self.name, 8, self.run, "f32", minimum, self.zero_point, None, self.product_bits)
 
     @property
     def has_supers(self) -> bool:
@@ -65,7 +79,8 @@ class QuantLayout:
     @property
     def scale_bytes(self) -> int:
         """Bytes of a block's scales and minima."""
-        per_row = {"f16": 2, "u8": 1, "i8": 1, "e8m0": 1}[self.scale] + {None: 0, "f16": 2, "u8": 1}[self.minimum]
+        sizes = {"f32": 4, "f16": 2, "u8": 1, "i8": 1, "e8m0": 1, None: 0}
+        per_row = sizes[self.scale] + sizes[self.minimum]
         return GROUP * (BLOCK // self.run) * per_row
 
     @property
@@ -119,6 +134,11 @@ def group_bytes(layout: Layout, k: int) -> int:
         return _lines(GROUP * k * layout.item_bytes)
     n_blocks = k // BLOCK
     return _lines(n_blocks * layout.block_bytes + -(-n_blocks // PANEL_BLOCKS) * layout.super_bytes)
+
+
+def unpacked_bytes(layout: QuantLayout, k: int) -> int:
+    """Bytes that a thread needs for unpacked groups of k columns."""
+    return max(CHUNK_BYTES, k // BLOCK * layout.unpacked.block_bytes)
 
 
 def packed_bytes(block_type: BlockType, n: int, k: int) -> int:

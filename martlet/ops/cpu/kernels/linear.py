@@ -23,50 +23,18 @@ from typing import Any
 from numba import njit
 
 from martlet.ops.cpu.kernels.fields import COUNTER, LINEAR, ROWS, ROWS_PER_TILE, SUMS_PER_BLOCK
-from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, PANEL_BLOCKS, FloatLayout, QuantLayout
+from martlet.ops.cpu.kernels.layout import BLOCK, CHUNK_BYTES, GROUP, PANEL_BLOCKS, FloatLayout, QuantLayout
 from martlet.ops.cpu.simd.verbs import Verbs
 
 # No bounds or division checks raise, nothing is reassociated, and no wrapper for the interpreter is
 # made.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-# Weights of a chunk that many rows come back to: a quarter of a common second-level cache.
-L2_BYTES = 256 * 1024
 FETCHED_AHEAD = 8192  # bytes of weights, to the second-level cache
 TILE_BYTES = ROWS_PER_TILE * BLOCK
 
 # The fields of a linear record; CODEBOOK, X_SCALES, X_SUMS and X_MINS only where quantised.
-WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, CODEBOOK, *_ = LINEAR
-*_, X, X_SCALES, X_SUMS, X_MINS, X_STRIDE, OUT, OUT_STRIDE, BIAS, RESIDUAL, RESIDUAL_STRIDE = LINEAR
-
-
-def code_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
-    """(group, line, high line, codebook, upper, j) → its bytes of columns 16 * upper + 4j …."""
-    bits, coded = layout.bits, layout.codebook is not None
-
-    @njit(forceinline=True, **OPTIONS)
-    def code(group, line, high, codebook, upper, j):  # type: ignore[no-untyped-def]
-        if bits == 8:
-            return v.load_bytes(group, line + 64 * (4 * upper + j))
-        word = v.and_mask(v.shift_right(v.as_ints(v.load_bytes(group, line + 64 * j)), 4 * upper), 0x0F0F0F0F)
-        if bits == 5:  # bit i of byte u of the high word: column 4i + u, i = 4 * upper + j
-            extra = v.as_ints(v.load_bytes(group, high))
-            if upper == 0:
-                extra = v.shift_left(extra, 4 - j)
-            else:
-                extra = v.shift_right(extra, j)
-            word = v.or_ints(word, v.and_mask(extra, 0x10101010))
-        if bits == 6:  # bits 2j and 2j + 1 of byte u of word `upper`
-            extra = v.as_ints(v.load_bytes(group, high + 64 * upper))
-            if j < 2:
-                extra = v.shift_left(extra, 4 - 2 * j)
-            else:
-                extra = v.shift_right(extra, 2 * j - 4)
-            word = v.or_ints(word, v.and_mask(extra, 0x30303030))
-        if coded:
-            return v.lookup(v.as_bytes(word), codebook)
-        return v.as_bytes(word)
-
-    return code
+WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, CODEBOOK, X, X_SCALES, X_SUMS, X_MINS, X_STRIDE, *_ = LINEAR
+*_, OUT, OUT_STRIDE, BIAS, RESIDUAL, RESIDUAL_STRIDE, UNPACKED, UNPACKED_BYTES = LINEAR
 
 
 def scale_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
@@ -75,6 +43,8 @@ def scale_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
 
     @njit(forceinline=True, **OPTIONS)
     def scale(group, scales, supers, run, lane):  # type: ignore[no-untyped-def]
+        if scale_type == "f32":
+            return v.load_f32(group, (scales >> 2) + run * GROUP + lane)
         if scale_type == "f16":
             return v.load_f16(group, (scales >> 1) + lane)
         if scale_type == "e8m0":
@@ -93,6 +63,8 @@ def minimum_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
 
     @njit(forceinline=True, **OPTIONS)
     def minimum(group, scales, supers, run, lane):  # type: ignore[no-untyped-def]
+        if minimum_type == "f32":
+            return v.load_f32(group, (scales >> 2) + (runs + run) * GROUP + lane)
         if minimum_type == "f16":
             return v.load_f16(group, (scales >> 1) + GROUP + lane)
         d = v.load_f16(group, (supers >> 1) + GROUP + lane)
@@ -107,10 +79,10 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
 
     All blocks, one tile of sums.
     """
-    code, scale, minimum = code_reader(v, layout), scale_reader(v, layout), minimum_reader(v, layout)
-    bits = 8 if layout.codebook is not None else layout.bits
-    zero_point = v.byte_zero_point if bits == 8 else layout.zero_point
-    zero, bias, dot16 = v.tile_zero(rows), v.tile_bias(rows, zero_point), v.dot16(bits, BLOCK)
+    scale, minimum = scale_reader(v, layout), minimum_reader(v, layout)
+    bits, product_bits = layout.bits, layout.product_bits
+    zero, bias = v.tile_zero(rows), v.tile_bias(rows, v.byte_zero_point if product_bits == 8 else layout.zero_point)
+    low_dots, high_dots, dots = (v.dots(bits, product_bits, runs, BLOCK) for runs in ((0,), (1,), (0, 1)))
     halves, has_minimum = layout.run == 16, layout.minimum is not None
     code_bytes, high_bytes = layout.code_bytes, layout.high_bytes
     block_bytes, super_bytes = layout.block_bytes, layout.super_bytes
@@ -118,50 +90,63 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
     fetches = layout.bits == 6 or (rows == 4 and super_bytes == 0) or (layout.bits > 4 and rows > 1)
 
     @njit(forceinline=True, **OPTIONS)
-    def half(dots, group, line, high, codebook, upper, x, xi):  # type: ignore[no-untyped-def]
-        w0 = code(group, line, high, codebook, upper, 0)
-        w1 = code(group, line, high, codebook, upper, 1)
-        w2 = code(group, line, high, codebook, upper, 2)
-        w3 = code(group, line, high, codebook, upper, 3)
-        return dot16(dots, w0, w1, w2, w3, x, xi + 16 * upper)
-
-    @njit(forceinline=True, **OPTIONS)
-    def product(group, lane, n_blocks, codebook, x, x_scales, x_sums, x_mins, row):  # type: ignore[no-untyped-def]
-        """`lane` is the first row of this part.
-
-        Row 0 of the tile is row `row` of the activations' tile.
-        """
+    def product(group, n_blocks, codebook, x, x_scales, x_sums, x_mins, row):  # type: ignore[no-untyped-def]
+        """Row 0 of the tile is row `row` of the activations' tile."""
         acc = zero()
         panel = 0
         for first in range(0, n_blocks, PANEL_BLOCKS):
             n = min(n_blocks - first, PANEL_BLOCKS)
             for b in range(n):
                 block = panel + super_bytes + b * block_bytes
-                if fetches and lane == 0:
+                if fetches:
                     for line in range(0, block_bytes, 64):
                         v.prefetch_l2(group, block + FETCHED_AHEAD + line)
-                line, high, scales = block + 4 * lane, block + code_bytes + 4 * lane, block + code_bytes + high_bytes
+                high, scales = block + code_bytes, block + code_bytes + high_bytes
                 place = (first + b) * ROWS_PER_TILE
                 xi, si, sums = (place + row) * BLOCK, place + row, place * SUMS_PER_BLOCK + row
                 if halves:
-                    low = half(bias(x_sums, sums), group, line, high, codebook, 0, x, xi)
-                    acc = v.tile_fma_int(acc, low, scale(group, scales, panel, 0, lane), x_scales, si)
-                    upper = half(bias(x_sums, sums + ROWS_PER_TILE), group, line, high, codebook, 1, x, xi)
-                    acc = v.tile_fma_int(acc, upper, scale(group, scales, panel, 1, lane), x_scales, si)
+                    low = low_dots(bias(x_sums, sums), group, block, high, codebook, x, xi)
+                    acc = v.tile_fma_int(acc, low, scale(group, scales, panel, 0, 0), x_scales, si)
+                    upper = high_dots(bias(x_sums, sums + ROWS_PER_TILE), group, block, high, codebook, x, xi)
+                    acc = v.tile_fma_int(acc, upper, scale(group, scales, panel, 1, 0), x_scales, si)
                     if has_minimum:
-                        acc = v.tile_fma(acc, minimum(group, scales, panel, 0, lane), x_mins, sums, 1)
-                        acc = v.tile_fma(acc, minimum(group, scales, panel, 1, lane), x_mins, sums + ROWS_PER_TILE, 1)
+                        acc = v.tile_fma(acc, minimum(group, scales, panel, 0, 0), x_mins, sums, 1)
+                        acc = v.tile_fma(acc, minimum(group, scales, panel, 1, 0), x_mins, sums + ROWS_PER_TILE, 1)
                 else:
-                    dots = half(bias(x_sums, sums + 2 * ROWS_PER_TILE), group, line, high, codebook, 0, x, xi)
-                    dots = half(dots, group, line, high, codebook, 1, x, xi)
-                    acc = v.tile_fma_int(acc, dots, scale(group, scales, panel, 0, lane), x_scales, si)
+                    both = dots(bias(x_sums, sums + 2 * ROWS_PER_TILE), group, block, high, codebook, x, xi)
+                    acc = v.tile_fma_int(acc, both, scale(group, scales, panel, 0, 0), x_scales, si)
                     if has_minimum:
-                        minima = minimum(group, scales, panel, 0, lane)
+                        minima = minimum(group, scales, panel, 0, 0)
                         acc = v.tile_fma(acc, minima, x_mins, sums + 2 * ROWS_PER_TILE, 1)
             panel += super_bytes + n * block_bytes
         return acc
 
     return product
+
+
+def unpacker(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
+    """The function (group, n_blocks, codebook, to) that writes a group in its `unpacked` layout."""
+    scale, minimum = scale_reader(v, layout), minimum_reader(v, layout)
+    codes = v.unpack(layout.bits, layout.product_bits)
+    runs, has_minimum = BLOCK // layout.run, layout.minimum is not None
+    block_bytes, super_bytes = layout.block_bytes, layout.super_bytes
+    code_bytes, scales_at = layout.code_bytes, layout.code_bytes + layout.high_bytes
+    to_bytes, to_scales, lanes = layout.unpacked.block_bytes, layout.unpacked.code_bytes, v.lanes
+
+    @njit(forceinline=True, **OPTIONS)
+    def unpack(group, n_blocks, codebook, to):  # type: ignore[no-untyped-def]
+        for b in range(n_blocks):
+            panel = b // PANEL_BLOCKS * (super_bytes + PANEL_BLOCKS * block_bytes)
+            block, place = panel + super_bytes + b % PANEL_BLOCKS * block_bytes, b * to_bytes
+            for lane in range(0, GROUP, lanes):
+                codes(group, block + 4 * lane, block + code_bytes + 4 * lane, codebook, to, place + 4 * lane)
+                for run in range(runs):
+                    at = ((place + to_scales) >> 2) + run * GROUP + lane
+                    v.store(to, at, scale(group, block + scales_at, panel, run, lane))
+                    if has_minimum:
+                        v.store(to, at + runs * GROUP, minimum(group, block + scales_at, panel, run, lane))
+
+    return unpack
 
 
 def tile_writer(v: Verbs, rows: int) -> Callable[..., Any]:
@@ -193,8 +178,8 @@ def tile_writer(v: Verbs, rows: int) -> Callable[..., Any]:
 
 
 def sharer() -> Callable[..., Any]:
-    """(record, n_rows, n_groups, n_threads, ticket) → the groups (first, stop) that the ticket-th
-    claim gets.
+    """(group_bytes, n_rows, n_groups, n_threads, ticket) → the groups (first, stop) that the
+    ticket-th claim gets.
 
     A thread's first ticket is its number. One tile of rows streams the weights once: the first
     claim is then a long run, three quarters of a fair share, and small ones level out what is left.
@@ -202,9 +187,9 @@ def sharer() -> Callable[..., Any]:
     """
 
     @njit(forceinline=True, **OPTIONS)
-    def share(record, n_rows, n_groups, n_threads, ticket):  # type: ignore[no-untyped-def]
+    def share(group_bytes, n_rows, n_groups, n_threads, ticket):  # type: ignore[no-untyped-def]
         if n_rows > ROWS_PER_TILE:
-            chunk = max(1, min(L2_BYTES // record[GROUP_BYTES], n_groups // (4 * n_threads)))
+            chunk = max(1, min(CHUNK_BYTES // group_bytes, n_groups // (4 * n_threads)))
             return ticket * chunk, min((ticket + 1) * chunk, n_groups)
         long = n_groups * 3 // (4 * n_threads)
         if ticket < n_threads:
@@ -217,55 +202,110 @@ def sharer() -> Callable[..., Any]:
 
 
 def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
-    """The kernel for one quantised layout."""
-    one, two, three, four = (tile_product(v, layout, rows) for rows in (1, 2, 3, 4))
-    many = tile_product(v, layout, v.rows) if v.rows > 4 else four
-    write_one, write_two, write_three, write_four, write_many = (tile_writer(v, rows) for rows in (1, 2, 3, 4, v.rows))
-    share, lanes, tile_rows = sharer(), v.lanes, v.rows
+    """The kernel for one quantised layout.
+
+    A vector holds a whole group, in as many registers as that takes: a product reads the weights
+    once, front to back.
+    """
+    v = Verbs(v.isa, GROUP)
+    few_rows, share, unpack_from = few_rows_product(v, layout), sharer(), v.isa.unpack_from
+    many_rows = many_rows_product(v, layout) if unpack_from else None
+    unpacked_block = layout.unpacked.block_bytes
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        weight, codebook = record[WEIGHT], v.i8p(record[CODEBOOK])
-        n_rows, n_blocks = step[record[ROWS]], record[N_COLUMNS] // BLOCK
-        n_groups = (record[N_ROWS] + GROUP - 1) // GROUP
-        counter = v.i64p(record[COUNTER])
-        tile_bytes = n_blocks * TILE_BYTES
+        n_rows, n_groups = step[record[ROWS]], (record[N_ROWS] + GROUP - 1) // GROUP
+        unpacks, group_bytes = unpack_from and n_rows >= unpack_from, record[GROUP_BYTES]
+        if unpacks:
+            group_bytes = record[N_COLUMNS] // BLOCK * unpacked_block
         ticket = thread
         while True:
-            first, stop = share(record, n_rows, n_groups, n_threads, ticket)
+            first, stop = share(group_bytes, n_rows, n_groups, n_threads, ticket)
             if first >= n_groups:
                 break
-            ticket = n_threads + v.atomic_add(counter, 0, 1)
-            for start in range(0, n_rows, tile_rows):
-                tile, end = start // ROWS_PER_TILE, min(start + tile_rows, n_rows)
-                xt = v.i8p(record[X] + tile * tile_bytes)
-                scales = v.f32p(record[X_SCALES] + tile * n_blocks * ROWS_PER_TILE * 4)
-                sums = v.i32p(record[X_SUMS] + tile * n_blocks * ROWS_PER_TILE * SUMS_PER_BLOCK * 4)
-                mins = v.f32p(record[X_MINS] + tile * n_blocks * ROWS_PER_TILE * SUMS_PER_BLOCK * 4)
-                for g in range(first, stop):
-                    group = v.i8p(weight + g * record[GROUP_BYTES])
-                    for lane in range(0, GROUP, lanes):
-                        n, t = g * GROUP + lane, start
-                        while t < end:
-                            row, left = t % ROWS_PER_TILE, end - t
-                            if left == 1:
-                                acc1 = one(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                                write_one(record, acc1, t, left, n)
-                            elif left == 2:
-                                acc2 = two(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                                write_two(record, acc2, t, left, n)
-                            elif left == 3:
-                                acc3 = three(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                                write_three(record, acc3, t, left, n)
-                            elif left < ROWS_PER_TILE:
-                                acc4 = four(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                                write_four(record, acc4, t, 4, n)
-                                left = 4
-                            else:
-                                acc8 = many(group, lane, n_blocks, codebook, xt, scales, sums, mins, row)
-                                write_many(record, acc8, t, left, n)
-                            t += left
+            ticket = n_threads + v.atomic_add(v.i64p(record[COUNTER]), 0, 1)
+            if unpacks:
+                many_rows(record, n_rows, first, stop, record[UNPACKED] + thread * record[UNPACKED_BYTES])
+            else:
+                for t in range(0, n_rows, ROWS_PER_TILE):
+                    for g in range(first, stop):
+                        few_rows(record, t, min(n_rows - t, ROWS_PER_TILE), g)
 
     return kernel
+
+
+def few_rows_product(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
+    """The function (record, t, n_rows, g): rows t … t + n_rows, one tile of activations at most,
+    times group g.
+    """
+    tile_rows, locate = v.rows, tile_locator(v)
+    one, two, three, four = (tile_product(v, layout, rows) for rows in (1, 2, 3, 4))
+    write_one, write_two, write_three, write_four = (tile_writer(v, rows) for rows in (1, 2, 3, 4))
+    eight, write_eight = tile_product(v, layout, tile_rows), tile_writer(v, tile_rows)
+
+    @njit(forceinline=True, **OPTIONS)
+    def multiply(record, t, n_rows, g):  # type: ignore[no-untyped-def]
+        x, scales, sums, mins = locate(record, t)
+        group, codebook = v.i8p(record[WEIGHT] + g * record[GROUP_BYTES]), v.i8p(record[CODEBOOK])
+        n_blocks, n, row = record[N_COLUMNS] // BLOCK, g * GROUP, 0
+        while row < n_rows:
+            left = n_rows - row
+            if left == 1:
+                acc1 = one(group, n_blocks, codebook, x, scales, sums, mins, row)
+                write_one(record, acc1, t + row, left, n)
+            elif left == 2:
+                acc2 = two(group, n_blocks, codebook, x, scales, sums, mins, row)
+                write_two(record, acc2, t + row, left, n)
+            elif left == 3:
+                acc3 = three(group, n_blocks, codebook, x, scales, sums, mins, row)
+                write_three(record, acc3, t + row, left, n)
+            elif left < ROWS_PER_TILE or tile_rows == 4:
+                left = 4
+                acc4 = four(group, n_blocks, codebook, x, scales, sums, mins, row)
+                write_four(record, acc4, t + row, left, n)
+            else:
+                acc8 = eight(group, n_blocks, codebook, x, scales, sums, mins, row)
+                write_eight(record, acc8, t + row, left, n)
+            row += left
+
+    return multiply
+
+
+def many_rows_product(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
+    """The function (record, n_rows, first, stop, unpacked): all rows times groups first … stop,
+    which it unpacks to the address `unpacked` once.
+    """
+    tile_rows, block_bytes = v.rows, layout.unpacked.block_bytes
+    product, write = tile_product(v, layout.unpacked, tile_rows), tile_writer(v, tile_rows)
+    locate, unpack = tile_locator(v), unpacker(v, layout)
+
+    @njit(forceinline=True, **OPTIONS)
+    def multiply(record, n_rows, first, stop, unpacked):  # type: ignore[no-untyped-def]
+        codebook, n_blocks = v.i8p(record[CODEBOOK]), record[N_COLUMNS] // BLOCK
+        group_bytes = n_blocks * block_bytes
+        for g in range(first, stop):
+            group = v.i8p(record[WEIGHT] + g * record[GROUP_BYTES])
+            unpack(group, n_blocks, codebook, v.i8p(unpacked + (g - first) * group_bytes))
+        for t in range(0, n_rows, tile_rows):
+            x, scales, sums, mins = locate(record, t)
+            for g in range(first, stop):
+                group = v.i8p(unpacked + (g - first) * group_bytes)
+                acc = product(group, n_blocks, codebook, x, scales, sums, mins, t % ROWS_PER_TILE)
+                write(record, acc, t, min(n_rows - t, tile_rows), g * GROUP)
+
+    return multiply
+
+
+def tile_locator(v: Verbs) -> Callable[..., Any]:
+    """(record, t) → the tile of row t's activations: bytes, scales, sums and minima."""
+
+    @njit(forceinline=True, **OPTIONS)
+    def locate(record, t):  # type: ignore[no-untyped-def]
+        first = t // ROWS_PER_TILE * (record[N_COLUMNS] // BLOCK) * ROWS_PER_TILE
+        x, scales = v.i8p(record[X] + first * BLOCK), v.f32p(record[X_SCALES] + first * 4)
+        first *= 4 * SUMS_PER_BLOCK
+        return x, scales, v.i32p(record[X_SUMS] + first), v.f32p(record[X_MINS] + first)
+
+    return locate
 
 
 def linear_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
@@ -296,7 +336,7 @@ def linear_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
         counter, x_stride = v.i64p(record[COUNTER]), record[X_STRIDE]
         ticket = thread
         while True:
-            first, stop = share(record, n_rows, n_groups, n_threads, ticket)
+            first, stop = share(record[GROUP_BYTES], n_rows, n_groups, n_threads, ticket)
             if first >= n_groups:
                 break
             ticket = n_threads + v.atomic_add(counter, 0, 1)

@@ -314,7 +314,7 @@ def group_kernel(v: Verbs, pack_group: Callable[..., Any]) -> Callable[..., None
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         n_groups, counter, ticket = record[N_GROUPS], v.i64p(record[COUNTER]), thread
         while True:
-            first, stop = share(record, 1, n_groups, n_threads, ticket)
+            first, stop = share(record[GROUP_BYTES], 1, n_groups, n_threads, ticket)
             if first >= n_groups:
                 break
             ticket = n_threads + v.atomic_add(counter, 0, 1)

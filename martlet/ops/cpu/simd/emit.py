@@ -5,6 +5,7 @@ Read `verbs.py` next.
 `b` is always llvmlite's IR builder, `t` the Numba types of a verb's arguments.
 """
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
+X86 = platform.machine() in ("x86_64", "AMD64")
 LLVM_VERSION = llvm.llvm_version_info[0]
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 ELEMENTS = {"i8": I8, "i16": I16, "i32": I32, "f16": ir.HalfType(), "f32": F32}
@@ -84,6 +86,31 @@ def splat(b: Any, value: Any, n: int) -> Any:
     llvm_type = ir.VectorType(value.type, n)
     first = b.insert_element(ir.Constant(llvm_type, ir.Undefined), value, constant(I32, 0))
     return b.shuffle_vector(first, ir.Constant(llvm_type, ir.Undefined), ir.Constant(ir.VectorType(I32, n), [0] * n))
+
+
+def split(b: Any, x: Any, n: int) -> list[Any]:
+    """The vector x as vectors of n elements."""
+    if x.type.count == n:
+        return [x]
+    starts = range(0, x.type.count, n)
+    return [b.shuffle_vector(x, x, ir.Constant(ir.VectorType(I32, n), list(range(i, i + n)))) for i in starts]
+
+
+def joined(b: Any, vectors: list[Any]) -> Any:
+    """One vector of all elements: the opposite of `split`."""
+    while len(vectors) > 1:
+        order = ir.Constant(ir.VectorType(I32, 2 * vectors[0].type.count), list(range(2 * vectors[0].type.count)))
+        vectors = [b.shuffle_vector(*vectors[i : i + 2], order) for i in range(0, len(vectors), 2)]
+    return vectors[0]
+
+
+def in_order(b: Any, x: Any) -> Any:
+    """x, computed before the next value that is passed through here: LLVM may not reorder these.
+
+    Its scheduler otherwise finishes a sum at a time, and spills what the sums share.
+    """
+    constraint = "=x,0" if X86 else "=w,0"
+    return b.call(ir.InlineAsm(ir.FunctionType(x.type, [x.type]), "", constraint, side_effect=True), [x])
 
 
 def at(b: Any, pointer: Any, index: Any, element: ir.Type) -> Any:

@@ -21,11 +21,21 @@ class Isa:
     rows: int  # activation rows that a tile holds in registers
     byte_product: str  # "vnni", "maddubs", "sdot" or "generic"
     needs: frozenset[str]  # features, in LLVM's names
+    without: tuple[str, ...] = ()  # how features begin that code for it may not use
+    unpack_from: int = 0  # rows for which a product unpacks its weights to memory first; 0: never
 
 
 ISAS: tuple[Isa, ...] = (
     Isa("avx512vnni", 16, 8, "vnni", frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vnni", "f16c", "fma"})),
-    Isa("avx2", 8, 4, "maddubs", frozenset({"avx2", "f16c", "fma"})),
+    Isa(
+        "avx2",
+        8,
+        4,
+        "maddubs",
+        frozenset({"avx2", "f16c", "fma"}),
+        ("avx512", "evex512", "avx10", "avxvnni", "gfni"),
+        32,
+    ),
     Isa("neon", 4, 4, "sdot", frozenset({"dotprod"})),  # written, not yet run on hardware
     Isa("generic", 8, 4, "generic", frozenset()),
 )
@@ -36,6 +46,12 @@ def host_features() -> Mapping[str, bool]:
     import llvmlite.binding as llvm
 
     return dict(llvm.get_host_cpu_features())
+
+
+def target_features(isa: Isa) -> str:
+    """This processor's features as LLVM's code generator takes them, less what `isa` is without."""
+    features = host_features()
+    return ",".join(f"{'+' if on and not name.startswith(isa.without) else '-'}{name}" for name, on in features.items())
 
 
 def runnable_isas(features: Mapping[str, bool] | None = None) -> list[Isa]:

@@ -6,14 +6,31 @@ A tile's rows are independent: no verb mixes them, but some reduce each row to o
 """
 
 from collections.abc import Callable
+from itertools import product
 from types import ModuleType
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
-from martlet.ops.cpu.simd.byte_product import BYTE_PRODUCTS
-from martlet.ops.cpu.simd.emit import F32, I8, I32, I64, Tile, Vec, call, constant, each_row, load, splat, store, verb
+from martlet.ops.cpu.simd.byte_product import BYTE_PRODUCTS, Sums
+from martlet.ops.cpu.simd.emit import (
+    F32,
+    I8,
+    I32,
+    I64,
+    Tile,
+    Vec,
+    call,
+    constant,
+    each_row,
+    joined,
+    load,
+    splat,
+    split,
+    store,
+    verb,
+)
 from martlet.ops.cpu.simd.isa import Isa
 
 
@@ -158,22 +175,68 @@ class TileVerbs(ModuleType):
 
         return verb(2, lambda p, i: tile, emit)
 
-    def dot16(self, bits: int, row_stride: int) -> Any:
-        """The verb (acc, w0, w1, w2, w3, p, i) → acc plus 16 products a lane (`byte_product.py`).
+    def dots(self, bits: int, product_bits: int, runs: tuple[int, ...], row_stride: int) -> Any:
+        """The verb (sums, p, line, high, codebook, x, i) → int tile: sums plus the products of a
+        block's columns.
 
-        Row m's 16 activations are the bytes p[i + m * row_stride :].
+        `runs` names the halves of the block: 0 for columns 0 … 15, 1 for 16 … 31. Codes of `bits`
+        bits lie at bytes `line` and `high` of p as `layout.py` says and become bytes of
+        `product_bits`; row m's activations are at x[i + m * row_stride :]. Weights are unpacked
+        once for all rows, four columns at a time, and sums stay narrow for as long as they are
+        exact.
         """
-        product, lanes = BYTE_PRODUCTS[self.isa.byte_product], self.lanes
+        form, lanes = BYTE_PRODUCTS[self.isa.byte_product], self.isa.lanes
+        raw = ir.VectorType(I8, 4 * lanes)
 
-        def emit(b: Any, t: Any, acc: Any, w0: Any, w1: Any, w2: Any, w3: Any, p: Any, i: Any) -> Any:
-            def row(m: int) -> Any:
-                where = [b.add(i, constant(I64, row_stride * m + 4 * j)) for j in range(4)]
-                x = [splat(b, load(b, p, at_, I32, I8), lanes) for at_ in where]
-                return product(b, b.extract_value(acc, m), (w0, w1, w2, w3), x, bits)
+        def emit(b: Any, t: Any, sums: Any, p: Any, line: Any, high: Any, codebook: Any, x: Any, i: Any) -> Any:
+            rows = range(t[0].rows)
+            made = Sums(b, form, product_bits, [split(b, b.extract_value(sums, m), lanes) for m in rows])
+            for j in range(4):
+                for run in runs:
+                    codes = self._codes(b, bits, product_bits, p, line, high, codebook, run, j)
+                    for m in rows:
+                        place = b.add(i, constant(I64, row_stride * m + 16 * run + 4 * j))
+                        activations = b.bitcast(splat(b, load(b, x, place, I32, I8), lanes), raw)
+                        for register, w in enumerate(split(b, codes, 4 * lanes)):
+                            made.add(m, register, w, activations)
+                made.pin()
+            totals = made.finish()
+            return each_row(b, t[0], lambda m: joined(b, totals[m]))
 
-            return each_row(b, t[0], row)
+        return verb(7, lambda sums, *a: sums, emit)
 
-        return verb(7, lambda acc, *a: acc, emit)
+    def unpack(self, bits: int, product_bits: int) -> Any:
+        """The verb (p, line, high, codebook, q, i): a block's codes as bytes to q[i :]."""
+
+        def emit(b: Any, t: Any, p: Any, line: Any, high: Any, codebook: Any, q: Any, i: Any) -> None:
+            for run, j in product((0, 1), range(4)):
+                codes = self._codes(b, bits, product_bits, p, line, high, codebook, run, j)
+                store(b, codes, q, b.add(i, constant(I64, 64 * (4 * run + j))))
+
+        return verb(6, lambda *a: None, emit)
+
+    def _codes(
+        self, b: Any, bits: int, product_bits: int, p: Any, line: Any, high: Any, codebook: Any, run: int, j: int
+    ) -> Any:
+        """Unsigned bytes: columns 16 * run + 4j … + 3 of each lane."""
+        raw, words = ir.VectorType(I8, 4 * self.lanes), self.i32.ir
+
+        def words_at(start: Any, offset: int) -> Any:
+            return b.bitcast(load(b, p, b.add(start, constant(I64, offset)), raw), words)
+
+        def shifted(x: Any, left: int, mask: int) -> Any:
+            x = b.shl(x, constant(words, left)) if left > 0 else b.lshr(x, constant(words, -left)) if left else x
+            return b.and_(x, constant(words, mask))
+
+        if bits == 8:
+            return b.bitcast(words_at(line, 64 * (4 * run + j)), raw)
+        code = shifted(words_at(line, 64 * j), -4 * run, 0x0F0F0F0F)
+        if bits == 5:  # bit i of byte u of the high word: column 4i + u, i = 4 * run + j
+            code = b.or_(code, shifted(words_at(high, 0), 4 - j - 4 * run, 0x10101010))
+        if bits == 6:  # bits 2j and 2j + 1 of byte u of word `run`
+            code = b.or_(code, shifted(words_at(high, 64 * run), 4 - 2 * j, 0x30303030))
+        code = b.bitcast(code, raw)
+        return code if product_bits == bits else self._emit_lookup(b, None, code, codebook)
 
     def store_rows(self, rows: int) -> Any:
         """The verb (p, i, x): the first `rows` lanes of x to p[i :]."""

@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from martlet.ops.cpu.simd.byte_product import ZERO_POINTS
+from martlet.ops.cpu.simd.byte_product import BYTE_PRODUCTS
 from martlet.ops.cpu.simd.emit import (
     F32,
     F32P,
@@ -37,8 +37,10 @@ from martlet.ops.cpu.simd.emit import (
     call,
     constant,
     first_lanes,
+    joined,
     load,
     splat,
+    split,
     store,
     verb,
 )
@@ -52,11 +54,12 @@ class Verbs(TileVerbs):
     A module, so that compiled code may say `v.add`: Numba follows the attributes of modules.
     """
 
-    def __init__(self, isa: Isa) -> None:
+    def __init__(self, isa: Isa, lanes: int | None = None) -> None:
+        """`lanes` above the processor's make each `Vec` several of its registers."""
         super().__init__(f"verbs_{isa.name}")
-        self.isa, self.lanes, self.rows = isa, isa.lanes, isa.rows
-        self.f32, self.i32, self.bytes = Vec("f32", isa.lanes), Vec("i32", isa.lanes), Vec("i8", 4 * isa.lanes)
-        self.byte_zero_point = ZERO_POINTS[isa.byte_product]
+        self.isa, self.lanes, self.rows = isa, lanes or isa.lanes, isa.rows
+        self.f32, self.i32, self.bytes = Vec("f32", self.lanes), Vec("i32", self.lanes), Vec("i8", 4 * self.lanes)
+        self.byte_zero_point = BYTE_PRODUCTS[isa.byte_product].zero_point
         self._pointers()
         self._loads_and_stores()
         self._partial_loads_and_stores()
@@ -225,10 +228,14 @@ class Verbs(TileVerbs):
         """Replace each byte 0 … 15 of x by the byte that it selects in the 16 at pointer p."""
         n = 4 * self.lanes
         table = load(b, p, constant(I64, 0), ir.VectorType(I8, 16))
-        wide = b.shuffle_vector(table, table, ir.Constant(ir.VectorType(I32, n), [i % 16 for i in range(n)]))
         shuffles = {"vnni": "llvm.x86.avx512.pshuf.b.512", "maddubs": "llvm.x86.avx2.pshuf.b"}
         if self.isa.byte_product in shuffles:
-            return call(b, shuffles[self.isa.byte_product], x.type, wide, x)
+            width = 4 * self.isa.lanes
+            wide = b.shuffle_vector(
+                table, table, ir.Constant(ir.VectorType(I32, width), [i % 16 for i in range(width)])
+            )
+            name = shuffles[self.isa.byte_product]
+            return joined(b, [call(b, name, wide.type, wide, part) for part in split(b, x, width)])
         out = constant(x.type, 0)
         for code in range(16):
             entry = splat(b, b.extract_element(table, constant(I32, code)), n)
