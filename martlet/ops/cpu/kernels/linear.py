@@ -88,6 +88,7 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
     block_bytes, super_bytes = layout.block_bytes, layout.super_bytes
     # Measured: where the processor's own fetching falls behind.
     fetches = layout.bits == 6 or (rows == 4 and super_bytes == 0) or (layout.bits > 4 and rows > 1)
+    fetches = fetches and layout.used_bits is None  # what was unpacked is in the cache
 
     @njit(forceinline=True, **OPTIONS)
     def product(group, n_blocks, codebook, x, x_scales, x_sums, x_mins, row):  # type: ignore[no-untyped-def]

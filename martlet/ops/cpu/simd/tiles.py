@@ -187,14 +187,19 @@ class TileVerbs(ModuleType):
         """
         form, lanes = BYTE_PRODUCTS[self.isa.byte_product], self.isa.lanes
         raw = ir.VectorType(I8, 4 * lanes)
+        together = 2 if form.most_narrow(product_bits) == 2 else 1
 
         def emit(b: Any, t: Any, sums: Any, p: Any, line: Any, high: Any, codebook: Any, x: Any, i: Any) -> Any:
             rows = range(t[0].rows)
             made = Sums(b, form, product_bits, [split(b, b.extract_value(sums, m), lanes) for m in rows])
-            for j in range(4):
-                for run in runs:
-                    codes = self._codes(b, bits, product_bits, p, line, high, codebook, run, j)
-                    for m in rows:
+            steps = [(run, j) for j in range(4) for run in runs] if together == 1 else [*product(runs, range(4))]
+            for first in range(0, len(steps), together):
+                words = [
+                    (step, self._codes(b, bits, product_bits, p, line, high, codebook, *step))
+                    for step in steps[first : first + together]
+                ]
+                for m in rows:
+                    for (run, j), codes in words:
                         place = b.add(i, constant(I64, row_stride * m + 16 * run + 4 * j))
                         activations = b.bitcast(splat(b, load(b, x, place, I32, I8), lanes), raw)
                         for register, w in enumerate(split(b, codes, 4 * lanes)):

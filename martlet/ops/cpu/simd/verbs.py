@@ -141,14 +141,29 @@ class Verbs(TileVerbs):
         n, f32 = self.lanes, self.f32
         align = () if LLVM_VERSION >= 22 else (constant(I32, 4),)
 
+        # Most vectors are whole, and a masked store takes AVX2 processors many cycles.
         def load_first(b: Any, t: Any, p: Any, i: Any, count: Any) -> Any:
-            address = b.bitcast(at(b, p, i, F32), f32.ir.as_pointer())
-            mask, zero = first_lanes(b, count, n), constant(f32.ir, 0.0)
-            return call(b, f"llvm.masked.load.v{n}f32.p0", f32.ir, address, *align, mask, zero)
+            with b.if_else(b.icmp_signed(">=", count, constant(I64, n)), likely=True) as (whole, partial):
+                with whole:
+                    full, after_full = load(b, p, i, f32.ir), b.block
+                with partial:
+                    address = b.bitcast(at(b, p, i, F32), f32.ir.as_pointer())
+                    mask, zero = first_lanes(b, count, n), constant(f32.ir, 0.0)
+                    part = call(b, f"llvm.masked.load.v{n}f32.p0", f32.ir, address, *align, mask, zero)
+                    after_part = b.block
+            x = b.phi(f32.ir)
+            x.add_incoming(full, after_full)
+            x.add_incoming(part, after_part)
+            return x
 
         def store_first(b: Any, t: Any, p: Any, i: Any, x: Any, count: Any) -> None:
-            address = b.bitcast(at(b, p, i, F32), f32.ir.as_pointer())
-            call(b, f"llvm.masked.store.v{n}f32.p0", ir.VoidType(), x, address, *align, first_lanes(b, count, n))
+            with b.if_else(b.icmp_signed(">=", count, constant(I64, n)), likely=True) as (whole, partial):
+                with whole:
+                    store(b, x, p, i)
+                with partial:
+                    address = b.bitcast(at(b, p, i, F32), f32.ir.as_pointer())
+                    mask = first_lanes(b, count, n)
+                    call(b, f"llvm.masked.store.v{n}f32.p0", ir.VoidType(), x, address, *align, mask)
 
         self.load_first = verb(3, lambda p, i, c: f32, load_first)
         self.store_first = verb(4, lambda p, i, x, c: None, store_first)
