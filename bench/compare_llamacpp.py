@@ -1,13 +1,16 @@
 """Martlet against llama.cpp on the same files: the bars that the project sets itself, measured in
 turn on this machine.
 
-    python bench/compare_llamacpp.py --llama-cpp BUILD/bin --models FOLDER [--out comparison]
+    python bench/compare_llamacpp.py --llama-cpp BUILD/bin --models FOLDER [--ik BUILD/bin]
+                                     [--isa avx2] [--speed-only] [--out comparison]
 
 writes comparison.json and comparison.md. docs/tuning.md says how llama.cpp's programs are built.
 Both use the same number of threads, and their runs alternate (ours, theirs, ours, theirs …), so
 that whatever slows the machine slows both; medians count, and the spread is shown. The Q4_0 file of
 SmolLM2 is made with `llama-quantize --allow-requantize` from the Q4_1 one; both engines read that
-same file.
+same file. `--ik` names a build of ik_llama.cpp, the fork with the fastest kernels for CPUs, which
+packs weights when it loads them (`-rtr 1`). `--isa` holds our kernels to an instruction set; the
+builds beside them must then be made for the same. Ratios are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ BARS = {  # least decode ratio, least prefill ratio
     "qwen-1.5b": (1.25, 1.8),
 }
 DECODE, PREFILL = ("-p", "0", "-n", "64", "-d", "128"), ("-p", "512", "-n", "0")
+IK_DECODE = ("-p", "0", "-n", "0", "-gp", "128,64")  # its name for DECODE
 ROOFLINE_BAR, PERPLEXITY_BAR, MEMORY_BAR_MB, FIRST_TOKEN_BAR_S = 0.85, 1.005, 300, 1.0
 
 
@@ -48,9 +52,11 @@ class Machine:
     """What the runs share."""
 
     llama_cpp: Path
+    ik: Path | None
     threads: int
     rounds: int
     text: Path | None
+    speed_only: bool
 
 
 @dataclass
@@ -64,7 +70,9 @@ class Row:
 def main() -> int:
     """Measure the models that are there and write the two files."""
     args = _arguments()
-    machine = Machine(args.llama_cpp, args.threads, args.rounds, args.text)
+    if args.isa is not None:
+        os.environ["MARTLET_ISA"] = args.isa
+    machine = Machine(args.llama_cpp, args.ik, args.threads, args.rounds, args.text, args.speed_only)
     _make_q4_0(machine, args.models)
     rows = []
     for name, file in MODELS.items():
@@ -84,16 +92,22 @@ def measure(name: str, path: Path, machine: Machine) -> Row:
     """Every bar of one model."""
     row = Row(name)
     for key, arguments in (("decode", DECODE), ("prefill", PREFILL)):
-        ours, theirs = alternate(
-            machine.rounds,
-            lambda arguments=arguments: _our_bench(path, arguments, machine),
-            lambda arguments=arguments: _llama_bench(path, arguments, machine),
-        )
-        row.values[key] = _compared([run["rate"] for run in ours], [run["rate"] for run in theirs])
+        runs: dict[str, Callable[[], Any]] = {
+            "ours": lambda arguments=arguments: _our_bench(path, arguments, machine),
+            "llama.cpp": lambda arguments=arguments: _llama_bench(machine.llama_cpp, path, arguments, machine),
+        }
+        if machine.ik is not None:
+            its = (*(IK_DECODE if key == "decode" else PREFILL), "-rtr", "1")
+            runs["ik_llama.cpp"] = lambda ik=machine.ik, its=its: _llama_bench(ik, path, its, machine)
+        results = alternate(machine.rounds, runs)
+        row.values[key] = _compared({engine: [run["rate"] for run in done] for engine, done in results.items()})
         if key == "decode":
+            ours = results["ours"]
             row.values["roofline"] = statistics.median(run["roofline"]["share"] for run in ours)
             row.values["memory_bytes_per_s"] = statistics.median(run["roofline"]["memory_bytes_per_s"] for run in ours)
         print(f"{name} {key}: {row.values[key]}", file=sys.stderr)
+    if machine.speed_only:
+        return row
     if machine.text is not None:
         our, their = _our_perplexity(path, machine), _llama_perplexity(path, machine)
         row.values["perplexity"] = {"ours": our, "llama.cpp": their, "ratio": our / their}
@@ -103,13 +117,13 @@ def measure(name: str, path: Path, machine: Machine) -> Row:
     return row
 
 
-def alternate(rounds: int, ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
+def alternate(rounds: int, runs: dict[str, Callable[[], Any]]) -> dict[str, list[Any]]:
     """A B A B …: what each returned."""
-    found: tuple[list[Any], list[Any]] = ([], [])
+    results: dict[str, list[Any]] = {engine: [] for engine in runs}
     for _ in range(rounds):
-        found[0].append(ours())
-        found[1].append(theirs())
-    return found
+        for engine, run in runs.items():
+            results[engine].append(run())
+    return results
 
 
 # -- ours ------------------------------------------------------------------------------------------
@@ -196,8 +210,8 @@ def _maxrss_bytes(usage: resource.struct_rusage) -> int:
 
 
 # -- llama.cpp's -----------------------------------------------------------------------------------
-def _llama_bench(path: Path, arguments: tuple[str, ...], machine: Machine) -> dict[str, Any]:
-    program = str(machine.llama_cpp / "llama-bench")
+def _llama_bench(build: Path, path: Path, arguments: tuple[str, ...], machine: Machine) -> dict[str, Any]:
+    program = str(build / "llama-bench")
     output = _run([program, "-m", str(path), "-t", str(machine.threads), *arguments, "-r", "3", "-o", "json"])
     return {"rate": float(json.loads(output)[-1]["avg_ts"])}
 
@@ -226,9 +240,13 @@ def _run(command: list[str]) -> str:
 
 
 # -- the report ------------------------------------------------------------------------------------
-def _compared(ours: list[float], theirs: list[float]) -> dict[str, Any]:
-    our, their = statistics.median(ours), statistics.median(theirs)
-    return {"ours": our, "llama.cpp": their, "ratio": our / their, "our runs": ours, "llama.cpp's runs": theirs}
+def _compared(runs: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians, all runs, and of each peer the median of the rounds' ratios, with their range."""
+    compared: dict[str, Any] = {"runs": runs, **{engine: statistics.median(rates) for engine, rates in runs.items()}}
+    for peer in set(runs) - {"ours"}:
+        ratios = [ours / theirs for ours, theirs in zip(runs["ours"], runs[peer], strict=True)]
+        compared[f"÷ {peer}"] = (statistics.median(ratios), min(ratios), max(ratios))
+    return compared
 
 
 def _write(out: Path, rows: list[Row], machine: Machine) -> None:
@@ -236,25 +254,34 @@ def _write(out: Path, rows: list[Row], machine: Machine) -> None:
         "machine": platform.processor() or platform.machine(),
         "threads": machine.threads,
         "rounds": machine.rounds,
+        "instruction set": os.environ.get("MARTLET_ISA", "native"),
     }
     Path(f"{out}.json").write_text(json.dumps({**about, "models": {r.model: r.values for r in rows}}, indent=1))
     lines = [
-        f"{machine.threads} threads, medians of {machine.rounds} alternating runs; the bar in brackets, ✗ where it is missed.",
+        f"{machine.threads} threads, {about['instruction set']}, medians of {machine.rounds} alternating runs;"
+        " the bar in brackets, ✗ where it is missed.",
         "",
         "| | " + " | ".join(row.model for row in rows) + " |",
         "|---" * (len(rows) + 1) + "|",
     ]
-    lines += [f"| {title} | " + " | ".join(cell(row) for row in rows) + " |" for title, cell in _CELLS.items()]
+    lines += [
+        f"| {title} | " + " | ".join(cell(row) for row in rows) + " |"
+        for title, cell in _CELLS.items()
+        if not machine.speed_only or title in _SPEED_CELLS
+    ]
     Path(f"{out}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _speed_cell(key: str, which: int) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
-        found, bar = row.values[key], BARS[row.model][which]
-        return (
-            f"{found['ours']:.1f} ÷ {found['llama.cpp']:.1f} = {found['ratio']:.2f} (≥ {bar})"
-            f"{'' if found['ratio'] >= bar else ' ✗'}"
-        )
+        speed, bar = row.values[key], BARS[row.model][which]
+        ratio, least, most = speed["÷ llama.cpp"]
+        text = f"{speed['ours']:.1f} ÷ {speed['llama.cpp']:.1f} = {ratio:.2f} [{least:.2f} to {most:.2f}] (≥ {bar})"
+        text += "" if ratio >= bar else " ✗"
+        if "ik_llama.cpp" in speed:
+            ratio, least, most = speed["÷ ik_llama.cpp"]
+            text += f"; ÷ ik_llama.cpp {speed['ik_llama.cpp']:.1f} = {ratio:.2f} [{least:.2f} to {most:.2f}]"
+        return text
 
     return cell
 
@@ -301,11 +328,15 @@ _CELLS: dict[str, Callable[[Row], str]] = {
     "first token of `martlet run`": _limit_cell("first_token_s", FIRST_TOKEN_BAR_S, "s", "smollm2-q4_1"),
     "load": _load_cell,
 }
+_SPEED_CELLS = tuple(_CELLS)[:3]
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-cpp", type=Path, required=True, help="folder with llama-bench, llama-perplexity …")
+    parser.add_argument("--ik", type=Path, help="folder with ik_llama.cpp's llama-bench")
+    parser.add_argument("--isa", help="an instruction set for our kernels, as MARTLET_ISA takes it")
+    parser.add_argument("--speed-only", action="store_true", help="decode and prefill alone")
     parser.add_argument("--models", type=Path, default=Path("~/.cache/martlet/models").expanduser())
     parser.add_argument("--text", type=Path, help="text for the perplexity (none: it is left out)")
     parser.add_argument("--threads", type=int, default=2)

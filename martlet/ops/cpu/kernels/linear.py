@@ -87,7 +87,8 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
     code_bytes, high_bytes = layout.code_bytes, layout.high_bytes
     block_bytes, super_bytes = layout.block_bytes, layout.super_bytes
     # Measured: where the processor's own fetching falls behind.
-    fetches = layout.bits == 6 or (rows == 4 and super_bytes == 0) or (layout.bits > 4 and rows > 1)
+    fetches = layout.bits == 6 or (layout.bits > 4 and rows > 1)
+    fetches = fetches or (super_bytes == 0 and (rows > 2 or layout.bits == 5))
     fetches = fetches and layout.used_bits is None  # what was unpacked is in the cache
 
     @njit(forceinline=True, **OPTIONS)
