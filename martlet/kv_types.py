@@ -2,8 +2,8 @@
 
     f32, f16   as they are
     q8         8-bit codes with a scale for each position and 32 channels, as ggml's Q8_0; a layer
-               whose keys have channels beyond STEEP stays f16: their step of a code would hide
-               the other channels' values
+               whose keys have channels beyond LARGEST_KEY_BIAS stays f16: their step of a code
+               would hide the other channels' values
     q4         4-bit codes: keys per channel over the positions of a page (a scale and a minimum
                for each channel), values per position over 32 channels; the newest positions of a
                sequence stay f16 (KIVI, arXiv:2402.02750)
@@ -22,7 +22,8 @@ from martlet.errors import RequestError, nearest
 
 KV_BLOCK = 32  # codes that share a scale (and, in q4, a minimum)
 GUARDED = "q8"
-STEEP = 127.0  # of a key's bias: a step of its 8-bit codes equals the keys of most channels
+# For q8: at a larger one, a step of the 8-bit codes equals the keys of most channels.
+LARGEST_KEY_BIAS = 127.0
 RECENT_TOKENS = 64  # q4: positions p and p // RECENT_TOKENS * RECENT_TOKENS … p are seen in f16
 
 
@@ -76,16 +77,16 @@ class KvTypes:
         """The type of a layer."""
         return KV_TYPES[self.layers.get(layer, self.usual)]
 
-    def simplest(self, n_layers: int, steep: Iterable[int] = ()) -> KvTypes:
-        """The same types with the fewest exceptions; `steep` layers are named if they stay q8."""
+    def simplest(self, n_layers: int, outliers: Iterable[int] = ()) -> KvTypes:
+        """The same types with the fewest exceptions; `outliers` are named if they stay q8."""
         names = [self.of(layer).name for layer in range(n_layers)]
         usual = max(KV_TYPES, key=names.count)
         named = {layer: name for layer, name in enumerate(names) if name != usual}
-        return KvTypes(usual, {**named, **{layer: usual for layer in steep if usual == names[layer] == GUARDED}})
+        return KvTypes(usual, {**named, **{layer: usual for layer in outliers if usual == names[layer] == GUARDED}})
 
-    def guarded(self, steep: Iterable[int]) -> KvTypes:
-        """The types with f16 in the layers `steep`, for which q8 is too coarse, unless named."""
-        coarse = {layer: "f16" for layer in steep if layer not in self.layers and self.usual == GUARDED}
+    def guarded(self, outliers: Iterable[int]) -> KvTypes:
+        """The types with f16 in the layers `outliers`, for which q8 is too coarse, unless named."""
+        coarse = {layer: "f16" for layer in outliers if layer not in self.layers and self.usual == GUARDED}
         return KvTypes(self.usual, {**self.layers, **coarse})
 
     def __str__(self) -> str:

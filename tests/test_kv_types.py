@@ -38,7 +38,7 @@ def test_bytes_of_a_page(name: str, head_dim: int, keys: int, values: int) -> No
 
 
 def test_types_in_the_fewest_words() -> None:
-    """A steep layer that was named q8 stays named where q8 is the usual type: it would be f16
+    """A layer of outliers that was named q8 stays named where q8 is the usual type: it would be f16
     otherwise.
     """
     assert str(parse_kv_types("q4,q8:0,q8:1").simplest(3)) == "q8,q4:2"

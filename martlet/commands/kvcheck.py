@@ -20,8 +20,8 @@ from martlet.config import resolve_config
 from martlet.engine.build import load_tokenizer
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import open_checkpoint
-from martlet.kv_types import STEEP, KvTypes, parse_kv_types
-from martlet.models.weights import load_model, steep_layers
+from martlet.kv_types import LARGEST_KEY_BIAS, KvTypes, parse_kv_types
+from martlet.models.weights import load_model, outlier_key_layers
 from martlet.observe.kv_quality import Compared, KvLens, compare, guard_types, join
 from martlet.ops.backends import make_backend
 from martlet.runtime.kv import kv_bytes_per_token, layer_types
@@ -73,8 +73,8 @@ def execute(args: Namespace) -> int:
             for types in (base, *listed):
                 layer_types(model.spec, types)  # refuses layers that are not there
             texts = list(windows(ids, size, tokenizer.bos_id if tokenizer.add_bos else None))[: args.chunks]
-            lens, steep = KvLens(ops, model, size), steep_layers(checkpoint, model.spec, STEEP)
-            check = _Check(lens, model.spec, base, steep, texts, quiet=args.json)
+            lens, outliers = KvLens(ops, model, size), outlier_key_layers(checkpoint, model.spec, LARGEST_KEY_BIAS)
+            check = _Check(lens, model.spec, base, outliers, texts, quiet=args.json)
             results = [check.result(types) for types in listed]
             if args.layers or args.guard is not None:
                 results = [check.with_layers(entry, args.guard) for entry in results]
@@ -98,12 +98,12 @@ class _Check:
         lens: KvLens,
         spec: ModelSpec,
         base: KvTypes,
-        steep: Sequence[int],
+        outliers: Sequence[int],
         texts: Sequence[list[int]],
         *,
         quiet: bool,
     ) -> None:
-        self._lens, self._spec, self._base, self._steep, self._texts = lens, spec, base, steep, texts
+        self._lens, self._spec, self._base, self._outliers, self._texts = lens, spec, base, outliers, texts
         self._quiet = quiet
 
     def result(self, types: KvTypes) -> dict[str, Any]:
@@ -136,11 +136,11 @@ class _Check:
         added: dict[str, Any] = {"layers": costs}
         if guard is not None:
             chosen, kld = guard_types(
-                types, self._base, self._steep, lambda: costs, guard, lambda types_: self._mean(types_, self._texts)
+                types, self._base, self._outliers, lambda: costs, guard, lambda types_: self._mean(types_, self._texts)
             )
             added["guard"] = {
                 "limit": guard,
-                "kv_dtype": str(chosen.simplest(self._lens.n_layers, self._steep)),
+                "kv_dtype": str(chosen.simplest(self._lens.n_layers, self._outliers)),
                 "kld": kld,
                 "bytes_per_token": kv_bytes_per_token(self._spec, chosen),
             }

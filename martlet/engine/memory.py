@@ -14,11 +14,11 @@ from typing import Any
 
 from martlet.config import EngineConfig
 from martlet.errors import CapacityError, RequestError
-from martlet.kv_types import KV_TYPES, STEEP, parse_kv_types
+from martlet.kv_types import KV_TYPES, LARGEST_KEY_BIAS, parse_kv_types
 from martlet.models.decoder import forward
 from martlet.models.eagle_head import HeadFile
 from martlet.models.medusa_heads import MedusaFile
-from martlet.models.weights import load_model, steep_layers
+from martlet.models.weights import load_model, outlier_key_layers
 from martlet.ops.interface import Abilities, Rows, StepLimits
 from martlet.ops.null import NullBackend
 from martlet.runtime.kv import kv_bytes_per_token, recent_bytes
@@ -41,7 +41,7 @@ class Footprint:
     activations: int
     logits: int
     head_kv: int = 0  # of a draft head, a position
-    steep: tuple[int, ...] = ()  # layers that q8 would be too coarse for
+    outliers: tuple[int, ...] = ()  # layers that q8 would be too coarse for
     adapters: int = 0  # their numbers, and the activations of the step that uses them
 
 
@@ -128,7 +128,11 @@ def measure(checkpoint: Any, config: EngineConfig, abilities: Abilities) -> Foot
     activations = int(abilities.value_bytes * limits.max_tokens * recording.width(Rows.TOKENS))
     logits = 4 * limits.max_logits * recording.width(Rows.LOGITS)
     return Footprint(
-        model.spec, model.weight_bytes, activations, logits, steep=steep_layers(checkpoint, model.spec, STEEP)
+        model.spec,
+        model.weight_bytes,
+        activations,
+        logits,
+        outliers=outlier_key_layers(checkpoint, model.spec, LARGEST_KEY_BIAS),
     )
 
 
@@ -232,7 +236,7 @@ def context_table(
 def _plan(
     footprint: Footprint, config: EngineConfig, available: int | None, context: int, note: str, sequences: int = 1
 ) -> MemoryPlan:
-    types = parse_kv_types(config.kv_dtype).guarded(footprint.steep)
+    types = parse_kv_types(config.kv_dtype).guarded(footprint.outliers)
     return MemoryPlan(
         weights=footprint.weights,
         activations=footprint.activations,

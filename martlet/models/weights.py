@@ -145,21 +145,21 @@ def output_rows(checkpoint: Checkpoint, spec: ModelSpec, ids: NDArray[np.intp]) 
     return _checked(checkpoint, spec)[name].take_rows(ids)
 
 
-def steep_layers(checkpoint: Checkpoint, spec: ModelSpec, most: float) -> tuple[int, ...]:
+def outlier_key_layers(checkpoint: Checkpoint, spec: ModelSpec, most: float) -> tuple[int, ...]:
     """Layers with a key's bias beyond ±`most`.
 
     Such a channel has keys of that size at every position; Qwen2.5 has layers of this kind.
     """
     tensors, _ = _canonical(checkpoint, spec)
-    steep = []
+    outliers = []
     for i, layer in enumerate(spec.layers):
         mixer_fields, *_ = layer_fields(spec, layer, f"blk.{i}.", tensors)
         for stored in mixer_fields["qkv"]:
             bias = tensors.get(f"{stored.name}.bias")
             rows = stored.rows_of("attn_k")
             if bias is not None and np.abs(decode(bias)[rows]).max(initial=0.0) > most:
-                steep.append(i)
-    return tuple(steep)
+                outliers.append(i)
+    return tuple(outliers)
 
 
 def _canonical(checkpoint: Checkpoint, spec: ModelSpec) -> tuple[dict[str, RawTensor], list[str]]:

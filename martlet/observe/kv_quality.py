@@ -166,24 +166,24 @@ def choose_types(
 def guard_types(
     types: KvTypes,
     base: KvTypes,
-    steep: Iterable[int],
+    outliers: Iterable[int],
     costs_of: Callable[[], Sequence[float]],
     limit: float,
     measure: Callable[[KvTypes], float],
 ) -> tuple[KvTypes, float]:
     """Types by layer with a divergence from `base` within `limit`: 4 bits become 8, and 8 `base`.
 
-    `steep` are the layers that 8 bits are too coarse for; `costs_of` measures each layer alone. Any
-    change of a value costs something, since activations are rounded to codes after it. That share,
-    the least cost of all layers, is subtracted, and the rest is scaled to the measured sum. Returns
-    the types and their divergence.
+    `outliers` are the layers that 8 bits are too coarse for; `costs_of` measures each layer alone.
+    Any change of a value costs something, since activations are rounded to codes after it. That
+    share, the least cost of all layers, is subtracted, and the rest is scaled to the measured sum.
+    Returns the types and their divergence.
     """
     divergence = measure(types)
     if divergence <= limit:
         return types, divergence
     costs = costs_of()
     has_q4 = any(types.of(layer).name == "q4" for layer in range(len(costs)))
-    for better in [parse_kv_types("q8").guarded(steep), base] if has_q4 else [base]:
+    for better in [parse_kv_types("q8").guarded(outliers), base] if has_q4 else [base]:
         over = [cost - min(costs) for cost in costs]
         scale = divergence / (sum(over) or 1.0)
         types, divergence = choose_types(types, better, [scale * cost for cost in over], limit, measure)

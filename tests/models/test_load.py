@@ -19,7 +19,7 @@ from martlet.engine.build import plan_for
 from martlet.errors import FormatError, UnsupportedError
 from martlet.formats.checkpoint import open_checkpoint
 from martlet.models.families import FAMILIES, spec_of
-from martlet.models.weights import load_model, steep_layers
+from martlet.models.weights import load_model, outlier_key_layers
 from martlet.ops.null import NullBackend
 
 Change = Callable[[dict[str, Any], dict[str, np.ndarray]], None]
@@ -225,8 +225,8 @@ def test_layers_whose_keys_are_too_uneven_for_8_bits(form: str, tmp_path: Path) 
     write = write_gguf if form == "gguf" else write_hf
     with open_checkpoint(write(config, tensors, tmp_path / ("m.gguf" if form == "gguf" else "m"))) as checkpoint:
         spec = spec_of(checkpoint)
-        assert steep_layers(checkpoint, spec, 127.0) == (1,)
-        assert steep_layers(checkpoint, spec, 128.0) == ()
+        assert outlier_key_layers(checkpoint, spec, 127.0) == (1,)
+        assert outlier_key_layers(checkpoint, spec, 128.0) == ()
         plan = plan_for(checkpoint, resolve_config({"model": "m", "kv_dtype": "q8", "backend": "null"}))
         assert plan.kv_dtype == "q8,f16:1"
         q8 = plan_for(checkpoint, resolve_config({"model": "m", "kv_dtype": "q8,q8:1", "backend": "null"}))
