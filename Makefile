@@ -9,7 +9,7 @@ LLAMA_CPP ?=
 
 ISAS ?= avx2 generic
 
-.PHONY: run test test-isa lint models bench check-large matrix web-test pages-check clean
+.PHONY: run test test-isa arm-check lint models bench check-large matrix web-test pages-check clean
 
 run: $(VENV)/installed
 	$(BIN)/martlet pull $(MODEL)
@@ -23,6 +23,10 @@ test-isa: $(VENV)/installed-dev models
 	for isa in $(ISAS); do MARTLET_ISA=$$isa MARTLET_REQUIRE_MODEL=1 $(BIN)/python -m pytest \
 		-m "not large and not browser" -n auto --dist loadfile \
 		tests/equality tests/models tests/ops tests/sample tests/speculate tests/test_llm_model.py || exit 1; done
+
+# The kernels' tests with the Arm kernels, emulated (Debian, qemu-user-static; see the script).
+arm-check: $(VENV)/installed-dev
+	PYTHON=$(BIN)/python sh tools/arm_check.sh $(TESTS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

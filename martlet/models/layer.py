@@ -2,8 +2,8 @@
 
     x += post_norm(mixer(norm(x)));    x += post_norm(ffn(norm(x)))        a norm may be missing
 
-A sublayer computes its product and adds itself (`Stream.add_product`). `weights.py` makes
-the weights, `ops/reference.py` defines the operations.
+A sublayer adds itself: its last product (`Stream.add_product`), or any sum (`Stream.add`).
+`weights.py` makes the weights, `ops/reference.py` defines the operations.
 """
 
 from martlet.models.weights import LayerWeights
@@ -53,8 +53,7 @@ class Stream:
         """x += scale * norm(y @ weightᵀ + bias), in as few operations as the model allows.
 
         y is [rows, k], `weight` [width, k]; `adapter` is the table of the product's low-rank
-        updates. Every sublayer ends here: an all-reduce of ranks that split the columns of `weight`
-        belongs between the product and the norm.
+        updates.
         """
         if norm is None and self._scale == 1.0:
             self.ops.linear(y, weight, self.x, bias, self.x)
@@ -65,9 +64,16 @@ class Stream:
         self.ops.linear(y, weight, out, bias)
         if adapter is not None:
             self.ops.lora(y, adapter, out)
+        self.add(out, norm, norm_weight)
+
+    def add(self, y: Array, norm: Norm | None = None, norm_weight: Array | None = None) -> None:
+        """x += scale * norm(y), y [rows, width]: where a sublayer ends that is no single product.
+
+        What ranks computed of y comes together before this.
+        """
         if norm is not None:
-            self.ops.rms_norm(out, norm_weight, norm.eps, out)
-        self.ops.add(self.x, out, self._scale, self.x)
+            self.ops.rms_norm(y, norm_weight, norm.eps, y)
+        self.ops.add(self.x, y, self._scale, self.x)
 
     def narrow(self, y: Array, width: int) -> Array:
         """Keep the rows that get logits: x becomes [L, C]; y [T, width] returns as [L, width]."""

@@ -222,8 +222,9 @@ def check_tensors(
 _MODEL_NAMES = {theirs: row.name for row in ROWS[ModelSpec] for theirs in row.hugging_face}
 _LAYER_NAMES = {
     theirs: row.name
-    for component in (Attention, DenseFfn, Layer)
-    for row in ROWS[component]
+    for component, rows in ROWS.items()
+    if component is not ModelSpec
+    for row in rows
     for theirs in row.hugging_face
 } | {theirs: ours for ours, theirs in FUSED.values()}
 _PREFIX = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?")

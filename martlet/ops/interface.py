@@ -52,7 +52,7 @@ class Abilities:
     name: str
     kv_types: frozenset[str]  # names in KV_TYPES
     packed_bytes: Callable[[Sequence[RawTensor]], int]  # size of the weight that `pack` would make
-    features: frozenset[Ability] = frozenset(Ability)
+    features: frozenset[Ability]
     value_bytes: float = 4.0  # memory for one activation value, with all forms that are kept of it
     row_tile: int = 4  # rows that a product computes in little more time than one row
     memory_available: Callable[[], int | None] = memory_available  # in bytes; None: unknown

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.kv_types import KV_TYPES
-from martlet.ops.interface import Abilities, Array, RecentPages, Rows, StepInputs, StepLimits, Weight
+from martlet.ops.interface import Abilities, Ability, Array, RecentPages, Rows, StepInputs, StepLimits, Weight
 from martlet.ops.recorded import RecordingBackend
 from martlet.quant.table import RawTensor
 
@@ -43,7 +43,9 @@ class NullBackend(RecordingBackend):
     """
 
     name = "null"
-    abilities = Abilities(name, frozenset(KV_TYPES), _file_bytes)
+    abilities = Abilities(
+        name, frozenset(KV_TYPES), _file_bytes, frozenset({Ability.SECTIONS, Ability.LORA, Ability.HEADS})
+    )
 
     def __init__(self, packed_bytes: Callable[[Sequence[RawTensor]], int] | None = None) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from martlet.kv_types import KV_TYPES, RECENT_TOKENS
 from martlet.ops import kv_pages
-from martlet.ops.interface import Abilities, RecentPages, Rows, StepInputs, StepLimits
+from martlet.ops.interface import Abilities, Ability, RecentPages, Rows, StepInputs, StepLimits
 from martlet.ops.kv_codes import q4_keys, q4_values, rounded_q8
 from martlet.ops.kv_pages import by_page
 from martlet.quant.ggml import decode
@@ -76,7 +76,9 @@ class ReferenceBackend:
     """NumPy arrays; a "program" is the function itself."""
 
     name = "reference"
-    abilities = Abilities(name, frozenset(KV_TYPES), _packed_bytes)
+    abilities = Abilities(
+        name, frozenset(KV_TYPES), _packed_bytes, frozenset({Ability.SECTIONS, Ability.LORA, Ability.HEADS})
+    )
 
     def __init__(self) -> None:
         self.inputs: StepInputs | None = None  # of the step that runs

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from martlet.kv_types import KV_TYPES
 from martlet.ops.cpu.kernels.layout import packed_bytes
-from martlet.ops.interface import Abilities
+from martlet.ops.interface import Abilities, Ability
 from martlet.quant.table import RawTensor
 
 
@@ -16,6 +16,7 @@ CPU_ABILITIES = Abilities(
     "cpu",
     frozenset(KV_TYPES),
     _packed_bytes,
+    frozenset({Ability.SECTIONS, Ability.LORA, Ability.HEADS}),
     value_bytes=5.0,  # float32, and bytes with their scales and sums
     row_tile=4,
 )
