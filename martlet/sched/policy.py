@@ -85,8 +85,3 @@ POLICIES: Mapping[str, Policy] = {
         Policy("deadline", "the earliest time-to-first-token target first", _deadline),
     )
 }
-
-
-def policy_named(name: str) -> Policy:
-    """The policy of a name that has been checked."""
-    return POLICIES[name]

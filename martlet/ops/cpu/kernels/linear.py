@@ -30,7 +30,6 @@ from martlet.ops.cpu.simd.verbs import Verbs
 # made.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 FETCHED_AHEAD = 8192  # bytes of weights, to the second-level cache
-TILE_BYTES = ROWS_PER_TILE * BLOCK
 
 # The fields of a linear record; CODEBOOK, X_SCALES, X_SUMS and X_MINS only where quantised.
 WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, CODEBOOK, X, X_SCALES, X_SUMS, X_MINS, X_STRIDE, *_ = LINEAR

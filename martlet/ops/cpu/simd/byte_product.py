@@ -60,7 +60,7 @@ def widened(b: Any, acc: Any, pairs: Any, x: Any, bits: int) -> Any:
 def sdot(b: Any, acc: Any, w: Any, x: Any, bits: int) -> Any:
     """Arm dotprod: sdot, signed times signed bytes; up to 6 bits are the same signed.
 
-    Not yet run on hardware.
+    Run under emulation (`tools/arm_check.sh`), not yet on hardware.
     """
     signed = b.xor(w, constant(w.type, -128)) if bits == 8 else w
     return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", acc.type, acc, signed, x)

@@ -36,7 +36,7 @@ ISAS: tuple[Isa, ...] = (
         ("avx512", "evex512", "avx10", "avxvnni", "gfni"),
         32,
     ),
-    Isa("neon", 4, 4, "sdot", frozenset({"dotprod"})),  # written, not yet run on hardware
+    Isa("neon", 4, 4, "sdot", frozenset({"dotprod"})),  # run under emulation, not yet on hardware
     Isa("generic", 8, 4, "generic", frozenset()),
 )
 
