@@ -14,6 +14,7 @@ bounds can be tight, and rounding hides no bug. Read `reference.py` next, which 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from martlet.ops.interface import (
     StepLimits,
     Weight,
 )
-from martlet.ops.recorded import Operation, RecordingBackend, Slice, numbered
+from martlet.ops.recorded import Operation, RecordingBackend, Slice, each, numbered
 from martlet.quant.table import RawTensor
 
 F32 = NDArray[np.float32]
@@ -189,7 +190,8 @@ def _placed(operations: list[Operation]) -> list[_Checked]:
     checked: list[_Checked] = []
     layer: int | None = None
     for operation in operations:
-        pairs = [value for value in operation.arguments.values() if isinstance(value, _Pair) and value.name]
+        members = chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in operation.arguments.values())
+        pairs = [value for value in members if isinstance(value, _Pair) and value.name]
         for pair in pairs:
             layer = pair.layer
         names = ", ".join(pair.name for pair in pairs)
@@ -248,7 +250,7 @@ class _OracleProgram:
             return value.fast if isinstance(value, _Pair) else value
 
         for operation in (checked.operation for checked in self._checked):
-            arguments = {name: own(value) for name, value in operation.arguments.items()}
+            arguments = {name: each(own, value) for name, value in operation.arguments.items()}
             if operation.out is not None:
                 arguments["out"] = self._fast.empty(operation.out.rows, operation.out.width)
                 arrays.append(arguments["out"])
@@ -264,7 +266,7 @@ class _OracleProgram:
                 return ops.upload(_columns(results, value))
             return value.reference if isinstance(value, _Pair) else value
 
-        arguments = {name: theirs(value) for name, value in operation.arguments.items()}
+        arguments = {name: each(theirs, value) for name, value in operation.arguments.items()}
 
         def step() -> Any:
             if out is not None:

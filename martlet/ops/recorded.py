@@ -161,6 +161,11 @@ class Results:
         self._n_results += 1
 
 
+def each(function: Callable[[Any], Any], value: Any) -> Any:
+    """function(value); of a tuple (an operation's several weights), a tuple of the results."""
+    return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
+
+
 def numbered(recording: Recording) -> tuple[list[Operation], Any]:
     """The operations, with a `Slice` for each array that they read; and the outputs as slices.
 
@@ -173,9 +178,8 @@ def numbered(recording: Recording) -> tuple[list[Operation], Any]:
         return results.read(value) if isinstance(value, RecordedArray) else value
 
     for operation in recording.operations:
-        arguments = {name: read(value) for name, value in operation.arguments.items()}
+        arguments = {name: each(read, value) for name, value in operation.arguments.items()}
         operations.append(Operation(operation.name, arguments, operation.out))
         if operation.out is not None:
             results.write(operation.out)
-    outputs = recording.outputs
-    return operations, tuple(map(read, outputs)) if isinstance(outputs, tuple) else read(outputs)
+    return operations, each(read, recording.outputs)

@@ -4,14 +4,18 @@ takes.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
-from martlet.errors import UnsupportedError
-from martlet.ops.interface import Array, Rows, StepLimits
+from martlet.errors import OracleError, UnsupportedError
+from martlet.ops.interface import Array, Rows, StepInputs, StepLimits
 from martlet.ops.null import NullBackend
 from martlet.ops.oracle import OracleBackend
 from martlet.ops.recorded import RecordingBackend, Slice, numbered
 from martlet.ops.reference import ReferenceBackend
+from martlet.quant.table import BlockType, RawTensor
 
 LIMITS = StepLimits(4, 1, 2, 1)
 
@@ -70,6 +74,44 @@ def test_an_array_is_read_whole_and_after_it_is_written() -> None:
         numbered(ops.record(mixed))
     with pytest.raises(AssertionError, match="before it is written"):
         numbered(ops.record(lambda: ops.empty(Rows.TOKENS, 4)))
+
+
+class Summed(ReferenceBackend):
+    """Its `linear` adds up the products of several weights."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+    def linear(self, x: Any, weight: Any, out: Any, bias: Any = None, residual: Any = None) -> None:
+        out[:] = sum(x @ matrix.T for matrix in weight) * np.float32(self._factor)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_an_operation_may_have_a_tuple_of_weights(factor: float) -> None:
+    """The oracle hands both backends the weights that are theirs, and names each in its error."""
+    matrices = [np.eye(4, dtype=np.float32) * value for value in (1, 2)]
+    ops = OracleBackend(Summed(factor), Summed(1.0))
+    weights = tuple(
+        ops.pack([RawTensor(f"blk.2.{name}.weight", (4, 4), BlockType.F32, matrix.reshape(-1).view(np.uint8))])
+        for name, matrix in zip("ab", matrices, strict=True)
+    )
+
+    def product() -> Array:
+        x, out = ops.empty(Rows.TOKENS, 4), ops.empty(Rows.TOKENS, 4)
+        ops.feed(x)
+        ops.linear(x, weights, out)
+        return out
+
+    program = ops.capture(product, LIMITS)
+    row = np.zeros(1, np.int32)
+    feed = np.arange(4, dtype=np.float32)[None]
+    inputs = StepInputs(row, row, row, np.array([0, 1], np.int32), row[None], row, feed=feed)
+    if factor == 1.0:
+        np.testing.assert_array_equal(program.run(inputs), 3 * feed)
+        return
+    with pytest.raises(OracleError, match=r"layer 2, linear with blk.2.a.weight, blk.2.b.weight"):
+        program.run(inputs)
 
 
 def test_the_null_backend_counts_operations_and_packed_bytes() -> None:
