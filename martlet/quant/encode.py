@@ -78,8 +78,10 @@ def _pack(codes: NDArray[Any], bits: int, width: int) -> U8:
 
 
 def _inverse(scales: F32) -> F32:
-    """1 / scale, and 0 for 0."""
-    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
+    """1 / scale, and 0 for a scale so small that 1 / scale overflows."""
+    return np.divide(
+        np.float32(1), scales, out=np.zeros_like(scales), where=np.abs(scales) >= np.finfo(np.float32).tiny
+    )
 
 
 def _codes(scaled: F32, least: int, most: int) -> NDArray[np.int8]:

@@ -20,6 +20,8 @@ from martlet.server.error_replies import ApiError
 
 MAX_DEPTH = 64  # nested lists and objects; a tool's JSON schema needs fewer than 20
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"detokenize"}
+# How clients of llama.cpp and LM Studio write "not given".
+NOT_GIVEN: tuple[tuple[str, object], ...] = (("seed", -1), ("max_tokens", -1), ("logit_bias", []))
 B = TypeVar("B", bound="Body")
 
 
@@ -82,7 +84,11 @@ def parse_body(fields: dict[str, Any], model: type[B], *, strict: bool, sampling
     except ValidationError as error:
         raise _refusal(error) from None
     extra = body.model_extra or {}
-    params = {name: value for name, value in extra.items() if sampling and name in SAMPLING_FIELDS}
+    params = {
+        name: None if (name, value) in NOT_GIVEN else value
+        for name, value in extra.items()
+        if sampling and name in SAMPLING_FIELDS
+    }
     ignored = tuple(name for name in extra if name not in params)
     if ignored and strict:
         known = _known(model, sampling)

@@ -52,6 +52,8 @@ async def open_chat(request: Request, parsed: Parsed[ChatRequest], reply_id: str
     with_tools = bool(body.tools) and body.tool_choice != "none"
     if with_tools or service.marks_are_special:
         params.setdefault("skip_special_tokens", False)  # special tokens may mark a call or reasoning
+    if body.max_completion_tokens is not None and parsed.params.get("max_tokens") not in (None, params["max_tokens"]):
+        warnings = [*warnings, "max_tokens differs from max_completion_tokens and was ignored."]
     warnings = [*warnings, *(await _set_structure(service, body, params, prompt))]
     prepared = service.prepare(reply_id, prompt, params, scheduling)
     n = prepared.request.params.n
@@ -72,8 +74,6 @@ def chat_params(parsed: Parsed[ChatRequest]) -> dict[str, Any]:
     body, params = parsed.body, dict(parsed.params)
     refuse_unsupported(body)
     if body.max_completion_tokens is not None:
-        if params.get("max_tokens") not in (None, body.max_completion_tokens):
-            raise RequestError("max_tokens and max_completion_tokens differ; give one of them.", param="max_tokens")
         params["max_tokens"] = body.max_completion_tokens
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")

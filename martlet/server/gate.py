@@ -117,7 +117,8 @@ class Gate:
         keys = self._settings.api_keys
         if not keys or _is_open(scope["path"]):
             return ""
-        given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        scheme, _, token = headers.get("authorization", "").strip().partition(" ")
+        given = headers.get("x-api-key", "").strip() or (token.strip() if scheme.lower() == "bearer" else "")
         match = -1
         for number, key in enumerate(keys):  # always all keys, each in constant time
             if hmac.compare_digest(key.encode(), given.encode("utf-8", "replace")):

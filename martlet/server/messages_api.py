@@ -28,7 +28,7 @@ from martlet.server.tools.reply import Part, Parts, Reasoning
 class MessagesRequest(Body):
     """The body of /v1/messages; count_tokens takes the same fields without max_tokens."""
 
-    model: str
+    model: str | None = None
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
     system: str | list[dict[str, Any]] | None = None
@@ -37,6 +37,7 @@ class MessagesRequest(Body):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None  # {"type": "json_schema", "schema": {…}}
+    output_config: dict[str, Any] | None = None  # {"format": as output_format, "effort": …}
     thinking: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -48,7 +49,7 @@ async def messages(request: Request) -> Response:
     parsed = await service.parse(request, MessagesRequest)
     if parsed.body.max_tokens is None:
         raise RequestError("max_tokens is missing.", param="max_tokens", code="missing_field")
-    chat = await open_chat(request, _as_chat(parsed), new_id(request, "msg"), parsed.warnings)
+    chat = await open_chat(request, _as_chat(parsed), new_id(request, "msg"), _warnings(service, parsed))
     encoder = _Encoder(service, chat)
     if parsed.body.stream:
         return EventStream(request, chat.ticket, encoder, service.settings)
@@ -68,7 +69,7 @@ async def count_tokens(request: Request) -> Response:
 
 # -- from Anthropic's format to OpenAI's -----------------------------------------------------------
 def _as_chat(parsed: Parsed[MessagesRequest]) -> Parsed[ChatRequest]:
-    body = parsed.body
+    body, config = parsed.body, parsed.body.output_config or {}
     given: dict[str, Any] = {
         "model": body.model,
         "stream": body.stream,
@@ -76,14 +77,20 @@ def _as_chat(parsed: Parsed[MessagesRequest]) -> Parsed[ChatRequest]:
             *_system(body.system),
             *(entry for i, message in enumerate(body.messages) for entry in _message(message, i)),
         ],
-        "tools": None if not body.tools else [_tool(tool, number) for number, tool in enumerate(body.tools)],
+        "tools": [_tool(tool, number) for number, tool in enumerate(body.tools or ()) if not _is_hosted(tool)] or None,
         "tool_choice": _tool_choice(body.tool_choice),
         "parallel_tool_calls": False if (body.tool_choice or {}).get("disable_parallel_tool_use") else None,
-        "response_format": body.output_format,
+        "response_format": body.output_format or config.get("format"),
+        "reasoning_effort": config.get("effort"),
         "user": None if body.metadata is None else body.metadata.get("user_id"),
     }
-    if body.thinking is not None:
-        given["chat_template_kwargs"] = {"enable_thinking": body.thinking.get("type") == "enabled"}
+    if (thinking := (body.thinking or {}).get("type", "adaptive")) != "adaptive":  # the template's default
+        if thinking not in ("enabled", "disabled"):
+            raise RequestError("thinking.type is none of adaptive, enabled and disabled.", param="thinking.type")
+        given["chat_template_kwargs"] = {"enable_thinking": thinking == "enabled"}
+    last = given["messages"][-1] if given["messages"] else {}
+    if last.get("role") == "assistant" and last["content"] and "tool_calls" not in last:
+        given["continue_final_message"] = True
     params = dict(parsed.params)
     if body.max_tokens is not None:
         params["max_tokens"] = body.max_tokens
@@ -102,8 +109,8 @@ def _message(message: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
     """A message in OpenAI's format; each tool result becomes a message of its own."""
     where = f"messages[{number}]"
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant"):
-        raise RequestError(f"{where}.role is {role!r:.60}; expected user or assistant.", param=f"{where}.role")
+    if role not in ("user", "assistant", "system"):
+        raise RequestError(f"{where}.role is {role!r:.60}; expected user, assistant or system.", param=f"{where}.role")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
@@ -151,6 +158,18 @@ def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
         "parameters": tool.get("input_schema") or {},
     }
     return {"type": "function", "function": function}
+
+
+def _is_hosted(tool: dict[str, Any]) -> bool:
+    return isinstance(tool.get("type"), str) and tool["type"] != "custom"
+
+
+def _warnings(service: Service, parsed: Parsed[MessagesRequest]) -> list[str]:
+    left_out = [f"tools[{i}].type" for i, tool in enumerate(parsed.body.tools or ()) if _is_hosted(tool)]
+    left_out += [
+        f"output_config.{name}" for name in parsed.body.output_config or {} if name not in ("format", "effort")
+    ]
+    return [*parsed.warnings, *service.left_out(left_out)]
 
 
 def _tool_choice(choice: dict[str, Any] | None) -> str | dict[str, Any] | None:

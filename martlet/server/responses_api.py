@@ -68,7 +68,7 @@ async def responses(request: Request) -> Response:
     parsed = await service.parse(request, ResponsesRequest)
     body = parsed.body
     try:
-        chat = await open_chat(request, _as_chat(parsed), new_id(request, "resp"), parsed.warnings)
+        chat = await open_chat(request, _as_chat(parsed), new_id(request, "resp"), _warnings(service, parsed))
     except RequestError as error:
         error.param = "text.format" if error.param == "response_format" else error.param
         raise
@@ -94,7 +94,7 @@ def _as_chat(parsed: Parsed[ResponsesRequest]) -> Parsed[ChatRequest]:
         "model": body.model,
         "stream": body.stream,
         "messages": [*system, *items],
-        "tools": None if not body.tools else [_tool(tool, number) for number, tool in enumerate(body.tools)],
+        "tools": [_tool(tool, number) for number, tool in enumerate(body.tools or ()) if not _is_hosted(tool)] or None,
         "tool_choice": body.tool_choice,
         "response_format": response_format,
         "parallel_tool_calls": body.parallel_tool_calls,
@@ -145,6 +145,19 @@ def _content(content: Any, where: str) -> Any:
     return texts
 
 
+def _is_hosted(tool: dict[str, Any]) -> bool:
+    return isinstance(tool.get("type"), str) and tool["type"] != "function"
+
+
+def _warnings(service: Service, parsed: Parsed[ResponsesRequest]) -> list[str]:
+    body = parsed.body
+    left_out = [f"tools[{i}].type" for i, tool in enumerate(body.tools or ()) if _is_hosted(tool)]
+    left_out += [f"text.{name}" for name in body.text or {} if name != "format"]
+    left_out += [f"reasoning.{name}" for name, value in (body.reasoning or {}).items() if name != "effort" and value]
+    left_out += ["include"] if body.include else []
+    return [*parsed.warnings, *service.left_out(left_out)]
+
+
 def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise RequestError(
@@ -185,11 +198,11 @@ class _ItemWriter:
                 self.items[-1]["arguments"] += text
                 return [self._at("response.function_call_arguments.delta", delta=text)]
 
-    def close(self) -> list[dict[str, Any]]:
+    def close(self, status: str = "completed") -> list[dict[str, Any]]:
         if self._type is None:
             return []
         item, item_type, self._type = self.items[-1], self._type, None
-        item["status"] = "completed"
+        item["status"] = status
         events = []
         if item_type == "function_call":
             events.append(
@@ -256,8 +269,8 @@ class _Writer:
         [completion], [parser] = output.outputs, self._chat.parsers
         for part in [*parser.feed(completion.text), *parser.finish()]:
             self._items.add(part)
-        self._items.close()
         self._finish = completion.finish_reason
+        self._items.close(self._status())
         return self._response(self._status())
 
     def begin(self) -> bytes:
@@ -277,8 +290,8 @@ class _Writer:
 
     def end(self) -> bytes:
         """The end of the last item, and the whole response."""
-        closed = b"".join(self._event(data) for data in self._items.close())
         status = self._status()
+        closed = b"".join(self._event(data) for data in self._items.close(status))
         return closed + self._event({"type": f"response.{status}", "response": self._response(status)})
 
     def error(self, error: ApiError) -> bytes:
@@ -303,12 +316,12 @@ class _Writer:
             "max_output_tokens": body.max_output_tokens,
             "model": self._service.model,
             "output": self._items.items,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": params.top_p,

@@ -94,6 +94,12 @@ class Service:
         """Read the body and check its fields."""
         return self.check(request, await self.read(request), model, sampling=sampling)
 
+    def left_out(self, fields: list[str]) -> list[str]:
+        """A warning for each nested field without effect; RequestError with --strict."""
+        if fields and self.settings.strict:
+            raise RequestError(f"{fields[0]:.80} is not supported.", param=fields[0], code="unsupported_parameter")
+        return [f"{field:.80} is not supported and was left out." for field in fields]
+
     async def text(self, work: Callable[[], T]) -> T:
         """Run tokenizer or template work in the text thread."""
         return await asyncio.get_running_loop().run_in_executor(self._text, work)

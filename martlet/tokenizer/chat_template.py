@@ -135,6 +135,8 @@ class ChatTemplate:
         rejects, with the template's own words if it has any.
         """
         plain = normalize_messages(messages)
+        if "developer" not in self.source:
+            plain = [m | {"role": "system"} if m["role"] == "developer" else m for m in plain]
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         if continue_final_message and add_generation_prompt:

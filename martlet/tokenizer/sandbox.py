@@ -131,6 +131,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         __self.step()
         if isinstance(__obj, types.BuiltinMethodType) and isinstance(__obj.__self__, str):
             args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+            for scope in ("_loop_vars", "_block_vars"):  # Jinja2's own, for functions that take a context
+                kwargs.pop(scope, None)
             __self.budget.call(__obj.__name__, (__obj.__self__, *args), kwargs)
         return __self.made(super().call(__context, __obj, *args, **kwargs))
 

@@ -101,3 +101,11 @@ def test_nan_survives_bf16() -> None:
 def test_what_cannot_be_encoded_is_refused(values: np.ndarray, block_type: BlockType, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         encode(values.astype(np.float32), block_type)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_values_whose_scale_has_no_inverse(name: str) -> None:
+    values = np.zeros((1, 32), np.float32)
+    values[0, 3] = 1e-39
+    data = encode(values, BlockType[name]).reshape(-1)
+    assert np.abs(decode(RawTensor("t", values.shape, BlockType[name], data))).max() <= 1e-38

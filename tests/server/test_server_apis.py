@@ -100,7 +100,7 @@ def test_response_goes_on_after_a_call(plain: Served) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": 5}]}, "tools[0].type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
@@ -201,14 +201,11 @@ def test_message_goes_on_after_a_call(plain: Served) -> None:
     [
         {"max_tokens": None},
         {"max_tokens": "5"},
-        {"messages": [{"role": "system", "content": "a"}]},
         {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
         {"messages": []},
         {"tool_choice": {"type": "any"}},
-        {"tools": [{"type": "computer"}]},
         {"stream": 1},
         {"metadata": {"user_id": 5}},
-        {"model": None},
     ],
 )
 def test_what_a_message_cannot_do_is_refused(plain: Served, fields: dict[str, Any]) -> None:

@@ -197,7 +197,6 @@ def test_prompts_that_are_none(served: Served, prompt: object) -> None:
         (CHAT, {"modalities": ["audio"]}, "modalities"),
         (CHAT, {"top_logprobs": 3}, "top_logprobs"),
         (CHAT, {"chat_template": "{{ ''.__class__.__mro__ }}"}, "chat_template"),
-        (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         (CHAT, {"best_of": 3, "stream": True}, "best_of"),
         (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ],

@@ -128,6 +128,15 @@ def test_beams_are_held_to_nothing(client: httpx.Client) -> None:
     assert response.json()["error"]["param"] == "use_beam_search"
 
 
+def test_formats_by_the_names_of_newer_clients(client: httpx.Client) -> None:
+    asked = {"type": "json_schema", "schema": {"enum": [7]}, "name": "n"}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "output_config": {"format": asked}}
+    assert client.post("/v1/messages", json=body).json()["content"][0]["text"] == "7"
+    response = client.post("/v1/responses", json={"input": "hi", "text": {"format": asked}}).json()
+    assert response["text"]["format"] == asked
+    assert response["output"][-1]["content"][0]["text"] == "7"
+
+
 def test_patterns_choices_and_grammars(client: httpx.Client) -> None:
     assert re.fullmatch(r"[A-Z]{3}-\d{4}", content(client, guided_regex=r"[A-Z]{3}-\d{4}"))
     assert content(client, guided_choice=["ja", "nein"]) in ("ja", "nein")
