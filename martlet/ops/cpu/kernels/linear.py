@@ -9,12 +9,13 @@ For each row n of W and each block b of 32 columns, with q the activations' byte
                        (± minimum[n,b] · s[t,b] · Σ_k q[t,k])
 
 The inner sum is exact in int32. The outer one is float32, b in order, one fused multiply-add each:
-so a row of x gets the same bits alone and among others. One register holds 16 rows of W (or half of
-them), a tile up to 8 rows of x: a weight that was loaded and unpacked once is used for all of them.
+so a row of x gets the same bits alone and among others. A vector holds 16 rows of W in one register
+or several, a tile up to 8 rows of x: a weight that was loaded and unpacked once is used for all of
+them. For many rows some processors unpack weights to memory first (`isa.py`).
 
 Bounds: one row reads each byte of W once, so memory's speed. Many rows: the byte product, 64
 multiply-adds a cycle on AVX-512 VNNI; a block of 32 columns costs a row 8 of these, 4 float
-operations and its share of the unpacking.
+operations and its share of the unpacking (docs/tuning.md has AVX2's).
 """
 
 from collections.abc import Callable
@@ -37,47 +38,44 @@ WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, CODEBOOK, X, X_SCALES, X_SUMS, X_MINS, X
 
 
 def scale_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
-    """(group, scales, supers, run, lane) → the scales of this part's rows, float32."""
+    """(group, scales, supers, run) → the scales of the group's rows, float32."""
     scale_type = layout.scale
 
     @njit(forceinline=True, **OPTIONS)
-    def scale(group, scales, supers, run, lane):  # type: ignore[no-untyped-def]
+    def scale(group, scales, supers, run):  # type: ignore[no-untyped-def]
         if scale_type == "f32":
-            return v.load_f32(group, (scales >> 2) + run * GROUP + lane)
+            return v.load_f32(group, (scales >> 2) + run * GROUP)
         if scale_type == "f16":
-            return v.load_f16(group, (scales >> 1) + lane)
+            return v.load_f16(group, (scales >> 1))
         if scale_type == "e8m0":
-            return v.mul(v.load_exponent(group, scales + lane), v.splat(0.5))
-        d = v.load_f16(group, (supers >> 1) + lane)
+            return v.mul(v.load_exponent(group, scales), v.splat(0.5))
+        d = v.load_f16(group, (supers >> 1))
         if scale_type == "u8":
-            return v.mul(d, v.load_u8(group, scales + run * GROUP + lane))
-        return v.mul(d, v.load_i8(group, scales + run * GROUP + lane))
+            return v.mul(d, v.load_u8(group, scales + run * GROUP))
+        return v.mul(d, v.load_i8(group, scales + run * GROUP))
 
     return scale
 
 
 def minimum_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
-    """(group, scales, supers, run, lane) → the signed factor of the activations' sum."""
+    """(group, scales, supers, run) → the signed factor of the activations' sum."""
     minimum_type, runs = layout.minimum, BLOCK // layout.run
 
     @njit(forceinline=True, **OPTIONS)
-    def minimum(group, scales, supers, run, lane):  # type: ignore[no-untyped-def]
+    def minimum(group, scales, supers, run):  # type: ignore[no-untyped-def]
         if minimum_type == "f32":
-            return v.load_f32(group, (scales >> 2) + (runs + run) * GROUP + lane)
+            return v.load_f32(group, (scales >> 2) + (runs + run) * GROUP)
         if minimum_type == "f16":
-            return v.load_f16(group, (scales >> 1) + GROUP + lane)
-        d = v.load_f16(group, (supers >> 1) + GROUP + lane)
-        m = v.load_u8(group, scales + (runs + run) * GROUP + lane)
+            return v.load_f16(group, (scales >> 1) + GROUP)
+        d = v.load_f16(group, (supers >> 1) + GROUP)
+        m = v.load_u8(group, scales + (runs + run) * GROUP)
         return v.mul(v.mul(d, m), v.splat(-1.0))
 
     return minimum
 
 
 def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]:
-    """The function that multiplies part of one group with `rows` rows of x.
-
-    All blocks, one tile of sums.
-    """
+    """The function that multiplies a group's blocks with `rows` rows of x."""
     scale, minimum = scale_reader(v, layout), minimum_reader(v, layout)
     bits, product_bits = layout.bits, layout.product_bits
     zero, bias = v.tile_zero(rows), v.tile_bias(rows, v.byte_zero_point if product_bits == 8 else layout.zero_point)
@@ -107,17 +105,17 @@ def tile_product(v: Verbs, layout: QuantLayout, rows: int) -> Callable[..., Any]
                 xi, si, sums = (place + row) * BLOCK, place + row, place * SUMS_PER_BLOCK + row
                 if halves:
                     low = low_dots(bias(x_sums, sums), group, block, high, codebook, x, xi)
-                    acc = v.tile_fma_int(acc, low, scale(group, scales, panel, 0, 0), x_scales, si)
+                    acc = v.tile_fma_int(acc, low, scale(group, scales, panel, 0), x_scales, si)
                     upper = high_dots(bias(x_sums, sums + ROWS_PER_TILE), group, block, high, codebook, x, xi)
-                    acc = v.tile_fma_int(acc, upper, scale(group, scales, panel, 1, 0), x_scales, si)
+                    acc = v.tile_fma_int(acc, upper, scale(group, scales, panel, 1), x_scales, si)
                     if has_minimum:
-                        acc = v.tile_fma(acc, minimum(group, scales, panel, 0, 0), x_mins, sums, 1)
-                        acc = v.tile_fma(acc, minimum(group, scales, panel, 1, 0), x_mins, sums + ROWS_PER_TILE, 1)
+                        acc = v.tile_fma(acc, minimum(group, scales, panel, 0), x_mins, sums, 1)
+                        acc = v.tile_fma(acc, minimum(group, scales, panel, 1), x_mins, sums + ROWS_PER_TILE, 1)
                 else:
                     both = dots(bias(x_sums, sums + 2 * ROWS_PER_TILE), group, block, high, codebook, x, xi)
-                    acc = v.tile_fma_int(acc, both, scale(group, scales, panel, 0, 0), x_scales, si)
+                    acc = v.tile_fma_int(acc, both, scale(group, scales, panel, 0), x_scales, si)
                     if has_minimum:
-                        minima = minimum(group, scales, panel, 0, 0)
+                        minima = minimum(group, scales, panel, 0)
                         acc = v.tile_fma(acc, minima, x_mins, sums + 2 * ROWS_PER_TILE, 1)
             panel += super_bytes + n * block_bytes
         return acc
@@ -132,20 +130,19 @@ def unpacker(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
     runs, has_minimum = BLOCK // layout.run, layout.minimum is not None
     block_bytes, super_bytes = layout.block_bytes, layout.super_bytes
     code_bytes, scales_at = layout.code_bytes, layout.code_bytes + layout.high_bytes
-    to_bytes, to_scales, lanes = layout.unpacked.block_bytes, layout.unpacked.code_bytes, v.lanes
+    to_bytes, to_scales = layout.unpacked.block_bytes, layout.unpacked.code_bytes
 
     @njit(forceinline=True, **OPTIONS)
     def unpack(group, n_blocks, codebook, to):  # type: ignore[no-untyped-def]
         for b in range(n_blocks):
             panel = b // PANEL_BLOCKS * (super_bytes + PANEL_BLOCKS * block_bytes)
             block, place = panel + super_bytes + b % PANEL_BLOCKS * block_bytes, b * to_bytes
-            for lane in range(0, GROUP, lanes):
-                codes(group, block + 4 * lane, block + code_bytes + 4 * lane, codebook, to, place + 4 * lane)
-                for run in range(runs):
-                    at = ((place + to_scales) >> 2) + run * GROUP + lane
-                    v.store(to, at, scale(group, block + scales_at, panel, run, lane))
-                    if has_minimum:
-                        v.store(to, at + runs * GROUP, minimum(group, block + scales_at, panel, run, lane))
+            codes(group, block, block + code_bytes, codebook, to, place)
+            for run in range(runs):
+                at = ((place + to_scales) >> 2) + run * GROUP
+                v.store(to, at, scale(group, block + scales_at, panel, run))
+                if has_minimum:
+                    v.store(to, at + runs * GROUP, minimum(group, block + scales_at, panel, run))
 
     return unpack
 
