@@ -28,6 +28,6 @@ if [ ! -e "$folder/ready" ]; then
     touch "$folder/ready"
 fi
 export PYTHONPATH="$folder/site:$PWD:$PWD/tools" MARTLET_HOME="$folder/home" NUMBA_CPU_NAME=generic
-export NUMBA_CPU_FEATURES=+neon,+fp-armv8,+fullfp16,+dotprod,+lse,+rdm  # as in arm_features.py
+export NUMBA_CPU_FEATURES=+neon,+fp-armv8,+fullfp16,+dotprod,+lse,+rdm
 exec qemu-aarch64-static -cpu max -L "$folder/root" "$folder/root/usr/bin/python3.11" \
     -m pytest -q -p arm_features -p no:cacheprovider $tests

@@ -3,10 +3,12 @@
 LLVM reads them from /proc/cpuinfo, which shows the emulating machine's.
 """
 
+import os
+
 import llvmlite.binding as llvm
 from llvmlite.binding.targets import FeatureMap
 
-FEATURES = ("neon", "fp-armv8", "fullfp16", "dotprod", "lse", "rdm")
+FEATURES = os.environ["NUMBA_CPU_FEATURES"].replace("+", "").split(",")
 
 llvm.get_host_cpu_features = lambda: FeatureMap(dict.fromkeys(FEATURES, True))
 llvm.get_host_cpu_name = lambda: "generic"

@@ -241,7 +241,7 @@ class TileVerbs(ModuleType):
         if bits == 6:  # bits 2j and 2j + 1 of byte u of word `run`
             code = b.or_(code, shifted(words_at(high, 64 * run), 4 - 2 * j, 0x30303030))
         code = b.bitcast(code, raw)
-        return code if product_bits == bits else self._emit_lookup(b, None, code, codebook)
+        return code if product_bits == bits else self._lookup(b, code, codebook)
 
     def store_rows(self, rows: int) -> Any:
         """The verb (p, i, x): the first `rows` lanes of x to p[i :]."""

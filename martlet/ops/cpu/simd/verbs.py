@@ -6,7 +6,7 @@ A `Vec` is one register: `lanes` float32 or int32, or 4 * lanes bytes. A `Tile` 
 vectors, one for each of several activation rows, so that a kernel reads as arithmetic on whole
 tiles and its one-row and many-row forms are the same text; its verbs are in `tiles.py`. Verbs take
 a pointer and an index in elements. `Verbs(isa)` makes the set for one processor; what depends on
-the processor is the byte product (`dot16`) and the lookup of nibbles (`lookup`), the rest is plain
+the processor is the products of bytes (`dots`) and the lookup of nibbles, the rest is plain
 LLVM.
 
 No verb reassociates: one lane of one row is computed in the order in which the kernel names it.
@@ -26,7 +26,6 @@ from martlet.ops.cpu.simd.emit import (
     I8,
     I8P,
     I16,
-    I16P,
     I32,
     I32P,
     I64,
@@ -77,7 +76,7 @@ class Verbs(TileVerbs):
             return verb(1, lambda a: numba_type, lambda b, t, a: b.inttoptr(a, element.as_pointer()))
 
         self.f32p, self.f64p, self.i64p = cast(F32P, F32), cast(F64P, ir.DoubleType()), cast(I64P, I64)
-        self.i32p, self.i16p, self.i8p = cast(I32P, I32), cast(I16P, I16), cast(I8P, I8)
+        self.i32p, self.i8p = cast(I32P, I32), cast(I8P, I8)
         # A float32 pointer, by floats.
         self.advance = verb(2, lambda p, i: F32P, lambda b, t, p, i: at(b, p, i, F32))
 
@@ -92,7 +91,7 @@ class Verbs(TileVerbs):
         def storer(convert: Callable[[Any, Any], Any]) -> Any:
             return verb(3, lambda p, i, x: None, lambda b, t, p, i, x: store(b, convert(b, x), p, i))
 
-        half, byte, word = ir.VectorType(ir.HalfType(), n), ir.VectorType(I8, n), ir.VectorType(I16, n)
+        byte, word = ir.VectorType(I8, n), ir.VectorType(I16, n)
         self.load_f32 = loader(f32, F32, lambda b, x: x)
         self.load_f16 = loader(f32, ir.HalfType(), lambda b, x: b.fpext(x, f32.ir))
         self.load_bf16 = loader(
@@ -107,9 +106,7 @@ class Verbs(TileVerbs):
         self.load_exponent = loader(  # a byte e → 2^(e - 127)
             f32, I8, lambda b, x: b.bitcast(b.shl(b.zext(x, i32.ir), constant(i32.ir, 23)), f32.ir)
         )
-        self.load_i32 = loader(i32, I32, lambda b, x: x)
         self.store = storer(lambda b, x: x)
-        self.store_f16 = storer(lambda b, x: b.fptrunc(x, half))
         self.store_i8 = storer(lambda b, x: b.trunc(x, byte))  # the low bytes of int32 lanes
         self.store_i16 = storer(lambda b, x: b.trunc(x, word))
         raw = self.bytes
@@ -221,7 +218,7 @@ class Verbs(TileVerbs):
         self.sum_ints = verb(1, lambda x: types.int32, lambda b, t, x: reduce(b, x, b.add))
 
     def _ints_and_bytes(self) -> None:
-        n, i32, raw = self.lanes, self.i32, self.bytes
+        n, i32 = self.lanes, self.i32
 
         def binary(method: str) -> Any:
             return verb(2, lambda x, y: i32, lambda b, t, x, y: getattr(b, method)(x, y))
@@ -234,12 +231,9 @@ class Verbs(TileVerbs):
         self.shift_left, self.shift_right = by_scalar("shl"), by_scalar("lshr")  # (x, bits)
         self.and_mask, self.xor_mask = by_scalar("and_"), by_scalar("xor")  # (x, 32-bit mask)
         self.as_ints = verb(1, lambda x: i32, lambda b, t, x: b.bitcast(x, i32.ir))
-        self.as_bytes = verb(1, lambda x: raw, lambda b, t, x: b.bitcast(x, raw.ir))
         self.splat_int = verb(1, lambda x: i32, lambda b, t, x: splat(b, b.trunc(x, I32), n))
-        # (bytes 0 … 15, pointer to 16 bytes) → bytes.
-        self.lookup = verb(2, lambda x, p: raw, self._emit_lookup)
 
-    def _emit_lookup(self, b: Any, t: Any, x: Any, p: Any) -> Any:
+    def _lookup(self, b: Any, x: Any, p: Any) -> Any:
         """Replace each byte 0 … 15 of x by the byte that it selects in the 16 at pointer p."""
         n = 4 * self.lanes
         table = load(b, p, constant(I64, 0), ir.VectorType(I8, 16))
