@@ -1,7 +1,8 @@
 """A model as data: dataclasses that a family's function makes (read `models/decoder.py` next).
 
 An optional feature is an optional component, matched by type; there are no flags to test. Shape
-letters: T tokens in the step, H heads, G KV heads, D head dim, C hidden, F ffn, V vocab.
+letters: T tokens in the step, H heads, G KV heads, D head dim, C hidden, F ffn, V vocab, E experts,
+S chosen experts.
 """
 
 from dataclasses import dataclass
@@ -62,12 +63,55 @@ class DenseFfn:
     activation: Activation
 
 
+class Scoring(StrEnum):
+    """What a router's scores become before they weigh experts."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts a token goes to, and their weights (`ops/reference.py`, `route`)."""
+
+    n_experts: int
+    n_chosen: int
+    scoring: Scoring = Scoring.SOFTMAX
+    normalised: bool = True  # the weights of the chosen add up to 1
+    scale: float = 1.0  # multiplies the weights
+    # Only experts of the best groups are chosen (arXiv:2405.04434). A group is `n_experts /
+    # n_groups` neighbours; its `n_ranking` best experts, added, rank it.
+    n_groups: int = 1
+    n_groups_chosen: int = 1
+    n_ranking: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MoeFfn:
+    """Mixture of experts (arXiv:2401.04088): Σ weight · expert(x) over the chosen, and `shared`(x).
+
+    Each expert is a gated network, of `expert_hidden` channels.
+    """
+
+    routing: Routing
+    expert_hidden: int
+    activation: Activation
+    correction: bool = False  # a bias of each expert counts in the choice, not in the weights
+    shared: DenseFfn | None = None  # a network that every token goes through
+    shared_gated: bool = False  # its output times sigmoid(x · a vector)
+
+    @property
+    def has_shared_gate(self) -> bool:
+        """Whether there is a shared network with a gate."""
+        return self.shared is not None and self.shared_gated
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A transformer layer: x += post(mixer(norm(x))); x += post(ffn(norm(x))). No norm: None."""
 
     mixer: Attention
-    ffn: DenseFfn
+    ffn: DenseFfn | MoeFfn
     mixer_norm: Norm | None
     ffn_norm: Norm | None
     post_mixer_norm: Norm | None = None

@@ -49,6 +49,7 @@ Script = Callable[[Started, int], int | str]  # sequence, number of the token â†
 END = 256  # the id of the end token; the ids below it are the bytes
 VOCAB = 258  # the bytes, the end token, and the pair "th"
 HIDDEN, FFN_HIDDEN, N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM, CONTEXT = 64, 96, 3, 4, 2, 16, 256
+N_EXPERTS, EXPERT_HIDDEN = 6, 32
 
 PAGE = 4  # positions of a page beneath a script
 TEMPLATE = (
@@ -61,6 +62,7 @@ _BIASES = {
     "attn_v.bias": N_KV_HEADS * HEAD_DIM,
 }
 _QK_NORMS = {"attn_q_norm.weight": HEAD_DIM, "attn_k_norm.weight": HEAD_DIM}
+_EXPERTS = {"expert_count": N_EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": EXPERT_HIDDEN}
 _POST_NORMS = {"post_attention_norm.weight": HIDDEN, "post_ffw_norm.weight": HIDDEN}
 # family â†’ (a layer's further vectors with their lengths, the family's own settings)
 FAMILIES: Mapping[str, tuple[Mapping[str, int], Mapping[str, Any]]] = MappingProxyType(
@@ -68,6 +70,8 @@ FAMILIES: Mapping[str, tuple[Mapping[str, int], Mapping[str, Any]]] = MappingPro
         "llama": ({}, {}),
         "qwen2": (_BIASES, {}),
         "qwen3": (_QK_NORMS, {}),
+        "qwen2moe": (_BIASES, {**_EXPERTS, "expert_shared_feed_forward_length": FFN_HIDDEN}),
+        "qwen3moe": (_QK_NORMS, _EXPERTS),
         "gemma2": (
             _POST_NORMS,
             {"attention.sliding_window": 40, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
@@ -123,6 +127,7 @@ def write_model(
     if family not in FAMILIES:
         raise UnsupportedError(f"no toy model of the family {family!r}", FAMILIES)
     vectors, own_settings = FAMILIES[family]
+    own_settings = {**own_settings, **settings}
     sizes = {
         "context_length": CONTEXT,
         "embedding_length": HIDDEN,
@@ -134,14 +139,14 @@ def write_model(
         "attention.layer_norm_rms_epsilon": 1e-5,
         "vocab_size": VOCAB,
     }
-    keys = {f"{family}.{key}": value for key, value in {**sizes, **own_settings, **settings}.items()}
+    keys = {f"{family}.{key}": value for key, value in {**sizes, **own_settings}.items()}
     metadata = {"general.architecture": family, "general.name": "tiny", **keys, **tokenizer_metadata()}
     rng = np.random.default_rng(seed)
     tensors = []
-    for name, (shape, block_type) in _shapes(n_layers, vectors, tied).items():
-        values = (rng.standard_normal(shape) * (0.3 if len(shape) == 2 else 0.05)).astype(np.float32)
+    for name, (shape, block_type) in _shapes(n_layers, vectors, own_settings, tied).items():
+        values = (rng.standard_normal(shape) * (0.3 if len(shape) > 1 else 0.05)).astype(np.float32)
         centre = 4 if ".post_" in name else 1  # with 4 a layer outweighs Gemma's scaled embedding
-        values = change(name, values if len(shape) == 2 else values + np.float32(centre))
+        values = change(name, values if len(shape) > 1 else values + np.float32(centre))
         stored = block_type if quantised else BlockType.F32
         data = encode(values.reshape(-1, shape[-1]), stored).reshape(-1)
         tensors.append(RawTensor(name, shape, stored, data))
@@ -149,7 +154,35 @@ def write_model(
     return written
 
 
-def _shapes(n_layers: int, vectors: Mapping[str, int], tied: bool) -> dict[str, tuple[tuple[int, ...], BlockType]]:
+def _ffn_shapes(settings: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], BlockType]]:
+    """The matrices of a layer's feed-forward part: dense, or a mixture of experts."""
+    f32, q8, q4 = BlockType.F32, BlockType.Q8_0, BlockType.Q4_0
+    n_experts, shared = settings.get("expert_count", 0), settings.get("expert_shared_feed_forward_length", 0)
+    if not n_experts:
+        return {
+            "ffn_gate.weight": ((FFN_HIDDEN, HIDDEN), q4),
+            "ffn_up.weight": ((FFN_HIDDEN, HIDDEN), q4),
+            "ffn_down.weight": ((HIDDEN, FFN_HIDDEN), q8),
+        }
+    shapes: dict[str, tuple[tuple[int, ...], BlockType]] = {
+        "ffn_gate_inp.weight": ((n_experts, HIDDEN), f32),
+        "ffn_gate_exps.weight": ((n_experts, EXPERT_HIDDEN, HIDDEN), q4),
+        "ffn_up_exps.weight": ((n_experts, EXPERT_HIDDEN, HIDDEN), q4),
+        "ffn_down_exps.weight": ((n_experts, HIDDEN, EXPERT_HIDDEN), q8),
+    }
+    if shared:
+        shapes |= {
+            "ffn_gate_inp_shexp.weight": ((1, HIDDEN), f32),
+            "ffn_gate_shexp.weight": ((shared, HIDDEN), q4),
+            "ffn_up_shexp.weight": ((shared, HIDDEN), q4),
+            "ffn_down_shexp.weight": ((HIDDEN, shared), q8),
+        }
+    return shapes
+
+
+def _shapes(
+    n_layers: int, vectors: Mapping[str, int], settings: Mapping[str, Any], tied: bool
+) -> dict[str, tuple[tuple[int, ...], BlockType]]:
     """Each tensor's shape and block type, in the order in which their values are drawn."""
     f32, q8, q4 = BlockType.F32, BlockType.Q8_0, BlockType.Q4_0
     shapes: dict[str, tuple[tuple[int, ...], BlockType]] = {"token_embd.weight": ((VOCAB, HIDDEN), q8 if tied else f32)}
@@ -161,9 +194,7 @@ def _shapes(n_layers: int, vectors: Mapping[str, int], tied: bool) -> dict[str, 
             "attn_v.weight": ((N_KV_HEADS * HEAD_DIM, HIDDEN), q8),
             "attn_output.weight": ((HIDDEN, N_HEADS * HEAD_DIM), q8),
             "ffn_norm.weight": ((HIDDEN,), f32),
-            "ffn_gate.weight": ((FFN_HIDDEN, HIDDEN), q4),
-            "ffn_up.weight": ((FFN_HIDDEN, HIDDEN), q4),
-            "ffn_down.weight": ((HIDDEN, FFN_HIDDEN), q8),
+            **_ffn_shapes(settings),
         }
         tensors |= {name: ((length,), f32) for name, length in vectors.items()}
         shapes |= {f"blk.{layer}.{name}": tensor for name, tensor in tensors.items()}
@@ -362,7 +393,7 @@ def scripted_built(
         tokenizer=tokenizer,
         template=ChatTemplate(template, tokenizer),
         spec=spec,
-        plan=plan_memory(Footprint(spec, 0, 0, 0), config, None),
+        plan=plan_memory(Footprint(spec, 0, 0, 0, 0), config, None),
         suggested=suggested,
     )
 

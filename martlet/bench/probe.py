@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from martlet.config import EngineConfig
-from martlet.errors import FormatError
 from martlet.formats.checkpoint import Checkpoint
+from martlet.models.families import spec_of
+from martlet.models.weights import layer_matrices
 from martlet.ops.backends import make_backend
 from martlet.ops.interface import Backend, Program, Rows, StepInputs, StepLimits
 from martlet.quant.table import RawTensor
@@ -42,12 +43,10 @@ class Probe:
 
 
 def probe(checkpoint: Checkpoint, config: EngineConfig) -> Probe:
-    """Measure with as many of the layers' matrices as fit in PROBE_BYTES; FormatError for none."""
-    matrices = [t for name, t in checkpoint.tensors.items() if name.startswith("blk.") and len(t.shape) == 2]
-    if not matrices:
-        raise FormatError(checkpoint.path, "has no layers' matrices to probe with")
+    """Measure with as many of the layers' matrices as fit in PROBE_BYTES."""
+    matrices = layer_matrices(checkpoint, spec_of(checkpoint, config.max_context))
     chosen: list[RawTensor] = []
-    for tensor in matrices:
+    for tensor, _ in matrices:
         if chosen and sum(t.data.nbytes for t in chosen) + tensor.data.nbytes > PROBE_BYTES:
             break
         chosen.append(tensor)
@@ -58,8 +57,8 @@ def probe(checkpoint: Checkpoint, config: EngineConfig) -> Probe:
     finally:
         ops.close()
     macs = sum(math.prod(t.shape) for t in chosen)
-    total = sum(math.prod(t.shape) for t in matrices)
-    return Probe(nbytes / decode_s, macs * PREFILL_ROWS / prefill_s, total)
+    total = sum(math.prod(t.shape) * share for t, share in matrices)
+    return Probe(nbytes / decode_s, macs * PREFILL_ROWS / prefill_s, round(total))
 
 
 def _capture(ops: Backend, tensors: list[RawTensor]) -> tuple[Program, int]:

@@ -77,7 +77,7 @@ def _contexts(most: int) -> list[int]:
 
 def _speed(checkpoint: Checkpoint, config: EngineConfig, plan: MemoryPlan) -> dict[str, Any]:
     measured = probe(checkpoint, config)
-    decode = measured.decode_tokens_per_s(plan.weights + TYPICAL_DEPTH * plan.kv_per_token)
+    decode = measured.decode_tokens_per_s(plan.token_bytes + TYPICAL_DEPTH * plan.kv_per_token)
     save_prediction(config.model, config.threads, decode)
     return {
         "bytes_per_s": measured.bytes_per_s,

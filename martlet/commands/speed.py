@@ -25,7 +25,7 @@ LEAST_TOKENS = 16  # of a decode, to say anything about its speed
 
 def bytes_per_token(llm: LLM, context: int) -> int:
     """Bytes that a decode step reads: packed weights, keys and values of `context` positions."""
-    return llm.plan.weights + context * llm.plan.kv_per_token
+    return llm.plan.token_bytes + context * llm.plan.kv_per_token
 
 
 def speed_lines(llm: LLM, output: RequestOutput) -> list[str]:

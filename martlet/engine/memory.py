@@ -38,6 +38,7 @@ class Footprint:
 
     spec: ModelSpec
     weights: int
+    token_bytes: int  # of the weights, what a token by itself reads
     activations: int
     logits: int
     head_kv: int = 0  # of a draft head, a position
@@ -50,6 +51,7 @@ class MemoryPlan:
     """The sum. `available` is None on a machine that does not say."""
 
     weights: int
+    token_bytes: int  # of the weights, what a token by itself reads
     activations: int
     logits: int
     overhead: int
@@ -121,7 +123,7 @@ def measure(checkpoint: Any, config: EngineConfig, abilities: Abilities) -> Foot
     Raises FormatError and UnsupportedError as `load_model` does.
     """
     ops = NullBackend(abilities.packed_bytes)
-    model = load_model(checkpoint, ops, context=config.max_context)
+    model = load_model(checkpoint, ops, context=config.max_context, advise=False)
     limits = step_limits(config, model.spec.vocab, config.page_size)
     caches = [None for _ in model.spec.layers]
     recording = ops.record(lambda: forward(ops, model, caches))
@@ -130,6 +132,7 @@ def measure(checkpoint: Any, config: EngineConfig, abilities: Abilities) -> Foot
     return Footprint(
         model.spec,
         model.weight_bytes,
+        model.token_bytes,
         activations,
         logits,
         outliers=outlier_key_layers(checkpoint, model.spec, LARGEST_KEY_BIAS),
@@ -239,6 +242,7 @@ def _plan(
     types = parse_kv_types(config.kv_dtype).guarded(footprint.outliers)
     return MemoryPlan(
         weights=footprint.weights,
+        token_bytes=footprint.token_bytes,
         activations=footprint.activations,
         logits=footprint.logits,
         overhead=OVERHEAD_BYTES,

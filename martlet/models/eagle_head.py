@@ -35,7 +35,7 @@ from martlet.ops.interface import Array, Backend, Rows, Weight
 from martlet.quant.encode import encode
 from martlet.quant.ggml import decode
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
-from martlet.spec import Layer, ModelSpec
+from martlet.spec import DenseFfn, Layer, ModelSpec
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -76,6 +76,7 @@ class HeadFile:
         """Floats of a row of its activations."""
         layer = self.spec.layers[0]
         mixer = layer.mixer
+        assert isinstance(layer.ffn, DenseFfn)
         heads = 2 * mixer.n_heads + 2 * mixer.n_kv_heads
         return (2 * len(self.features) + 6) * self.spec.hidden + heads * mixer.head_dim + 3 * layer.ffn.ffn_hidden
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from martlet.errors import UnsupportedError
 from martlet.formats.checkpoint import Checkpoint
-from martlet.models.metadata import Family, ModelMeta, model_meta
+from martlet.models.metadata import ExpertKeys, Family, ModelMeta, model_meta
 from martlet.models.rope_scaling import rope_of
-from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, Norm, Rope
+from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, MoeFfn, Norm, Rope
 
 
 def _attention(meta: ModelMeta, rope: Rope | None, window: int | None = None) -> Attention:
@@ -28,9 +28,18 @@ def _attention(meta: ModelMeta, rope: Rope | None, window: int | None = None) ->
     )
 
 
-def _layer(meta: ModelMeta, mixer: Attention, activation: Activation = Activation.SILU) -> Layer:
+def _layer(meta: ModelMeta, mixer: Attention, activation: Activation = Activation.SILU, index: int = 0) -> Layer:
     norm = Norm(meta.eps)
-    return Layer(mixer, DenseFfn(meta.ffn_hidden, meta.activation or activation), norm, norm)
+    return Layer(mixer, _ffn(meta, meta.activation or activation, index), norm, norm)
+
+
+def _ffn(meta: ModelMeta, activation: Activation, index: int) -> DenseFfn | MoeFfn:
+    """The network of layer `index`: experts, or dense."""
+    experts, keys = meta.experts, FAMILIES[meta.family].experts
+    if experts is None or keys is None or index in experts.dense:
+        return DenseFfn(meta.ffn_hidden, activation)
+    shared = DenseFfn(experts.shared_hidden, activation) if experts.shared_hidden else None
+    return MoeFfn(experts.routing, experts.hidden, activation, shared=shared, shared_gated=keys.shared_gated)
 
 
 def _model(meta: ModelMeta, layers: Iterable[Layer]) -> ModelSpec:
@@ -63,10 +72,10 @@ def _sliding(meta: ModelMeta, default: Callable[[int], bool]) -> list[bool]:
 
 
 def _llama(meta: ModelMeta, context: int | None) -> ModelSpec:
-    """Llama 1 to 3, Mistral, Qwen2, MiMo, Phi-3, Granite: all layers alike but for the window."""
+    """Llama 1 to 3, Mistral, Qwen2, MiMo, Phi-3, Granite: layers differ in windows and experts."""
     rope = rope_of(meta, context)
-    windows = _sliding(meta, lambda i: True)
-    return _model(meta, (_layer(meta, _attention(meta, rope, meta.window if w else None)) for w in windows))
+    windows = [meta.window if slides else None for slides in _sliding(meta, lambda i: True)]
+    return _model(meta, (_layer(meta, _attention(meta, rope, w), index=i) for i, w in enumerate(windows)))
 
 
 def _qwen3(meta: ModelMeta, context: int | None) -> ModelSpec:
@@ -74,6 +83,13 @@ def _qwen3(meta: ModelMeta, context: int | None) -> ModelSpec:
     spec = _llama(meta, context)
     norm = Norm(meta.eps)
     return replace(spec, layers=tuple(replace(x, mixer=replace(x.mixer, qk_norm=norm)) for x in spec.layers))
+
+
+def _olmoe(meta: ModelMeta, context: int | None) -> ModelSpec:
+    """Queries and keys are normed over all heads at once (arXiv:2409.02060)."""
+    spec = _qwen3(meta, context)
+    layers = (replace(x, mixer=replace(x.mixer, qk_norm_per_head=False)) for x in spec.layers)
+    return replace(spec, layers=tuple(layers))
 
 
 def _smollm3(meta: ModelMeta, context: int | None) -> ModelSpec:
@@ -146,8 +162,14 @@ GEMMA_CONFIG = {
 # The name that other families' ffn_norm has is that of the norm after attention in these.
 POST_NORMS = {"post_attention_layernorm": "post_attention_norm"}
 FAMILIES: dict[str, Family] = {
-    "llama": Family(_llama, gguf_permuted=True),
+    # In GGUF, Mixtral is a llama with experts.
+    "llama": Family(_llama, gguf_permuted=True, experts=ExpertKeys(None)),
     "mistral": Family(_llama),
+    "mixtral": Family(
+        _llama,
+        {"num_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        experts=ExpertKeys("intermediate_size", True),
+    ),
     "qwen2": Family(
         _llama,
         {"max_window_layers": 28},
@@ -193,6 +215,27 @@ FAMILIES: dict[str, Family] = {
         _smollm3, {"rope_theta": 2000000.0, "tie_word_embeddings": True}, window_switch=True, gguf_permuted=True
     ),
     "granite": Family(_llama, gguf_permuted=True),
+    "granitemoe": Family(_llama, gguf_permuted=True, experts=ExpertKeys("intermediate_size", True)),
+    "qwen2moe": Family(
+        _llama,
+        {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "max_window_layers": 28},
+        qkv_bias=True,
+        window_switch=True,
+        window_key="max_window_layers",
+        slides=_from_on,
+        experts=ExpertKeys(gguf_normalised=False, shared_gated=True),
+    ),
+    "qwen3moe": Family(
+        _qwen3,
+        {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        window_switch=True,
+        experts=ExpertKeys(),
+    ),
+    "olmoe": Family(
+        _olmoe,
+        {"num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5},
+        experts=ExpertKeys(hidden="intermediate_size", gguf_normalised=False),
+    ),
     "olmo2": Family(_olmo2, {"rms_norm_eps": 1e-5}, renamed=POST_NORMS),
 }
 

@@ -6,9 +6,9 @@ A sublayer adds itself: its last product (`Stream.add_product`), or any sum (`St
 `weights.py` makes the weights, `ops/reference.py` defines the operations.
 """
 
-from martlet.models.weights import LayerWeights
+from martlet.models.weights import LayerWeights, MoeWeights
 from martlet.ops.interface import Array, Backend, Rows, Weight
-from martlet.spec import Attention, DenseFfn, Layer, Norm
+from martlet.spec import Attention, DenseFfn, Layer, MoeFfn, Norm
 
 
 class Stream:
@@ -22,7 +22,7 @@ class Stream:
         self.ops = ops
         self.rows = Rows.TOKENS
         self.x = ops.empty(Rows.TOKENS, width)
-        self._width = width
+        self.width = width
         self._scale = scale
         self._scratch: dict[tuple[str, Rows, int], Array] = {}
 
@@ -37,7 +37,7 @@ class Stream:
         """norm(x) [rows, width], or x itself where the model has no norm here."""
         if norm is None:
             return self.x
-        out = self.scratch("normed", self._width)
+        out = self.scratch("normed", self.width)
         self.ops.rms_norm(self.x, weight, norm.eps, out)
         return out
 
@@ -60,7 +60,7 @@ class Stream:
             if adapter is not None:
                 self.ops.lora(y, adapter, self.x)
             return
-        out = self.scratch("added", self._width)
+        out = self.scratch("added", self.width)
         self.ops.linear(y, weight, out, bias)
         if adapter is not None:
             self.ops.lora(y, adapter, out)
@@ -77,7 +77,7 @@ class Stream:
 
     def narrow(self, y: Array, width: int) -> Array:
         """Keep the rows that get logits: x becomes [L, C]; y [T, width] returns as [L, width]."""
-        x, picked = self.ops.empty(Rows.LOGITS, self._width), self.ops.empty(Rows.LOGITS, width)
+        x, picked = self.ops.empty(Rows.LOGITS, self.width), self.ops.empty(Rows.LOGITS, width)
         self.ops.take_logit_rows(self.x, x)
         self.ops.take_logit_rows(y, picked)
         self.x, self.rows = x, Rows.LOGITS
@@ -104,6 +104,8 @@ def run_layer(
     match layer.ffn:
         case DenseFfn() as ffn:
             _feed_forward(stream, ffn, layer, weights)
+        case MoeFfn() as ffn:
+            _mix_experts(stream, ffn, layer, weights)
 
 
 def _attend(
@@ -151,3 +153,41 @@ def _feed_forward(stream: Stream, spec: DenseFfn, layer: Layer, weights: LayerWe
     ops.act_mul(gate_up, spec.activation, y)
     norm, norm_weight = layer.post_ffn_norm, weights.post_ffn_norm
     stream.add_product(y, ffn.down, None, norm, norm_weight, adapters.get("ffn_down"))
+
+
+def _mix_experts(stream: Stream, spec: MoeFfn, layer: Layer, weights: LayerWeights) -> None:
+    """Add the chosen experts' outputs by their weights, and that of the shared network."""
+    ops, ffn, routing = stream.ops, weights.ffn, spec.routing
+    n, hidden = routing.n_chosen, spec.expert_hidden
+    x = stream.normed(layer.ffn_norm, weights.ffn_norm)
+    gate_up = stream.scratch("experts_gate_up", n * 2 * hidden)
+    gated = stream.scratch("experts_gated", n * hidden)
+    parts = stream.scratch("experts_down", n * stream.width)
+    scores, choice = stream.scratch("scores", routing.n_experts), stream.scratch("choice", 2 * n)
+    y = stream.scratch("added", stream.width)
+
+    ops.linear(x, ffn.router, scores)
+    ops.route(scores, routing, ffn.correction, choice)
+    ops.expert_linear(x, choice, ffn.gate_up, gate_up)
+    ops.act_mul(gate_up, spec.activation, gated, n)
+    ops.expert_linear(gated, choice, ffn.down, parts)
+    ops.combine(parts, choice, y)
+    if spec.shared is not None:
+        _add_shared(stream, spec.shared, x, ffn, y)
+    stream.add(y, layer.post_ffn_norm, weights.post_ffn_norm)
+
+
+def _add_shared(stream: Stream, spec: DenseFfn, x: Array, ffn: MoeWeights, y: Array) -> None:
+    """y += the shared network's output for x, by its gate if it has one; x, y [rows, C]."""
+    ops = stream.ops
+    gate_up, gated = stream.scratch("gate_up", 2 * spec.ffn_hidden), stream.scratch("gated", spec.ffn_hidden)
+    ops.linear(x, ffn.shared_gate_up, gate_up)
+    ops.act_mul(gate_up, spec.activation, gated)
+    if ffn.shared_gate is None:
+        ops.linear(gated, ffn.shared_down, y, None, y)
+        return
+    out, score = stream.scratch("shared", stream.width), stream.scratch("shared_score", 1)
+    ops.linear(gated, ffn.shared_down, out)
+    ops.linear(x, ffn.shared_gate, score)
+    ops.gate(out, score, out)
+    ops.add(y, out, 1.0, y)

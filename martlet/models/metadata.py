@@ -8,12 +8,12 @@ names its key.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from martlet.errors import FormatError, UnsupportedError, nearest
 from martlet.formats.checkpoint import Checkpoint
 from martlet.quant.ggml import decode
-from martlet.spec import Activation, ModelSpec
+from martlet.spec import Activation, ModelSpec, Routing, Scoring
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -42,7 +42,32 @@ REFUSED = {
 }
 # Keys of a GGUF architecture that change nothing here: they repeat the tensors, or serve training.
 HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
+# Families whose config.json calls them otherwise than GGUF does.
+CONFIG_NAMES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "granitemoeshared": "granitemoe"}
+EXPERT_COUNTS = ("num_local_experts", "num_experts")  # a file's own before a family's default
+GATING_FUNCTIONS = {1: Scoring.SOFTMAX, 2: Scoring.SIGMOID}  # of llama.cpp
+MAX_EXPERTS = 4096  # a file that says more is hostile
 MAX_LAYERS = 1024  # a file that says more is hostile
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMeta:
+    """A model's mixture of experts."""
+
+    routing: Routing
+    hidden: int  # channels of an expert
+    shared_hidden: int = 0  # channels of the network that every token goes through; 0: none
+    dense: frozenset[int] = frozenset()  # layers that have no experts
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKeys:
+    """How a family's config.json describes its experts, where families differ."""
+
+    hidden: str | None = "moe_intermediate_size"  # None: its config.json has no experts
+    normalised: bool | None = None  # None: `norm_topk_prob` says
+    gguf_normalised: bool = True  # llama.cpp has it for the family
+    shared_gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +103,7 @@ class ModelMeta:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_divisor: float = 1.0
+    experts: ExpertMeta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +126,7 @@ class Family:
     offset_norms: bool = False  # safetensors store a norm's weight minus 1
     # Modules of Hugging Face that mean another row of `tensors.ROWS` than in most families.
     renamed: Mapping[str, str] = field(default_factory=dict)
+    experts: ExpertKeys | None = None  # None: all layers are dense
     mtp_prefix: str | None = None  # of safetensors for multi-token prediction (`mtp_layers.py`)
 
 
@@ -119,6 +146,10 @@ class _Keys:
             wanted = " or ".join(type_.__name__ for type_ in types)
             raise FormatError(self._path, f"{self._prefix}{key} is {str(value)[:60]!r}, expected {wanted}")
         return value
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise FormatError for the file."""
+        raise FormatError(self._path, message)
 
     def size(self, key: str, default: int | None = None) -> int:
         """A count of at least 1; a list whose entries are equal counts as its entry."""
@@ -165,7 +196,8 @@ def model_meta(checkpoint: Checkpoint, families: Mapping[str, Family]) -> ModelM
     name = config.get(key)
     if not isinstance(name, str):
         raise FormatError(checkpoint.path, f"{key} is missing: the file does not say what its model is")
-    name = name if gguf else name.removesuffix("_text")
+    if not gguf:
+        name = CONFIG_NAMES.get(name, name).removesuffix("_text")
     if name not in families:
         raise UnsupportedError(f"The model family {name!r} is not known.{nearest(name, families)}", families)
     family = families[name]
@@ -183,8 +215,7 @@ def _from_gguf(checkpoint: Checkpoint, name: str, family: Family) -> ModelMeta:
     prefix = f"{name}."
     defaults = {prefix + key: value for key, value in family.gguf_defaults.items()}
     keys = _Keys(checkpoint, {**defaults, **checkpoint.metadata}, prefix)
-    if keys.get("expert_count", (int,), 0):
-        raise UnsupportedError(f"{prefix}expert_count: mixtures of experts")
+    experts = _gguf_experts(keys, family) if keys.get("expert_count", (int,), 0) else None
     embedding = checkpoint.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FormatError(checkpoint.path, "the matrix token_embd.weight is missing")
@@ -202,7 +233,7 @@ def _from_gguf(checkpoint: Checkpoint, name: str, family: Family) -> ModelMeta:
         n_heads=n_heads,
         n_kv_heads=keys.size("attention.head_count_kv", n_heads),
         head_dim=head_dim,
-        ffn_hidden=keys.size("feed_forward_length"),
+        ffn_hidden=keys.size("feed_forward_length", None if experts is None else experts.hidden),
         eps=keys.positive("attention.layer_norm_rms_epsilon", 1e-5),
         vocab=embedding.shape[0],
         context=keys.size("context_length"),
@@ -222,9 +253,39 @@ def _from_gguf(checkpoint: Checkpoint, name: str, family: Family) -> ModelMeta:
         embedding_scale=keys.positive("embedding_scale", 1.0),
         residual_scale=keys.positive("residual_scale", 1.0),
         logit_divisor=keys.positive("logit_scale", 1.0),
+        experts=experts,
     )
     keys.refuse_unread()
     return meta
+
+
+def _gguf_experts(keys: _Keys, family: Family) -> ExpertMeta:
+    """The mixture of experts that a GGUF file describes."""
+    if family.experts is None:
+        raise UnsupportedError("expert_count: experts in a family that has none here")
+    gating = keys.get("expert_gating_func", (int,), 1)
+    if gating not in GATING_FUNCTIONS:
+        raise UnsupportedError(f"expert_gating_func = {gating}", map(str, GATING_FUNCTIONS))
+    routing = Routing(
+        keys.size("expert_count"),
+        keys.size("expert_used_count"),
+        GATING_FUNCTIONS[gating],
+        keys.get("expert_weights_norm", (bool,), family.experts.gguf_normalised),
+        keys.positive("expert_weights_scale", 1.0),
+    )
+    hidden = keys.size("expert_feed_forward_length", keys.size("feed_forward_length", 0) or None)
+    shared = keys.get("expert_shared_feed_forward_length", (int,), 0)
+    return _checked_experts(keys, ExpertMeta(routing, hidden, shared))
+
+
+def _checked_experts(keys: _Keys, experts: ExpertMeta) -> ExpertMeta:
+    """The description, if it can be true. FormatError if not."""
+    routing = experts.routing
+    if routing.n_chosen > routing.n_experts or routing.n_experts > MAX_EXPERTS:
+        keys.fail(
+            f"{routing.n_chosen} of {routing.n_experts} experts, expected at most {MAX_EXPERTS} and no more chosen"
+        )
+    return experts
 
 
 def _gguf_layer_types(keys: _Keys, n_layers: int) -> list[str] | None:
@@ -272,8 +333,9 @@ def _gguf_scaling(checkpoint: Checkpoint, keys: _Keys, n: int) -> dict[str, Any]
 
 
 def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], name: str, family: Family) -> ModelMeta:
+    has_experts = family.experts is not None and family.experts.hidden is not None
     for key, harmless in REFUSED.items():
-        if config.get(key) not in (None, harmless):
+        if config.get(key) not in (None, harmless) and not (has_experts and key in EXPERT_COUNTS):
             raise UnsupportedError(f"config.json's {key} = {str(config[key])[:60]}")
     config = {**family.config_defaults, **{key: value for key, value in config.items() if value is not None}}
     keys = _Keys(checkpoint, config)
@@ -316,7 +378,26 @@ def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], name: str, f
         embedding_scale=keys.positive("embedding_multiplier", 1.0),
         residual_scale=keys.positive("residual_multiplier", 1.0),
         logit_divisor=keys.positive("logits_scaling", 1.0),
+        experts=_config_experts(keys, family.experts, n_layers),
     )
+
+
+def _config_experts(keys: _Keys, names: ExpertKeys | None, n_layers: int) -> ExpertMeta | None:
+    """The mixture of experts that a config.json describes, None if it has none."""
+    counts = [key for key in EXPERT_COUNTS if keys.get(key, (int,), 0)]
+    if names is None or names.hidden is None or not counts:
+        return None
+    normalised = names.normalised
+    if normalised is None:
+        normalised = keys.get("norm_topk_prob", (bool,), False)
+    routing = Routing(keys.size(counts[0]), keys.size("num_experts_per_tok"), normalised=normalised)
+    shared = 0
+    for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
+        shared = shared or keys.get(key, (int,), 0)
+    every = keys.size("decoder_sparse_step", 1)
+    listed = keys.get("mlp_only_layers", (list,), [])
+    dense = frozenset(i for i in range(min(n_layers, MAX_LAYERS)) if (i + 1) % every or i in listed)
+    return _checked_experts(keys, ExpertMeta(routing, keys.size(names.hidden), shared, dense))
 
 
 def _window(keys: _Keys, family: Family) -> int | None:

@@ -13,13 +13,17 @@ Sizes in shapes, besides the letters of `spec.py`:
     Q    rows of q, H * D                    Nq    width of q's norm: D per head, Q over all heads
     K    rows of k and of v, G * D           Nk    width of k's norm: D per head, K over all heads
 
+    E    experts                             Fe   channels of an expert
+                                             Fs   channels of the shared network
+
 Shapes end in the rows and columns of a matrix [n, k]. GGUF stacks the matrices of E experts as
-[E, n, k]: a mixture of experts adds E to `Dim` and `sizes_of`, and its rows to `ROWS`.
+[E, n, k]. Hugging Face has a matrix for each: `canonical_name` puts the expert's number behind the
+row's name (`blk.3.ffn_up_exps.7.weight`).
 """
 
 import re
-from collections.abc import Collection, Container, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
 from pathlib import Path
@@ -27,9 +31,9 @@ from typing import Literal
 
 from martlet.errors import FormatError
 from martlet.quant.table import RawTensor
-from martlet.spec import Attention, DenseFfn, Layer, ModelSpec
+from martlet.spec import Attention, DenseFfn, Layer, ModelSpec, MoeFfn
 
-Dim = Literal["V", "C", "X", "Q", "K", "Nq", "Nk", "F"]
+Dim = Literal["V", "C", "X", "Q", "K", "Nq", "Nk", "F", "E", "Fe", "Fs", "1"]
 Shape = tuple[int, ...]
 
 
@@ -76,6 +80,58 @@ ROWS: Mapping[type, tuple[TensorRow, ...]] = {
         TensorRow("ffn_up", ("mlp.up_proj",), ("F", "C"), "gate_up", BY_ROWS, lora=True),
         TensorRow("ffn_down", ("mlp.down_proj",), ("C", "F"), "down", BY_COLUMNS, lora=True),
     ),
+    MoeFfn: (
+        TensorRow(
+            "ffn_gate_inp", ("mlp.gate", "block_sparse_moe.gate", "block_sparse_moe.router.layer"), ("E", "C"), "router"
+        ),
+        TensorRow("exp_probs_b", ("mlp.gate.e_score_correction",), ("E",), "correction", when="correction"),
+        TensorRow(
+            "ffn_gate_exps",
+            ("mlp.experts.*.gate_proj", "block_sparse_moe.experts.*.w1"),
+            ("E", "Fe", "C"),
+            "gate_up",
+            BY_ROWS,
+        ),
+        TensorRow(
+            "ffn_up_exps",
+            ("mlp.experts.*.up_proj", "block_sparse_moe.experts.*.w3"),
+            ("E", "Fe", "C"),
+            "gate_up",
+            BY_ROWS,
+        ),
+        TensorRow(
+            "ffn_down_exps",
+            ("mlp.experts.*.down_proj", "block_sparse_moe.experts.*.w2", "block_sparse_moe.output_linear"),
+            ("E", "C", "Fe"),
+            "down",
+            BY_COLUMNS,
+        ),
+        TensorRow(
+            "ffn_gate_shexp",
+            ("mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"),
+            ("Fs", "C"),
+            "shared_gate_up",
+            BY_ROWS,
+            when="shared",
+        ),
+        TensorRow(
+            "ffn_up_shexp",
+            ("mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"),
+            ("Fs", "C"),
+            "shared_gate_up",
+            BY_ROWS,
+            when="shared",
+        ),
+        TensorRow(
+            "ffn_down_shexp",
+            ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj", "shared_mlp.output_linear"),
+            ("C", "Fs"),
+            "shared_down",
+            BY_COLUMNS,
+            when="shared",
+        ),
+        TensorRow("ffn_gate_inp_shexp", ("mlp.shared_expert_gate",), ("1", "C"), "shared_gate", when="has_shared_gate"),
+    ),
     Layer: (
         TensorRow("attn_norm", ("input_layernorm",), ("C",), "mixer_norm", when="mixer_norm"),
         TensorRow(
@@ -88,7 +144,12 @@ ROWS: Mapping[type, tuple[TensorRow, ...]] = {
 }
 # Names of a tensor that holds all rows of a field, stacked in the table's order: GGUF's, then
 # Hugging Face's.
-FUSED = {"qkv": ("attn_qkv", "self_attn.qkv_proj"), "gate_up": ("ffn_up", "mlp.gate_up_proj")}
+FUSED = {
+    (Attention, "qkv"): ("attn_qkv", "self_attn.qkv_proj"),
+    (DenseFfn, "gate_up"): ("ffn_up", "mlp.gate_up_proj"),
+    (MoeFfn, "gate_up"): ("ffn_gate_up_exps", "block_sparse_moe.input_linear"),
+    (MoeFfn, "shared_gate_up"): ("ffn_gate_up_shexp", "shared_mlp.input_linear"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +160,7 @@ class StoredTensor:
     shape: Shape
     rows: tuple[tuple[TensorRow, int], ...]  # what is stacked in it, with the height of each
     has_bias: bool
+    expert: int | None = None  # whose matrix it is; of a stack, None for all
 
     def rows_of(self, name: str) -> slice:
         """Where the matrix has the table's row `name`; an empty slice if nowhere."""
@@ -124,11 +186,17 @@ def sizes_of(spec: ModelSpec, layer: Layer | None = None, mixer_width: int | Non
     match layer.ffn:
         case DenseFfn(ffn_hidden):
             sizes["F"] = ffn_hidden
+        case MoeFfn(routing, expert_hidden) as ffn:
+            shared = 0 if ffn.shared is None else ffn.shared.ffn_hidden
+            sizes |= {"E": routing.n_experts, "Fe": expert_hidden, "Fs": shared, "1": 1}
     return sizes
 
 
 def fields_of(
-    component: ModelSpec | Attention | DenseFfn | Layer, sizes: Mapping[Dim, int], prefix: str, names: Container[str]
+    component: ModelSpec | Attention | DenseFfn | MoeFfn | Layer,
+    sizes: Mapping[Dim, int],
+    prefix: str,
+    names: Container[str],
 ) -> dict[str, tuple[StoredTensor, ...]]:
     """The tensors that fill each field of a component's weights, fused if they are in `names`."""
     present = [row for row in ROWS[type(component)] if row.when is None or getattr(component, row.when)]
@@ -148,14 +216,30 @@ def _stored(
 ) -> Iterator[StoredTensor]:
     shapes = [tuple(sizes[dim] for dim in row.shape) for row in rows]
     has_bias = rows[0].bias is not None and bool(getattr(component, rows[0].bias))
-    fused = f"{prefix}{FUSED[field][0]}" if field in FUSED else ""
-    if f"{fused}.weight" in names and f"{prefix}{rows[0].name}.weight" not in names:
+    ours, _ = FUSED.get((type(component), field), ("", ""))
+    if ours and f"{prefix}{ours}.weight" in names and f"{prefix}{rows[0].name}.weight" not in names:
         heights = [shape[-2] for shape in shapes]
         shape = (*shapes[0][:-2], sum(heights), shapes[0][-1])
-        yield StoredTensor(fused, shape, tuple(zip(rows, heights, strict=True)), has_bias)
+        yield StoredTensor(prefix + ours, shape, tuple(zip(rows, heights, strict=True)), has_bias)
         return
     for row, shape in zip(rows, shapes, strict=True):
-        yield StoredTensor(prefix + row.name, shape, ((row, shape[-2] if len(shape) > 1 else shape[0]),), has_bias)
+        whole = StoredTensor(prefix + row.name, shape, ((row, shape[-2] if len(shape) > 1 else shape[0]),), has_bias)
+        if len(shape) == 3 and f"{whole.name}.0.weight" in names:
+            yield from (replace(part, name=f"{whole.name}.{part.expert}") for (part,) in by_expert((whole,)))
+        else:
+            yield whole
+
+
+def by_expert(stored: Sequence[StoredTensor]) -> list[tuple[StoredTensor, ...]]:
+    """The tensors of a field, expert by expert: parts of stacks, or an expert's own.
+
+    An empty list if the field belongs to no expert.
+    """
+    if len(stored[0].shape) == 3:
+        n_experts = stored[0].shape[0]
+        return [tuple(replace(t, shape=t.shape[1:], expert=e) for t in stored) for e in range(n_experts)]
+    experts = sorted({t.expert for t in stored if t.expert is not None})
+    return [tuple(t for t in stored if t.expert == e) for e in experts]
 
 
 def layer_fields(
@@ -240,8 +324,10 @@ def canonical_name(name: str, renamed: Mapping[str, str]) -> str | None:
     match = re.fullmatch(r"layers\.(\d+)\.(.+)", module)
     if match is None:
         return None
-    ours = renamed.get(match[2], _LAYER_NAMES.get(match[2]))
-    return None if ours is None else f"blk.{match[1]}.{ours}.{ending}"
+    expert = re.search(r"(?<=\.experts)\.\d+(?=\.)", match[2])
+    theirs = match[2] if expert is None else match[2].replace(expert[0], ".*", 1)
+    ours = renamed.get(theirs, _LAYER_NAMES.get(theirs))
+    return None if ours is None else f"blk.{match[1]}.{ours}{expert[0] if expert is not None else ''}.{ending}"
 
 
 def published_names(prefix: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from martlet.formats.checkpoint import Checkpoint
 from martlet.models.families import FAMILIES, spec_of
 from martlet.models.tensors import (
     StoredTensor,
+    by_expert,
     canonical_name,
     check_tensors,
     fields_of,
@@ -27,7 +28,7 @@ from martlet.models.tensors import (
 from martlet.ops.interface import Array, Backend, Weight
 from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
-from martlet.spec import Layer, ModelSpec
+from martlet.spec import DenseFfn, Layer, ModelSpec, MoeFfn
 
 # Computed, not learned: some files store them.
 IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -55,16 +56,32 @@ class FfnWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """Weights of a mixture of experts; `gate_up` and `down` have one for each expert."""
+
+    router: Weight  # [E, C]
+    gate_up: tuple[Weight, ...]  # [2F, C]: gate and up stacked
+    down: tuple[Weight, ...]  # [C, F]
+    correction: Array | None = None  # [E]
+    shared_gate_up: Weight | None = None  # [2F, C], F of the shared network
+    shared_down: Weight | None = None  # [C, F]
+    shared_gate: Weight | None = None  # [1, C]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """Weights of one layer; a norm, [C], is None where the spec has none."""
 
     mixer: AttentionWeights
-    ffn: FfnWeights
+    ffn: Any  # FfnWeights or MoeWeights, as the spec's ffn is
     mixer_norm: Array | None = None
     ffn_norm: Array | None = None
     post_mixer_norm: Array | None = None
     post_ffn_norm: Array | None = None
     adapters: Mapping[str, Array] = field(default_factory=dict)  # by product: `lora.py`
+
+
+FFN_WEIGHTS = {DenseFfn: FfnWeights, MoeFfn: MoeWeights}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +94,7 @@ class Model:
     final_norm: Array  # [C]
     head: Weight  # [V, C]; `embedding` itself where the two are tied
     weight_bytes: int  # as packed
+    token_bytes: int  # of these, what a token by itself reads: its experts, no embedding
     features: tuple[int, ...] = ()  # layers whose inputs a draft head reads (`eagle_head.py`)
 
 
@@ -86,21 +104,24 @@ def load_model(
     *,
     context: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    advise: bool = True,
 ) -> Model:
     """Check every tensor of the checkpoint against its spec, then pack them all.
 
     `context` is the longest context in tokens that the engine will use; it selects between a file's
-    RoPE factor sets (longrope). `progress` is called with (bytes done, bytes in all). Raises
+    RoPE factor sets (longrope). `progress` is called with (bytes done, bytes in all). `advise` tells
+    the system to read ahead; a backend that reads no weights has no use for that. Raises
     FormatError and UnsupportedError before packing starts.
     """
     spec = spec_of(checkpoint, context)
     tensors = _checked(checkpoint, spec)
-    source = _ModelSource(checkpoint, spec, tensors, ops, progress)
+    source = _ModelSource(checkpoint, spec, tensors, ops, progress, advise)
     # The largest matrices are the first: less memory at the peak.
     whole = _packed(source, fields_of(spec, sizes_of(spec), "", tensors))
     layers = tuple(read_layer(source, spec, layer, f"blk.{i}.", tensors) for i, layer in enumerate(spec.layers))
     head = whole.get("head", whole["embedding"])
-    return Model(spec, whole["embedding"], layers, whole["final_norm"], head, source.packed_bytes)
+    sizes = source.packed_bytes, source.token_bytes
+    return Model(spec, whole["embedding"], layers, whole["final_norm"], head, *sizes)
 
 
 class TensorSource(Protocol):
@@ -126,17 +147,49 @@ def read_layer(
 ) -> LayerWeights:
     """Pack a layer whose tensors begin with `prefix`; `mixer_width` as in `layer_fields`."""
     mixer, ffn, norms = (_packed(source, fields) for fields in layer_fields(spec, layer, prefix, names, mixer_width))
-    return LayerWeights(AttentionWeights(**mixer), FfnWeights(**ffn), **norms)
+    ffn_weights = FFN_WEIGHTS[type(layer.ffn)](**ffn)
+    return LayerWeights(AttentionWeights(**mixer), ffn_weights, **norms)
 
 
 def _packed(source: TensorSource, fields: Mapping[str, tuple[StoredTensor, ...]]) -> dict[str, Any]:
     """The weights of some fields, and their biases as `field`_bias."""
     weights: dict[str, Any] = {}
     for name, stored in fields.items():
-        weights[name] = source.norm(stored[0]) if len(stored[0].shape) == 1 else source.matrix(stored)
+        if len(stored[0].shape) == 1:
+            weights[name] = source.norm(stored[0])
+        elif experts := by_expert(stored):
+            weights[name] = tuple(source.matrix(own) for own in experts)
+        else:
+            weights[name] = source.matrix(stored)
         if stored[0].has_bias:
             weights[f"{name}_bias"] = source.bias(stored)
     return weights
+
+
+def layer_matrices(checkpoint: Checkpoint, spec: ModelSpec) -> list[tuple[RawTensor, float]]:
+    """Every matrix of the layers as stored, [n, k], with the share of tokens that read it."""
+    named = _checked(checkpoint, spec)
+    matrices = []
+    for i, layer in enumerate(spec.layers):
+        for fields in layer_fields(spec, layer, f"blk.{i}.", named):
+            for stored in (tensor for tensors in fields.values() for tensor in tensors if len(tensor.shape) > 1):
+                for (own,) in by_expert((stored,)) or [(stored,)]:
+                    matrices.append((_matrix_of(named, own), _token_share(spec, own)))
+    return matrices
+
+
+def _matrix_of(tensors: Mapping[str, RawTensor], stored: StoredTensor) -> RawTensor:
+    """The matrix in the file; of a stack, that of the expert."""
+    raw = tensors[f"{stored.name}.weight"]
+    return raw if len(raw.shape) == 2 or stored.expert is None else raw.part(stored.expert)
+
+
+def _token_share(spec: ModelSpec, stored: StoredTensor) -> float:
+    """The share of tokens for which a matrix is read."""
+    if stored.rows[0][0].field == "embedding":
+        return float(spec.tied_embeddings)  # as the head
+    routings = [layer.ffn.routing for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
+    return 1.0 if stored.expert is None else routings[0].n_chosen / routings[0].n_experts
 
 
 def output_rows(checkpoint: Checkpoint, spec: ModelSpec, ids: NDArray[np.intp]) -> RawTensor:
@@ -209,7 +262,9 @@ class _ModelSource:
     tensors: Mapping[str, RawTensor]
     ops: Backend
     progress: Callable[[int, int], None] | None
+    advise: bool
     packed_bytes: int = 0
+    token_bytes: int = 0
     done_bytes: int = 0
     total_bytes: int = field(init=False)
     permuted: bool = field(init=False)
@@ -224,16 +279,19 @@ class _ModelSource:
         self.total_bytes = sum(tensor.data.nbytes for tensor in self.tensors.values() if len(tensor.shape) > 1)
 
     def matrix(self, stored: Sequence[StoredTensor]) -> Weight:
-        raws = [self.tensors[f"{tensor.name}.weight"] for tensor in stored]
-        for raw in raws:
+        raws = [_matrix_of(self.tensors, tensor) for tensor in stored]
+        for raw in raws if self.advise else ():
             self.checkpoint.advise(raw, "willneed")
         orders = [self._row_order(tensor) for tensor in stored]
         weight = self.ops.pack(
             [raw if order is None else raw.take_rows(order) for raw, order in zip(raws, orders, strict=True)]
         )
-        self.packed_bytes += self.ops.weight_bytes(weight)
+        n_bytes = self.ops.weight_bytes(weight)
+        self.packed_bytes += n_bytes
+        self.token_bytes += round(n_bytes * _token_share(self.spec, stored[0]))
         for raw in raws:
-            self.checkpoint.advise(raw, "dontneed")
+            if self.advise:
+                self.checkpoint.advise(raw, "dontneed")
             self.done_bytes += raw.data.nbytes
         if self.progress is not None:
             self.progress(self.done_bytes, self.total_bytes)

@@ -6,8 +6,8 @@ activation is a `Rows` domain, whose size is known only when a step runs. So a b
 `capture`'s function once, keep the operations as a program, and replay it for every later step.
 
 Shape letters: T tokens of the step, B sequences, L rows that need logits, H heads, G KV heads,
-D head dimensions, C hidden, F ffn, V vocabulary, P page size. `reference.py` defines every
-operation. Read `runtime/sampling.py` next.
+D head dimensions, C hidden, F ffn, V vocabulary, P page size, E experts, S chosen experts.
+`reference.py` defines every operation. Read `runtime/sampling.py` next.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from martlet.errors import UnsupportedError
 from martlet.machine import memory_available
 from martlet.quant.table import RawTensor
-from martlet.spec import Activation, Attention, Rope
+from martlet.spec import Activation, Attention, Rope, Routing
 
 Array = Any  # opaque outside its backend
 Weight = Any  # a packed matrix, opaque outside its backend
@@ -273,8 +273,38 @@ class Backend(Protocol):
         In a q4 cache it sees those from p // RECENT_TOKENS * RECENT_TOKENS on in float16.
         """
 
-    def act_mul(self, gate_up: Array, activation: Activation, out: Array) -> None:
-        """out = act(gate) * up; gate_up [rows, 2F] is gate, then up; out [rows, F]."""
+    def act_mul(self, gate_up: Array, activation: Activation, out: Array, groups: int = 1) -> None:
+        """out = act(gate) * up, by groups: each of gate_up's is gate, then up.
+
+        gate_up [rows, groups * 2F], out [rows, groups * F].
+        """
+
+    def route(self, scores: Array, routing: Routing, bias: Array | None, out: Array) -> None:
+        """Choose each row's experts: out = their numbers, the best first, then their weights.
+
+        scores [rows, E], bias [E], which counts in the choice only, out [rows, 2S].
+        """
+
+    def expert_linear(
+        self, x: Array, choice: Array, weights: Sequence[Weight], out: Array, bias: Array | None = None
+    ) -> None:
+        """out's part s = x's part s @ weights[e]ᵀ (+ bias[e]), e a row's expert number s.
+
+        x [rows, S * K], or [rows, K] for all parts; choice [rows, 2S] as `route` makes it; E
+        weights [N, K]; bias [E, N], uploaded; out [rows, S * N].
+        """
+
+    def combine(self, y: Array, choice: Array, out: Array) -> None:
+        """out = Σ over s, in order, of weight s of `choice` [rows, 2S] times part s of y.
+
+        y [rows, S * C], out [rows, C].
+        """
+
+    def gate(self, x: Array, scores: Array, out: Array) -> None:
+        """out = x * sigmoid(scores); in place allowed.
+
+        x, out [rows, width]; scores [rows, n], each for width / n neighbouring columns.
+        """
 
     def add(self, x: Array, y: Array, scale: float, out: Array) -> None:
         """out = x + scale * y, all [rows, width]; in place allowed."""

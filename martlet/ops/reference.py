@@ -26,11 +26,12 @@ from martlet.ops.kv_codes import q4_keys, q4_values, rounded_q8
 from martlet.ops.kv_pages import by_page
 from martlet.quant.ggml import decode
 from martlet.quant.table import RawTensor
-from martlet.spec import Activation, Attention, Rope
+from martlet.spec import Activation, Attention, Rope, Routing, Scoring
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
+TINY = np.float32(1e-20)  # the least sum that weights of experts are divided by
 Updates = dict[int, tuple[F32, F32]]  # of one product, by slot
 
 
@@ -303,14 +304,71 @@ class ReferenceBackend:
                 yield first, first + last - start + 1, keys, values
                 first += last - start + 1
 
-    def act_mul(self, gate_up: F32, activation: Activation, out: F32) -> None:
-        """out = act(gate) * up; gate_up [rows, 2F] is gate, then up; out [rows, F]
-        (arXiv:2002.05202).
+    def act_mul(self, gate_up: F32, activation: Activation, out: F32, groups: int = 1) -> None:
+        """out = act(gate) * up; gate_up [rows, groups * 2F] is gate, then up, in each group.
 
-        Error: 8u |gate up|, and with GELU 4u more where erf or tanh cancels the 1.
+        out [rows, groups * F] (arXiv:2002.05202). Error: 8u |gate up|, and with GELU 4u more where
+        erf or tanh cancels the 1.
         """
-        gate, up = np.split(gate_up, 2, axis=1)
-        out[:] = ACTIVATIONS[activation](gate) * up
+        halves = gate_up.reshape(len(gate_up), groups, 2, out.shape[1] // groups)
+        out[:] = (ACTIVATIONS[activation](halves[:, :, 0]) * halves[:, :, 1]).reshape(out.shape)
+
+    def route(self, scores: F32, routing: Routing, bias: F32 | None, out: F32) -> None:
+        """out[r] = the numbers of the S experts that rank first, then their weights.
+
+        p = softmax(scores[r]) or sigmoid(scores[r]). Experts rank by p + bias, or by their scores
+        where there is no bias; of equal ranks the lower number comes first, and NaN ranks last.
+        Groups rank by the sum of their best `n_ranking` experts' ranks; experts of other than the
+        best groups rank last. Weights are p of the chosen, divided by their sum if normalised,
+        times the scale (arXiv:2401.04088, 2412.19437). scores [rows, E], bias [E], out [rows, 2S].
+        Error: (E + 8) u relative in the weights; the numbers are those of this code where no two
+        ranks are that close.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            if routing.scoring is Scoring.SIGMOID:
+                p = 1 / (1 + np.exp(-scores))
+            else:
+                p = np.exp(scores - scores.max(axis=1, keepdims=True))
+                p = p / p.sum(axis=1, keepdims=True)
+        ranks = scores if bias is None else p + bias
+        ranks = np.where(np.isnan(ranks), np.float32(-np.inf), ranks)
+        if routing.n_groups > 1:
+            groups = ranks.reshape(len(ranks), routing.n_groups, routing.n_experts // routing.n_groups)
+            best = np.sort(groups, axis=2)[:, :, ::-1][:, :, : routing.n_ranking].sum(axis=2)
+            last = np.argsort(-best, axis=1, kind="stable")[:, routing.n_groups_chosen :]
+            np.put_along_axis(groups, last[:, :, None], -np.inf, axis=1)
+        numbers = np.argsort(-ranks, axis=1, kind="stable")[:, : routing.n_chosen]
+        weights = np.take_along_axis(p, numbers, axis=1)
+        if routing.normalised:
+            weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), TINY)
+        out[:] = np.concatenate([numbers, weights * np.float32(routing.scale)], axis=1)
+
+    def expert_linear(self, x: F32, choice: F32, weights: Sequence[F32], out: F32, bias: F32 | None = None) -> None:
+        """out[r, s] = Σⱼ x[r, s, j] weights[e, :, j] (+ bias[e]), e = choice[r, s].
+
+        x [rows, S * K] or, for all s, [rows, K]; choice [rows, 2S], E weights [N, K], bias [E, N],
+        out [rows, S * N]. Error: as `linear`.
+        """
+        n, k = weights[0].shape
+        experts = choice[:, : choice.shape[1] // 2].astype(np.intp)  # [rows, S]
+        parts = np.broadcast_to(x.reshape(len(x), x.shape[1] // k, k), (*experts.shape, k))
+        products = np.empty((*experts.shape, n), np.float32)
+        for e in np.unique(experts):
+            products[experts == e] = parts[experts == e] @ weights[e].T + (0 if bias is None else bias[e])
+        out[:] = products.reshape(out.shape)
+
+    def combine(self, y: F32, choice: F32, out: F32) -> None:
+        """out[r] = Σₛ choice[r, S + s] y[r, s]; y [rows, S * C], choice [rows, 2S], out [rows, C].
+
+        Error: (S + 1) u Σₛ |choice y|.
+        """
+        weights = choice[:, choice.shape[1] // 2 :]
+        out[:] = np.einsum("rs,rsc->rc", weights, y.reshape(*weights.shape, out.shape[1]))
+
+    def gate(self, x: F32, scores: F32, out: F32) -> None:
+        """out = x sigmoid(scores), x and out [rows, n * w], scores [rows, n]. Error: 6u |x|."""
+        shares = 1 / (1 + np.exp(-scores))
+        out[:] = (x.reshape(*scores.shape, x.shape[1] // scores.shape[1]) * shares[:, :, None]).reshape(x.shape)
 
     def add(self, x: F32, y: F32, scale: float, out: F32) -> None:
         """out = x + scale * y, [rows, width]. Error: 2u (|x| + |scale y|)."""

@@ -116,3 +116,9 @@ class RawTensor:
         """The rows `index` of a matrix: a view for a slice, a copy for an index array."""
         picked = self.rows()[index]
         return RawTensor(self.name, (picked.shape[0], self.shape[-1]), self.type, picked.reshape(-1))
+
+    def part(self, index: int) -> RawTensor:
+        """Matrix `index` of a stack [E, n, k]: a view."""
+        n_bytes = self.data.size // self.shape[0]
+        data = self.data[index * n_bytes : (index + 1) * n_bytes]
+        return RawTensor(f"{self.name}[{index}]", self.shape[1:], self.type, data)

@@ -133,7 +133,7 @@ def test_oracle_stops_at_the_first_operation_that_is_wrong(
 ) -> None:
     right = CpuBackend.act_mul
     monkeypatch.setattr(
-        CpuBackend, "act_mul", lambda self, gate_up, activation, out: right(self, gate_up, Activation.GELU, out)
+        CpuBackend, "act_mul", lambda self, **given: right(self, **given | {"activation": Activation.GELU})
     )
     assert main(["run", tiny, "abc", *ANSWER, "-q", "--oracle"]) == 1
     shown = capsys.readouterr()

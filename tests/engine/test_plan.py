@@ -18,7 +18,7 @@ NORM = Norm(1e-5)
 # 4 layers of 2 KV heads of 64: 2 * 2 * 64 * 4 = 1,024 values a token, 2 KiB as f16, 4 KiB as f32.
 LAYER = Layer(Attention(8, 2, 64, 0.125, None), DenseFfn(64, Activation.SILU), NORM, NORM)
 SPEC = ModelSpec("llama", "tiny", 1000, 512, 8192, (LAYER,) * 4, NORM, True)
-FOOTPRINT = Footprint(SPEC, weights=100 * MIB, activations=20 * MIB, logits=10 * MIB)
+FOOTPRINT = Footprint(SPEC, weights=100 * MIB, token_bytes=100 * MIB, activations=20 * MIB, logits=10 * MIB)
 FIXED = 130 * MIB + OVERHEAD_BYTES
 
 

@@ -1,8 +1,8 @@
 """The models of the equality matrix: a toy model of each kind of attention, as GGUF files that an
 LLM loads.
 
-`quantised` has block types, the others are float32. Windows are longer than a page and shorter than
-the prompts of the matrix.
+"quantised" and "experts" have block types, the others are float32. Windows are longer than a page
+and shorter than the prompts of the matrix.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "softcap": ("gemma2", {"attention.sliding_window": WINDOW}),
         # normed queries and keys, two RoPE bases
         "qk norm": ("gemma3", {"attention.sliding_window": WINDOW}),
+        "experts": ("qwen3moe", {}),
+        "shared experts": ("qwen2moe", {}),  # float32, and a network for all tokens
     }
 )
 
@@ -41,7 +43,7 @@ def write_kind(kind: str, folder: Path) -> Path:
         return write_own_layer(folder / "own-layer", tensors_of())
     family, settings = KINDS[kind]
     path = folder / f"{kind.replace(' ', '-')}.gguf"
-    return toy.write_model(path, family, quantised=kind == "quantised", settings=settings)
+    return toy.write_model(path, family, quantised=kind in ("quantised", "experts"), settings=settings)
 
 
 def write_nan_model(path: Path) -> Path:

@@ -29,11 +29,13 @@ HF_NAMES = {
 def random_updates(
     spec: ModelSpec, rank: int, seed: int, products: tuple[str, ...] = tuple(HF_NAMES), size: float = 0.3
 ) -> dict[str, tuple[F32, F32]]:
-    """A and B, without their scale, of these products of every layer."""
+    """A and B, without their scale, of these products of every layer that has them."""
     rng = np.random.default_rng(seed)
     updates = {}
     for i, layer in enumerate(spec.layers):
         for product in products:
+            if product not in lora_shapes(spec, layer):
+                continue  # a mixture's experts have no updates
             n, k = lora_shapes(spec, layer)[product]
             a, b = rng.standard_normal((rank, k)) / k**0.5, rng.standard_normal((n, rank)) * size
             updates[f"blk.{i}.{product}"] = a.astype(np.float32), b.astype(np.float32)

@@ -134,7 +134,7 @@ def rewritten(tmp_path: Path, case: str, key: str, value: int | float) -> Path:
 
 
 @pytest.mark.parametrize(
-    "key", ["llama.expert_count", "llama.attention.clamp_kqv", "llama.attention.temperature_scale"]
+    "key", ["llama.expert_group_count", "llama.attention.clamp_kqv", "llama.attention.temperature_scale"]
 )
 def test_unread_gguf_keys_are_refused(key: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=key):

@@ -45,7 +45,7 @@ def test_ranks_split_what_belongs_to_heads_channels_and_tokens() -> None:
     it reads them.
     """
     for row in (row for component in ROWS.values() for row in component):
-        divided = [dim in ("Q", "K", "F", "V") for dim in row.shape]
+        divided = [dim in ("Q", "K", "F", "Fe", "Fs", "V") for dim in row.shape]
         expected = {(True, False): Split.ROWS, (False, True): Split.COLUMNS}.get(tuple(divided[-2:]), Split.WHOLE)
         assert row.split is expected, row.name
     assert {row.name for component in ROWS.values() for row in component if row.rotates} == {"attn_q", "attn_k"}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,8 @@ GRANITE = {
     "logits_scaling": 2.5,
 }
 
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
 # name → (class stem, model_type, config beyond SIZES)
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {}),
@@ -107,9 +110,25 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", "smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 4}),
     "granite": ("Granite", "granite", GRANITE),
     "olmo2": ("Olmo2", "olmo2", {}),
+    "mixtral": ("Mixtral", "mixtral", {"num_local_experts": 4}),
+    "qwen2moe": ("Qwen2Moe", "qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
+    "qwen2moe-sparse": (
+        "Qwen2Moe",
+        "qwen2_moe",
+        {**EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 2, "shared_expert_intermediate_size": 24},
+    ),
+    "qwen3moe": ("Qwen3Moe", "qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "head_dim": 16}),
+    "qwen3moe-dense": ("Qwen3Moe", "qwen3_moe", {**EXPERTS, "mlp_only_layers": [0, 2]}),
+    "olmoe": ("Olmoe", "olmoe", {"num_experts": 5, "num_experts_per_tok": 3}),
+    "granitemoe": ("GraniteMoe", "granitemoe", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
+    "granitemoe-shared": (
+        "GraniteMoeShared",
+        "granitemoeshared",
+        {**GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
+    ),
 }
 # What GGUF has no key for.
-NO_GGUF = frozenset({"qwen2-window", "gemma2-scale"})
+NO_GGUF = frozenset({"qwen2-window", "gemma2-scale", "qwen2moe-sparse", "qwen3moe-dense"})
 
 
 def weights(case: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, F32]:
@@ -153,6 +172,33 @@ def interleave(weight: F32, heads: int) -> F32:
     return weight.reshape(heads, 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
+GGUF_NAMES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "granitemoeshared": "granitemoe",
+}
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+
+
+def stacked(tensors: Mapping[str, F32]) -> dict[str, F32]:
+    """The tensors with those of experts [n, k] stacked as [E, n, k], gate and up apart."""
+    out: dict[str, Any] = {}
+    for name, values in tensors.items():
+        if expert := re.search(r"\.experts\.(\d+)\.", name):
+            out.setdefault(name.replace(expert[0], ".experts."), {})[int(expert[1])] = values
+        elif ".input_linear." in name:  # granite's gate and up, of experts and of the shared network
+            gate, up = np.split(values, 2, axis=-2)
+            module = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts.")
+            module = module.replace("shared_mlp.input_linear.weight", "mlp.shared_expert.")
+            out |= {f"{module}gate_proj.weight": gate, f"{module}up_proj.weight": up}
+        else:
+            out[name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")] = values
+    return {name: np.stack([v[e] for e in sorted(v)]) if isinstance(v, dict) else v for name, v in out.items()}
+
+
 def write_gguf(
     config_keys: Mapping[str, Any],
     tensors: Mapping[str, F32],
@@ -162,15 +208,17 @@ def write_gguf(
     import gguf
 
     config = SimpleNamespace(**config_keys)
-    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    arch = GGUF_NAMES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     _sizes(writer, config, arch)
     _rope(writer, config, arch)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
-    for name, values in tensors.items():
-        if arch in ("llama", "granite", "smollm3") and ".q_proj." in name:
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[arch.upper().replace("GRANITEMOE", "GRANITE_MOE")], config.num_hidden_layers
+    )
+    for name, values in stacked(tensors).items():
+        if arch in PERMUTED and ".q_proj." in name:
             values = interleave(values, config.num_attention_heads)
-        if arch in ("llama", "granite", "smollm3") and ".k_proj." in name:
+        if arch in PERMUTED and ".k_proj." in name:
             values = interleave(values, config.num_key_value_heads)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
@@ -201,11 +249,20 @@ def _sizes(writer: Any, config: Any, arch: str) -> None:
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if arch == "granite":
+    if arch.startswith("granite"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if getattr(config, "moe_intermediate_size", None):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
+        if getattr(config, key, None):
+            writer.add_expert_shared_feed_forward_length(getattr(config, key))
 
 
 def _rope(writer: Any, config: Any, arch: str) -> None:

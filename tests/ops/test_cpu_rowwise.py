@@ -93,15 +93,15 @@ def test_act_mul(kernels: Kernels, activation: Activation) -> None:
     x[0, :width] = np.linspace(-20, 20, width)
     x[:, width:] = 1.0
     out = fresh(3, width)
-    kernels(name, Step(3), x, out, width, threads=2)
+    kernels(name, Step(3), x, out, width, 1, threads=2)
     assert_beside_untouched(out)
     want = gated(x[:, :width].astype(np.float64), activation)
     assert np.max(np.abs(out - want) / np.maximum(1, np.abs(want))) < 5e-7
     x[:, width:] = view(3, width, 5)
     again, alone = fresh(3, width), fresh(1, width)
-    kernels(name, Step(3), x, again, width)
+    kernels(name, Step(3), x, again, width, 1)
     assert np.array_equal(bits(again), bits(out * x[:, width:]))
-    kernels(name, Step(1), x[2:], alone, width)
+    kernels(name, Step(1), x[2:], alone, width, 1)
     assert np.array_equal(bits(alone[0]), bits(again[2]))
 
 
@@ -110,7 +110,7 @@ def test_act_mul_at_the_ends(best_kernels: Kernels, activation: Activation) -> N
     gate = np.array([0.0, -100.0, 100.0, -1e30, 1e30, np.nan, -3e-39, 88.0], np.float32)
     x = np.concatenate([gate, np.ones(8, np.float32)])[None]
     out = fresh(1, 8)
-    best_kernels(f"act_mul_{activation.value}", Step(1), x, out, 8)
+    best_kernels(f"act_mul_{activation.value}", Step(1), x, out, 8, 1)
     assert out[0, 0] == 0.0
     assert np.array_equal(out[0, 1:5], np.array([0.0, 100.0, 0.0, 1e30], np.float32))
     assert np.isnan(out[0, 5])

@@ -33,7 +33,7 @@ from martlet.ops.cpu.store import KernelStore, environment_digest
 from martlet.ops.cpu.threads import Team, aligned
 from martlet.ops.interface import RecentPages, Rows, StepLimits
 from martlet.quant.table import RawTensor
-from martlet.spec import Activation, Attention, Rope
+from martlet.spec import Activation, Attention, Rope, Routing, Scoring
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -350,10 +350,69 @@ class CpuBackend:
         whole = spec.head_dim % BLOCK == 0
         self._recording.emit(kernel, q.rows, args, reads, [out.region], makes_bytes=whole)
 
-    def act_mul(self, gate_up: CpuArray, activation: Activation, out: CpuArray) -> None:
-        args = fields.ACT_MUL(**_from_to(gate_up, out), WIDTH=out.width)
+    def act_mul(self, gate_up: CpuArray, activation: Activation, out: CpuArray, groups: int = 1) -> None:
+        args = fields.ACT_MUL(**_from_to(gate_up, out), WIDTH=out.width // groups, GROUPS=groups)
         kernel = f"act_mul_{activation.value}"
         self._recording.emit(kernel, out.rows, args, [gate_up.region], [out.region], makes_bytes=True)
+
+    def route(self, scores: CpuArray, routing: Routing, bias: F32 | None, out: CpuArray) -> None:
+        scratch = aligned(self.threads * 3 * (scores.width + GROUP) * 4, np.float32)
+        self._recording.keep(scratch)
+        args = fields.ROUTE(
+            **_from_to(scores, out),
+            WIDTH=scores.width,
+            CHOSEN=routing.n_chosen,
+            SIGMOID=int(routing.scoring is Scoring.SIGMOID),
+            NORMALISED=int(routing.normalised),
+            FACTOR=float_bits(routing.scale),
+            BIAS=0 if bias is None else bias.ctypes.data,
+            N_GROUPS=routing.n_groups,
+            GROUPS_CHOSEN=routing.n_groups_chosen,
+            N_RANKING=routing.n_ranking,
+            SCRATCH=scratch.ctypes.data,
+        )
+        self._recording.emit("route", out.rows, args, [scores.region], [out.region])
+
+    def expert_linear(
+        self, x: CpuArray, choice: CpuArray, weights: Sequence[CpuWeight], out: CpuArray, bias: F32 | None = None
+    ) -> None:
+        recorder, row, k = self._recording, 0, weights[0].k
+        order = recorder.order_of(choice, len(weights))
+        for parts in zip(*(weight.parts for weight in weights), strict=True):
+            part = parts[0]
+            assert {(other.layout, other.n) for other in parts} == {(part.layout, part.n)}, "experts differ"
+            quantised = isinstance(part.layout, QuantLayout)
+            source, region = recorder.gathered(x, order, k, quantised)
+            addresses = np.array([part.address for part in parts], np.int64)
+            recorder.keep(addresses)
+            args = fields.EXPERT_LINEAR(
+                WEIGHT=addresses.ctypes.data,
+                N_ROWS=part.n,
+                N_COLUMNS=k,
+                GROUP_BYTES=group_bytes(part.layout, k),
+                CODEBOOK=self._codebook(part, 128),
+                **source,
+                X_STRIDE=0 if quantised else k,
+                OUT=out.address + 4 * row,
+                OUT_STRIDE=out.stride,
+                SLOT_STRIDE=weights[0].n,
+                BIAS=0 if bias is None else bias.ctypes.data + 4 * row,
+                **self._room_to_unpack(part.layout, k),
+                **order.fields,
+            )
+            kernel = f"expert_linear_{part.layout.name}"
+            recorder.emit(kernel, x.rows, args, [region, order.region], [out.region])
+            row += part.n
+
+    def combine(self, y: CpuArray, choice: CpuArray, out: CpuArray) -> None:
+        weights = {"CHOICE": choice.address, "CHOICE_STRIDE": choice.stride, "CHOSEN": choice.width // 2}
+        args = fields.COMBINE(**_from_to(y, out), WIDTH=out.width, **weights)
+        self._recording.emit("combine", out.rows, args, [y.region, choice.region], [out.region])
+
+    def gate(self, x: CpuArray, scores: CpuArray, out: CpuArray) -> None:
+        shares = {"SCORES": scores.address, "SCORES_STRIDE": scores.stride, "GROUPS": scores.width}
+        args = fields.GATE(**_from_to(x, out), WIDTH=out.width, **shares)
+        self._recording.emit("gate", out.rows, args, [x.region, scores.region], [out.region])
 
     def add(self, x: CpuArray, y: CpuArray, scale: float, out: CpuArray) -> None:
         other = {"OTHER": y.address, "OTHER_STRIDE": y.stride, "SCALE": float_bits(scale)}

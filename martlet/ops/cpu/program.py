@@ -9,7 +9,7 @@ asks for no more meetings than that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +21,17 @@ from martlet.ops.cpu.kernels.fields import (
     BARRIER,
     BYTES,
     COUNTER,
+    GATHER_ROWS,
     KERNEL,
     LINE_WORDS,
+    ORDER_HEAD,
+    ORDER_WORDS,
     QUANTIZE,
     RECORD_FIELDS,
     ROWS,
     ROWS_PER_TILE,
     SEGMENT_PAGES,
+    SORT_CHOICES,
     STEP_ENDED,
     STEP_IDS,
     STEP_LEAST,
@@ -99,6 +103,18 @@ class ByteRows:
     sums: NDArray[np.int32] = field(repr=False)
     mins: NDArray[np.float32] = field(repr=False)
 
+    @classmethod
+    def empty(cls, n_rows: int, width: int) -> ByteRows:
+        """Room for n_rows, whole tiles of them."""
+        count, sums = n_rows * width, n_rows * width // BLOCK * SUMS_PER_BLOCK
+        return cls(
+            width,
+            aligned(count, np.int8),
+            aligned(count // BLOCK * 4, np.float32),
+            aligned(sums * 4, np.int32),
+            aligned(sums * 4, np.float32),
+        )
+
     @property
     def region(self) -> Region:
         """What reading or writing it touches."""
@@ -109,6 +125,33 @@ class ByteRows:
         """The fields of a product that reads it: the four arrays' addresses."""
         arrays = {"X": self.q, "X_SCALES": self.scales, "X_SUMS": self.sums, "X_MINS": self.mins}
         return {name: int(array.ctypes.data) for name, array in arrays.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertOrder:
+    """The pairs of rows and experts of a choice, sorted by expert (`kernels/experts.py`)."""
+
+    n_tiles: int  # at most
+    order: NDArray[np.int32] = field(repr=False)
+    pairs: NDArray[np.int32] = field(repr=False)
+    tiles: NDArray[np.int32] = field(repr=False)
+
+    @classmethod
+    def empty(cls, n_pairs: int, n_experts: int) -> ExpertOrder:
+        """Room for so many pairs."""
+        n_tiles = n_pairs // ROWS_PER_TILE + min(n_pairs, n_experts)
+        words = ORDER_HEAD + n_experts * (ORDER_WORDS + 1)
+        return cls(n_tiles, *(aligned(4 * n, np.int32) for n in (words, 3 * n_pairs, 2 * n_tiles)))
+
+    @property
+    def region(self) -> Region:
+        """What reading or writing it touches."""
+        return Region(int(self.order.ctypes.data), 0, 1)
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The fields of records that read it."""
+        return {"ORDER": int(self.order.ctypes.data), "PAIRS": int(self.pairs.ctypes.data)}
 
 
 class Recorder:
@@ -123,6 +166,9 @@ class Recorder:
         self._writes: list[Region] = []
         self._bytes: dict[Region, ByteRows] = {}  # activations of which a byte form is current
         self._spare: list[ByteRows] = []
+        self._orders: dict[Region, ExpertOrder] = {}  # of choices of experts
+        self._sorted: set[Region] = set()  # choices whose order is current
+        self._gathered: dict[tuple[str, int, int], ByteRows | NDArray[np.float32]] = {}
         self._held: list[Any] = []  # the buffers that records point to
         self._producer: Region | None = None  # the last record's output, if it can make bytes too
         self._states: NDArray[np.float32] | None = None
@@ -167,6 +213,7 @@ class Recorder:
         self._writes += writes
         for stale in [known for known in self._bytes if any(known.overlaps(w) for w in writes)]:
             self._spare.append(self._bytes.pop(stale))
+        self._sorted = {known for known in self._sorted if not any(known.overlaps(w) for w in writes)}
         record = [self._store.address(kernel), barrier, 0, ROW_FIELDS[rows], *args]
         assert (KERNEL, BARRIER, COUNTER, ROWS, ARGS) == (0, 1, 2, 3, 4)
         record += [0] * (RECORD_FIELDS - len(record))
@@ -201,6 +248,53 @@ class Recorder:
         self._bytes[x.region] = form
         return form
 
+    def order_of(self, choice: CpuArray, n_experts: int) -> ExpertOrder:
+        """The pairs of `choice` [rows, 2S], sorted by expert."""
+        chosen = choice.width // 2
+        if choice.region not in self._orders:
+            self._orders[choice.region] = ExpertOrder.empty(self.capacity(choice.rows) * chosen, n_experts)
+            self.keep(self._orders[choice.region])
+        order = self._orders[choice.region]
+        if choice.region not in self._sorted:
+            sizes = {"CHOICE": choice.address, "CHOICE_STRIDE": choice.stride, "CHOSEN": chosen, "N_EXPERTS": n_experts}
+            args = SORT_CHOICES(**sizes, **order.fields, TILES=order.tiles.ctypes.data)
+            self.emit("sort_choices", choice.rows, args, [choice.region], [order.region])
+            self._sorted.add(choice.region)
+        return order
+
+    def gathered(self, x: CpuArray, order: ExpertOrder, k: int, as_bytes: bool) -> tuple[dict[str, int], Region]:
+        """The rows of x for each pair, k columns each, in tiles: a product's fields, the region.
+
+        x is [rows, k], or [rows, S * k] where each slot reads its own columns.
+        """
+        slots = {"N_COLUMNS": k, "SLOT_COLUMNS": 0 if x.width == k else k, "X_COLUMNS": x.width}
+        n_rows = order.n_tiles * ROWS_PER_TILE
+        if as_bytes:
+            form = self.as_bytes(x)
+            to = self._held_gathered("bytes", n_rows, k, lambda: ByteRows.empty(n_rows, k))
+            source, reads, fields, region = form.fields, form.region, to.fields, to.region
+        else:
+            to = self._held_gathered("floats", n_rows, k, lambda: aligned(n_rows * k * 4, np.float32))
+            source, reads = {"X": x.address, "X_SCALES": 0, "X_SUMS": 0, "X_MINS": 0}, x.region
+            fields, region = {**source, "X": int(to.ctypes.data)}, Region(int(to.ctypes.data), 0, 1)
+        args = GATHER_ROWS(
+            **source,
+            X_STRIDE=x.stride,
+            **{name.replace("X", "TO", 1): address for name, address in fields.items()},
+            **slots,
+            **order.fields,
+            TILES=order.tiles.ctypes.data,
+        )
+        self.emit("gather_bytes" if as_bytes else "gather_floats", x.rows, args, [reads, order.region], [region])
+        return fields, region
+
+    def _held_gathered(self, kind: str, n_rows: int, k: int, make: Callable[[], Any]) -> Any:
+        """Memory for gathered rows: all products of a kind take turns."""
+        if (kind, n_rows, k) not in self._gathered:
+            self._gathered[kind, n_rows, k] = make()
+            self.keep(self._gathered[kind, n_rows, k])
+        return self._gathered[kind, n_rows, k]
+
     def attention_states(self, n_kv_heads: int, head_dim: int) -> list[int]:
         """Address and number of the states by which threads share a token's segments.
 
@@ -215,19 +309,12 @@ class Recorder:
 
     def _new_bytes(self, x: CpuArray) -> ByteRows:
         """A spare byte form that fits x, or a new one."""
-        count = self.capacity(x.rows) * x.width
+        n_rows = self.capacity(x.rows)
         for spare in self._spare:
-            if spare.width == x.width and spare.q.size == count:
+            if spare.width == x.width and spare.q.size == n_rows * x.width:
                 self._spare.remove(spare)
                 return spare
-        blocks = count // BLOCK
-        made = ByteRows(
-            x.width,
-            aligned(count, np.int8),
-            aligned(blocks * 4, np.float32),
-            aligned(blocks * SUMS_PER_BLOCK * 4, np.int32),
-            aligned(blocks * SUMS_PER_BLOCK * 4, np.float32),
-        )
+        made = ByteRows.empty(n_rows, x.width)
         self.keep(made)
         return made
 

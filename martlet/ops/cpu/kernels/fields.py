@@ -49,7 +49,7 @@ class Fields:
 
 
 _ROWWISE = "IN IN_STRIDE OUT OUT_STRIDE WIDTH"  # strides are in floats, here and below
-ACT_MUL = Fields(_ROWWISE)  # WIDTH is OUT's
+ACT_MUL = Fields(f"{_ROWWISE} GROUPS")  # WIDTH is a group's, of OUT
 ADD = Fields(f"{_ROWWISE} OTHER OTHER_STRIDE SCALE")
 ADVANCE = Fields("GUESSES GUESSES_STRIDE")
 ARGMAX = Fields(f"{_ROWWISE} TOKENS BEFORE BEFORE_STRIDE")  # BEFORE 0: none
@@ -63,12 +63,27 @@ CHOOSE = Fields(_ROWWISE)
 # CODEBOOK 0, here and below: codes are values.
 EMBED = Fields("TABLE N_COLUMNS GROUP_BYTES CODEBOOK SCALE OUT OUT_STRIDE")
 KV_WRITE = Fields("K K_STRIDE V V_STRIDE TO_KEYS TO_VALUES KV_HEADS KV_DIM RECENT N_PAGES")
-LINEAR = Fields(
+_PRODUCT = (
     "WEIGHT N_ROWS N_COLUMNS GROUP_BYTES CODEBOOK"
     " X X_SCALES X_SUMS X_MINS X_STRIDE"  # bytes have scales, sums, minimums; float32 has a stride
-    " OUT OUT_STRIDE BIAS RESIDUAL RESIDUAL_STRIDE"  # BIAS and RESIDUAL 0: none
+    " OUT OUT_STRIDE BIAS"  # BIAS 0: none
     " UNPACKED UNPACKED_BYTES"  # of quantised ones: where a thread unpacks groups, bytes a thread
 )
+LINEAR = Fields(f"{_PRODUCT} RESIDUAL RESIDUAL_STRIDE")  # RESIDUAL 0: none
+# WEIGHT is a table of addresses, X what `GATHER_ROWS` has put together; SLOT_STRIDE is from one
+# slot's columns of OUT to the next's, and of a bias from one expert's to the next's.
+EXPERT_LINEAR = Fields(f"{_PRODUCT} SLOT_STRIDE ORDER PAIRS")
+SORT_CHOICES = Fields("CHOICE CHOICE_STRIDE CHOSEN N_EXPERTS ORDER PAIRS TILES")
+GATHER_ROWS = Fields(
+    "X X_SCALES X_SUMS X_MINS X_STRIDE TO TO_SCALES TO_SUMS TO_MINS N_COLUMNS"
+    " SLOT_COLUMNS"  # from one slot's columns of x to the next's; 0: all read the same
+    " X_COLUMNS ORDER PAIRS TILES"
+)
+ROUTE = Fields(
+    f"{_ROWWISE} CHOSEN SIGMOID NORMALISED FACTOR BIAS N_GROUPS GROUPS_CHOSEN N_RANKING SCRATCH"
+)  # WIDTH is E; BIAS 0: none
+COMBINE = Fields(f"{_ROWWISE} CHOICE CHOICE_STRIDE CHOSEN")  # WIDTH is OUT's
+GATE = Fields(f"{_ROWWISE} SCORES SCORES_STRIDE GROUPS")
 LORA = Fields("IN IN_STRIDE OUT OUT_STRIDE K N TABLE SCRATCH BY_LOGIT_ROW")
 MASK_FILL = Fields("OUT N_WORDS SHARED IDS N_IDS")
 PACK = Fields("SRC SRC_ROW_BYTES DST GROUP_BYTES N_GROUPS N_COLUMNS")
@@ -82,6 +97,8 @@ TAKE_ROWS = Fields(_ROWWISE)
 TRIE_WALK = Fields(
     "BYTE END DEPTH FIRST TOKENS TABLE ACCEPT FOLLOW START NODE COUNTED SCRATCH MASK STAYING LEAVING N_FOUND FINAL"
 )
+
+ORDER_HEAD, ORDER_WORDS = 2, 4  # of an order of pairs (`experts.py`): int32 before, and for each expert
 
 # Fields of a step's header; arrays are int32 (ops/interface.py, StepInputs) and stand as addresses.
 STEP_TOKENS, STEP_LOGITS, STEP_SEQS = 0, 1, 2  # T, L, B

@@ -18,6 +18,14 @@ from martlet.kv_types import KV_TYPES
 from martlet.ops.cpu.kernels.advance import advance_kernel, argmax_kernel, choose_kernel
 from martlet.ops.cpu.kernels.attention import attention_kernel
 from martlet.ops.cpu.kernels.embed import embed_float, embed_quant
+from martlet.ops.cpu.kernels.experts import (
+    combine_kernel,
+    expert_linear_kernel,
+    gate_kernel,
+    gather_rows_kernel,
+    route_kernel,
+    sort_choices_kernel,
+)
 from martlet.ops.cpu.kernels.fields import ROWS_PER_TILE
 from martlet.ops.cpu.kernels.kv_float import kv_write_kernel
 from martlet.ops.cpu.kernels.kv_q4 import kv_write_q4_kernel, pack_q4_kernel
@@ -57,6 +65,12 @@ BUILDERS: dict[str, Builder] = {
     "argmax": argmax_kernel,
     "choose": choose_kernel,
     "advance": advance_kernel,
+    "route": route_kernel,
+    "sort_choices": sort_choices_kernel,
+    "gather_bytes": partial(gather_rows_kernel, as_bytes=True),
+    "gather_floats": partial(gather_rows_kernel, as_bytes=False),
+    "combine": combine_kernel,
+    "gate": gate_kernel,
     "trie_walk": trie_walk_kernel,
     "mask_fill": mask_fill_kernel,
     "rope_table": rope_table_kernel,
@@ -76,6 +90,7 @@ BUILDERS: dict[str, Builder] = {
 for layout in LAYOUTS.values():
     make = linear_quant if isinstance(layout, QuantLayout) else linear_float
     BUILDERS[f"linear_{layout.name}"] = partial(make, layout=layout)  # type: ignore[arg-type, call-arg]
+    BUILDERS[f"expert_linear_{layout.name}"] = partial(expert_linear_kernel, layout=layout)
     make = embed_quant if isinstance(layout, QuantLayout) else embed_float
     BUILDERS[f"embed_{layout.name}"] = partial(make, layout=layout)  # type: ignore[arg-type, call-arg]
     make = pack_quant if isinstance(layout, QuantLayout) else pack_float

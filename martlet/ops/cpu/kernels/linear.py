@@ -34,7 +34,7 @@ FETCHED_AHEAD = 8192  # bytes of weights, to the second-level cache
 
 # The fields of a linear record; CODEBOOK, X_SCALES, X_SUMS and X_MINS only where quantised.
 WEIGHT, N_ROWS, N_COLUMNS, GROUP_BYTES, CODEBOOK, X, X_SCALES, X_SUMS, X_MINS, X_STRIDE, *_ = LINEAR
-*_, OUT, OUT_STRIDE, BIAS, RESIDUAL, RESIDUAL_STRIDE, UNPACKED, UNPACKED_BYTES = LINEAR
+*_, OUT, OUT_STRIDE, BIAS, UNPACKED, UNPACKED_BYTES, RESIDUAL, RESIDUAL_STRIDE = LINEAR
 
 
 def scale_reader(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
@@ -222,73 +222,77 @@ def linear_quant(v: Verbs, layout: QuantLayout) -> Callable[..., None]:
                 break
             ticket = n_threads + v.atomic_add(v.i64p(record[COUNTER]), 0, 1)
             if unpacks:
-                many_rows(record, n_rows, first, stop, record[UNPACKED] + thread * record[UNPACKED_BYTES])
+                unpacked = record[UNPACKED] + thread * record[UNPACKED_BYTES]
+                many_rows(record, record[WEIGHT], 0, 0, n_rows, first, stop, unpacked)
             else:
                 for t in range(0, n_rows, ROWS_PER_TILE):
                     for g in range(first, stop):
-                        few_rows(record, t, min(n_rows - t, ROWS_PER_TILE), g)
+                        few_rows(record, record[WEIGHT], t, t, min(n_rows - t, ROWS_PER_TILE), g)
 
     return kernel
 
 
-def few_rows_product(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
-    """The function (record, t, n_rows, g): rows t … t + n_rows, one tile of activations at most,
-    times group g.
+Writer = Callable[[Verbs, int], Callable[..., Any]]
+
+
+def few_rows_product(v: Verbs, layout: QuantLayout, writer: Writer = tile_writer) -> Callable[..., Any]:
+    """The function (record, weight, t, place, n_rows, g): rows t … t + n_rows of the activations,
+    one tile at most, times group g of the weight. The writer gets `place` for row t.
     """
     tile_rows, locate = v.rows, tile_locator(v)
     one, two, three, four = (tile_product(v, layout, rows) for rows in (1, 2, 3, 4))
-    write_one, write_two, write_three, write_four = (tile_writer(v, rows) for rows in (1, 2, 3, 4))
-    eight, write_eight = tile_product(v, layout, tile_rows), tile_writer(v, tile_rows)
+    write_one, write_two, write_three, write_four = (writer(v, rows) for rows in (1, 2, 3, 4))
+    eight, write_eight = tile_product(v, layout, tile_rows), writer(v, tile_rows)
 
     @njit(forceinline=True, **OPTIONS)
-    def multiply(record, t, n_rows, g):  # type: ignore[no-untyped-def]
+    def multiply(record, weight, t, place, n_rows, g):  # type: ignore[no-untyped-def]
         x, scales, sums, mins = locate(record, t)
-        group, codebook = v.i8p(record[WEIGHT] + g * record[GROUP_BYTES]), v.i8p(record[CODEBOOK])
+        group, codebook = v.i8p(weight + g * record[GROUP_BYTES]), v.i8p(record[CODEBOOK])
         n_blocks, n, row = record[N_COLUMNS] // BLOCK, g * GROUP, 0
         while row < n_rows:
             left = n_rows - row
             if left == 1:
                 acc1 = one(group, n_blocks, codebook, x, scales, sums, mins, row)
-                write_one(record, acc1, t + row, left, n)
+                write_one(record, acc1, place + row, left, n)
             elif left == 2:
                 acc2 = two(group, n_blocks, codebook, x, scales, sums, mins, row)
-                write_two(record, acc2, t + row, left, n)
+                write_two(record, acc2, place + row, left, n)
             elif left == 3:
                 acc3 = three(group, n_blocks, codebook, x, scales, sums, mins, row)
-                write_three(record, acc3, t + row, left, n)
+                write_three(record, acc3, place + row, left, n)
             elif left < ROWS_PER_TILE or tile_rows == 4:
                 left = 4
                 acc4 = four(group, n_blocks, codebook, x, scales, sums, mins, row)
-                write_four(record, acc4, t + row, left, n)
+                write_four(record, acc4, place + row, left, n)
             else:
                 acc8 = eight(group, n_blocks, codebook, x, scales, sums, mins, row)
-                write_eight(record, acc8, t + row, left, n)
+                write_eight(record, acc8, place + row, left, n)
             row += left
 
     return multiply
 
 
-def many_rows_product(v: Verbs, layout: QuantLayout) -> Callable[..., Any]:
-    """The function (record, n_rows, first, stop, unpacked): all rows times groups first … stop,
-    which it unpacks to the address `unpacked` once.
+def many_rows_product(v: Verbs, layout: QuantLayout, writer: Writer = tile_writer) -> Callable[..., Any]:
+    """The function (record, weight, t, place, n_rows, first, stop, unpacked): n_rows rows from t on
+    times groups first … stop of the weight, which it unpacks to the address `unpacked` once.
     """
     tile_rows, block_bytes = v.rows, layout.unpacked.block_bytes
-    product, write = tile_product(v, layout.unpacked, tile_rows), tile_writer(v, tile_rows)
+    product, write = tile_product(v, layout.unpacked, tile_rows), writer(v, tile_rows)
     locate, unpack = tile_locator(v), unpacker(v, layout)
 
     @njit(forceinline=True, **OPTIONS)
-    def multiply(record, n_rows, first, stop, unpacked):  # type: ignore[no-untyped-def]
+    def multiply(record, weight, t, place, n_rows, first, stop, unpacked):  # type: ignore[no-untyped-def]
         codebook, n_blocks = v.i8p(record[CODEBOOK]), record[N_COLUMNS] // BLOCK
         group_bytes = n_blocks * block_bytes
         for g in range(first, stop):
-            group = v.i8p(record[WEIGHT] + g * record[GROUP_BYTES])
+            group = v.i8p(weight + g * record[GROUP_BYTES])
             unpack(group, n_blocks, codebook, v.i8p(unpacked + (g - first) * group_bytes))
-        for t in range(0, n_rows, tile_rows):
-            x, scales, sums, mins = locate(record, t)
+        for row in range(0, n_rows, tile_rows):
+            x, scales, sums, mins = locate(record, t + row)
             for g in range(first, stop):
                 group = v.i8p(unpacked + (g - first) * group_bytes)
-                acc = product(group, n_blocks, codebook, x, scales, sums, mins, t % ROWS_PER_TILE)
-                write(record, acc, t, min(n_rows - t, tile_rows), g * GROUP)
+                acc = product(group, n_blocks, codebook, x, scales, sums, mins, (t + row) % ROWS_PER_TILE)
+                write(record, acc, place + row, min(n_rows - row, tile_rows), g * GROUP)
 
     return multiply
 
@@ -308,10 +312,29 @@ def tile_locator(v: Verbs) -> Callable[..., Any]:
 
 def linear_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
     """The kernel for float weights: x is float32, columns in order, a fused multiply-add each."""
+    multiply, share, tile_rows = few_rows_float(v, layout), sharer(), v.rows
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        n_rows, n_groups = step[record[ROWS]], (record[N_ROWS] + GROUP - 1) // GROUP
+        ticket = thread
+        while True:
+            first, stop = share(record[GROUP_BYTES], n_rows, n_groups, n_threads, ticket)
+            if first >= n_groups:
+                break
+            ticket = n_threads + v.atomic_add(v.i64p(record[COUNTER]), 0, 1)
+            for t in range(0, n_rows, tile_rows):
+                for g in range(first, stop):
+                    multiply(record, record[WEIGHT], t, t, min(n_rows - t, tile_rows), g)
+
+    return kernel
+
+
+def few_rows_float(v: Verbs, layout: FloatLayout, writer: Writer = tile_writer) -> Callable[..., Any]:
+    """As `few_rows_product`, for float weights."""
     load = {"f32": v.load_f32, "f16": v.load_f16, "bf16": v.load_bf16}[layout.name]
-    write_one, write_few, write_many = (tile_writer(v, rows) for rows in (1, 4, v.rows))
-    share, lanes, tile_rows = sharer(), v.lanes, v.rows
+    write_one, write_few, write_many = (writer(v, rows) for rows in (1, 4, v.rows))
     zeros = {rows: v.tile_zero(rows) for rows in (1, 4, v.rows)}
+    lanes, tile_rows = v.lanes, v.rows
 
     def product_of(rows: int) -> Callable[..., Any]:
         zero = zeros[rows]
@@ -328,28 +351,21 @@ def linear_float(v: Verbs, layout: FloatLayout) -> Callable[..., None]:
     one, few = product_of(1), product_of(4)
     many = product_of(v.rows) if v.rows > 4 else few
 
-    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
-        n_rows, n_columns = step[record[ROWS]], record[N_COLUMNS]
-        n_groups = (record[N_ROWS] + GROUP - 1) // GROUP
-        counter, x_stride = v.i64p(record[COUNTER]), record[X_STRIDE]
-        ticket = thread
-        while True:
-            first, stop = share(record[GROUP_BYTES], n_rows, n_groups, n_threads, ticket)
-            if first >= n_groups:
-                break
-            ticket = n_threads + v.atomic_add(counter, 0, 1)
-            for t in range(0, n_rows, tile_rows):
-                x = v.f32p(record[X] + t * x_stride * 4)
-                left = min(n_rows - t, tile_rows)
-                for g in range(first, stop):
-                    group = v.i8p(record[WEIGHT] + g * record[GROUP_BYTES])
-                    for lane in range(0, GROUP, lanes):
-                        n = g * GROUP + lane
-                        if left == 1:
-                            write_one(record, one(group, lane, n_columns, x, x_stride), t, left, n)
-                        elif left <= 4:
-                            write_few(record, few(group, lane, n_columns, x, x_stride), t, left, n)
-                        else:
-                            write_many(record, many(group, lane, n_columns, x, x_stride), t, left, n)
+    @njit(forceinline=True, **OPTIONS)
+    def multiply(record, weight, t, place, n_rows, g):  # type: ignore[no-untyped-def]
+        group, n_columns, x_stride = v.i8p(weight + g * record[GROUP_BYTES]), record[N_COLUMNS], record[X_STRIDE]
+        for row in range(0, n_rows, tile_rows):
+            x, left = v.f32p(record[X] + (t + row) * x_stride * 4), min(n_rows - row, tile_rows)
+            for lane in range(0, GROUP, lanes):
+                n = g * GROUP + lane
+                if left == 1:
+                    acc1 = one(group, lane, n_columns, x, x_stride)
+                    write_one(record, acc1, place + row, left, n)
+                elif left <= 4:
+                    acc4 = few(group, lane, n_columns, x, x_stride)
+                    write_few(record, acc4, place + row, left, n)
+                else:
+                    acc8 = many(group, lane, n_columns, x, x_stride)
+                    write_many(record, acc8, place + row, left, n)
 
-    return kernel
+    return multiply

@@ -18,8 +18,9 @@ from martlet.ops.cpu.simd.mathlib import activation, hyperbolic_tangent
 from martlet.ops.cpu.simd.verbs import Verbs
 from martlet.spec import Activation
 
-IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH = ACT_MUL  # and every other's first fields
+IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH, *_ = ACT_MUL  # and every other's first fields
 *_, NORM_WEIGHT, EPS, GROUPS = RMS_NORM
+*_, ACT_GROUPS = ACT_MUL
 *_, OTHER, OTHER_STRIDE, SCALE = ADD
 *_, FACTOR, CAP = SCALE_CAP
 
@@ -73,26 +74,28 @@ def rms_norm_kernel(v: Verbs) -> Callable[..., None]:
 
 
 def act_mul_kernel(v: Verbs, function: Activation) -> Callable[..., None]:
-    """out = act(gate) * up; the gate's WIDTH columns are followed by up's."""
+    """out = act(gate) * up by groups; a group's gate, WIDTH columns, is followed by its up."""
     act, claim, lanes, quantize = activation(v, function), tile_claimer(v), v.lanes, tile_quantizer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         width = record[WIDTH]
+        pieces = (width + COLUMNS_A_UNIT - 1) // COLUMNS_A_UNIT
         while True:
-            first_row, stop_row, piece = claim(record, step, (width + COLUMNS_A_UNIT - 1) // COLUMNS_A_UNIT)
+            first_row, stop_row, unit = claim(record, step, pieces * record[ACT_GROUPS])
             if first_row >= stop_row:
                 break
-            first = piece * COLUMNS_A_UNIT
+            group, first = unit // pieces * width, unit % pieces * COLUMNS_A_UNIT
             stop = min(first + COLUMNS_A_UNIT, width)
             for row in range(first_row, stop_row):
-                gate = v.f32p(record[IN] + row * record[IN_STRIDE] * 4)
-                out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
+                gate = v.f32p(record[IN] + (row * record[IN_STRIDE] + 2 * group) * 4)
+                out = v.f32p(record[OUT] + (row * record[OUT_STRIDE] + group) * 4)
                 for k in range(first, stop, lanes):
                     up = v.load_first(gate, width + k, stop - k)
                     v.store_first(out, k, v.mul(act(v.load_first(gate, k, stop - k)), up), stop - k)
             if record[BYTES] != 0:
                 out = v.f32p(record[OUT] + first_row * record[OUT_STRIDE] * 4)
-                quantize(record, out, record[OUT_STRIDE], first_row, stop_row - first_row, first, stop)
+                rows = stop_row - first_row
+                quantize(record, out, record[OUT_STRIDE], first_row, rows, group + first, group + stop)
 
     return kernel
 

@@ -1,0 +1,116 @@
+"""Files of mixtures of experts: what is wrong in them is named, before anything is packed; adapters
+and speed estimates know what a token reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapter_files import write_peft
+from test_load import Untouched, load
+from tiny import golden, write_hf
+
+from martlet import LLM, toy
+from martlet.errors import FormatError, MartletError, UnsupportedError
+from martlet.formats.checkpoint import open_checkpoint
+from martlet.models.families import spec_of
+from martlet.models.weights import layer_matrices, load_model
+from martlet.ops.null import NullBackend
+from martlet.spec import MoeFfn, Scoring
+
+
+def toy_spec(path: Path, **settings: Any) -> Any:
+    return spec_of(open_checkpoint(toy.write_model(path / "toy.gguf", "qwen3moe", settings=settings)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"expert_used_count": 7}, "7 of 6 experts"),
+        ({"expert_used_count": 0}, "expert_used_count is 0"),
+        ({"expert_count": -1}, "expert_count is -1"),
+        ({"expert_count": "six"}, "expert_count is 'six'"),
+        ({"expert_feed_forward_length": 0}, "expert_feed_forward_length is 0"),
+        ({"expert_weights_scale": float("nan")}, "expert_weights_scale is nan"),
+    ],
+)
+def test_hostile_gguf_keys(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = toy.write_model(tmp_path / "toy.gguf", "qwen3moe")
+    checkpoint = open_checkpoint(path)
+    checkpoint.metadata = {**checkpoint.metadata, **{f"qwen3moe.{key}": value for key, value in settings.items()}}
+    with pytest.raises(FormatError, match=message):
+        load_model(checkpoint, Untouched())
+
+
+def test_what_a_gguf_may_ask_for(tmp_path: Path) -> None:
+    spec = toy_spec(tmp_path, expert_gating_func=2, expert_weights_scale=2.5, expert_weights_norm=False)
+    ffn = spec.layers[0].ffn
+    assert isinstance(ffn, MoeFfn)
+    assert (ffn.routing.scoring, ffn.routing.scale, ffn.routing.normalised) == (Scoring.SIGMOID, 2.5, False)
+    with pytest.raises(UnsupportedError, match=r"expert_gating_func = 9"):
+        toy_spec(tmp_path, expert_gating_func=9)
+    with pytest.raises(UnsupportedError, match=r"qwen3moe\.expert_group_count = 4"):
+        toy_spec(tmp_path, expert_group_count=4)
+
+
+def test_experts_in_a_dense_family_are_refused(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(toy.write_model(tmp_path / "toy.gguf", "gemma2"))
+    checkpoint.metadata = {**checkpoint.metadata, "gemma2.expert_count": 4}
+    with pytest.raises(UnsupportedError, match="expert_count"):
+        spec_of(checkpoint)
+    config, tensors, _ = golden("llama")
+    path = write_hf({**config, "num_local_experts": 4}, tensors, tmp_path / "model")
+    with pytest.raises(UnsupportedError, match="num_local_experts = 4"):
+        spec_of(open_checkpoint(path))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_local_experts", "6"),
+        ("num_local_experts", 1 << 20),
+        ("num_experts_per_tok", 7),
+        ("moe_intermediate_size", None),
+        ("decoder_sparse_step", 0),
+        ("mlp_only_layers", "all"),
+        ("norm_topk_prob", 1),
+    ],
+)
+def test_hostile_config(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(FormatError):
+        load(tmp_path, lambda config, tensors: config.update({key: value}), "qwen3moe")
+
+
+def test_an_expert_that_is_missing_or_misshapen_is_named(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.experts.4.up_proj.weight"
+    with pytest.raises(FormatError, match=r"blk\.1\.ffn_up_exps\.4\.weight is missing"):
+        load(tmp_path / "1", lambda config, tensors: tensors.pop(name), "qwen3moe")
+    with pytest.raises(FormatError, match=r"blk\.1\.ffn_up_exps\.4\.weight has the shape 32x47, expected 32x48"):
+        load(tmp_path / "2", lambda config, tensors: tensors.update({name: np.zeros((32, 47), np.float32)}), "qwen3moe")
+    more = name.replace("experts.4", "experts.6")
+    with pytest.raises(FormatError, match=r"holds the tensor blk\.1\.ffn_up_exps\.6\.weight"):
+        load(tmp_path / "3", lambda config, tensors: tensors.update({more: tensors[name]}), "qwen3moe")
+
+
+def test_a_token_reads_its_experts_only(tmp_path: Path) -> None:
+    """Two of six experts; the embedding of a tied model counts as the head that it is."""
+    checkpoint = open_checkpoint(toy.write_model(tmp_path / "toy.gguf", "qwen3moe", quantised=False))
+    ops = NullBackend(lambda tensors: sum(tensor.data.nbytes for tensor in tensors))
+    model = load_model(checkpoint, ops, advise=False)
+    experts = sum(t.data.nbytes for name, t in checkpoint.tensors.items() if "_exps" in name)
+    vectors = sum(t.data.nbytes for t in checkpoint.tensors.values() if len(t.shape) == 1)
+    everything = sum(t.data.nbytes for t in checkpoint.tensors.values()) - vectors
+    assert (model.weight_bytes, model.token_bytes) == (everything, everything - experts * 4 // 6)
+    matrices = layer_matrices(checkpoint, model.spec)
+    assert len(matrices) == 3 * (4 + 1 + 3 * 6)
+    assert sum(share for _, share in matrices) == pytest.approx(3 * (4 + 1 + 3 * 2))
+
+
+def test_an_adapter_of_experts_is_refused_by_name(tmp_path: Path) -> None:
+    path, zeros = toy.write_model(tmp_path / "toy.gguf", "qwen3moe"), np.zeros((4, 64), np.float32)
+    adapter = write_peft(tmp_path / "adapter", {"blk.0.ffn_gate": (zeros, np.zeros((32, 4), np.float32))})
+    with pytest.raises(MartletError, match=r"ffn_gate, which is no product of a layer"), LLM(str(path), lora={"a": str(adapter)}):
+        pass
