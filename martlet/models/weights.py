@@ -109,8 +109,8 @@ def load_model(
     """Check every tensor of the checkpoint against its spec, then pack them all.
 
     `context` is the longest context in tokens that the engine will use; it selects between a file's
-    RoPE factor sets (longrope). `progress` is called with (bytes done, bytes in all). `advise` tells
-    the system to read ahead; a backend that reads no weights has no use for that. Raises
+    RoPE factor sets (longrope). `progress` is called with (bytes done, bytes in all). `advise`
+    tells the system to read ahead, which is of no use to a backend that reads no weights. Raises
     FormatError and UnsupportedError before packing starts.
     """
     spec = spec_of(checkpoint, context)
