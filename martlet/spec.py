@@ -15,6 +15,9 @@ class Activation(StrEnum):
     SILU = "silu"
     GELU_TANH = "gelu_tanh"  # the tanh approximation
     GELU = "gelu"  # exact, by erf
+    # Not act(gate) * up: gate * sigmoid(1.702 gate) * (up + 1), both within ±7 but for a low gate
+    # (arXiv:2508.10925).
+    SWIGLU_OAI = "swiglu_oai"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Attention:
     qk_norm_per_head: bool = True  # False: over all heads at once (olmo2)
     bias: bool = False  # q, k and v have a bias
     out_bias: bool = False
+    sinks: bool = False  # each head has a score that belongs to no position (arXiv:2309.17453)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class MoeFfn:
     expert_hidden: int
     activation: Activation
     correction: bool = False  # a bias of each expert counts in the choice, not in the weights
+    router_bias: bool = False
+    bias: bool = False  # of each expert's products
     shared: DenseFfn | None = None  # a network that every token goes through
     shared_gated: bool = False  # its output times sigmoid(x · a vector)
 

@@ -72,6 +72,10 @@ FAMILIES: Mapping[str, tuple[Mapping[str, int], Mapping[str, Any]]] = MappingPro
         "qwen3": (_QK_NORMS, {}),
         "qwen2moe": (_BIASES, {**_EXPERTS, "expert_shared_feed_forward_length": FFN_HIDDEN}),
         "qwen3moe": (_QK_NORMS, _EXPERTS),
+        "gpt-oss": (
+            {**_BIASES, "attn_output.bias": HIDDEN, "attn_sinks.weight": N_HEADS, "ffn_gate_inp.bias": N_EXPERTS},
+            {**_EXPERTS, "attention.sliding_window": 40},
+        ),
         "gemma2": (
             _POST_NORMS,
             {"attention.sliding_window": 40, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
@@ -126,8 +130,7 @@ def write_model(
     """
     if family not in FAMILIES:
         raise UnsupportedError(f"no toy model of the family {family!r}", FAMILIES)
-    vectors, own_settings = FAMILIES[family]
-    own_settings = {**own_settings, **settings}
+    own_settings = {**FAMILIES[family][1], **settings}
     sizes = {
         "context_length": CONTEXT,
         "embedding_length": HIDDEN,
@@ -143,7 +146,7 @@ def write_model(
     metadata = {"general.architecture": family, "general.name": "tiny", **keys, **tokenizer_metadata()}
     rng = np.random.default_rng(seed)
     tensors = []
-    for name, (shape, block_type) in _shapes(n_layers, vectors, own_settings, tied).items():
+    for name, (shape, block_type) in _shapes(family, n_layers, own_settings, tied).items():
         values = (rng.standard_normal(shape) * (0.3 if len(shape) > 1 else 0.05)).astype(np.float32)
         centre = 4 if ".post_" in name else 1  # with 4 a layer outweighs Gemma's scaled embedding
         values = change(name, values if len(shape) > 1 else values + np.float32(centre))
@@ -154,7 +157,7 @@ def write_model(
     return written
 
 
-def _ffn_shapes(settings: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], BlockType]]:
+def _ffn_shapes(settings: Mapping[str, Any], biases: bool) -> dict[str, tuple[tuple[int, ...], BlockType]]:
     """The matrices of a layer's feed-forward part: dense, or a mixture of experts."""
     f32, q8, q4 = BlockType.F32, BlockType.Q8_0, BlockType.Q4_0
     n_experts, shared = settings.get("expert_count", 0), settings.get("expert_shared_feed_forward_length", 0)
@@ -170,6 +173,9 @@ def _ffn_shapes(settings: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...],
         "ffn_up_exps.weight": ((n_experts, EXPERT_HIDDEN, HIDDEN), q4),
         "ffn_down_exps.weight": ((n_experts, HIDDEN, EXPERT_HIDDEN), q8),
     }
+    if biases:
+        widths = {"gate": EXPERT_HIDDEN, "up": EXPERT_HIDDEN, "down": HIDDEN}
+        shapes |= {f"ffn_{name}_exps.bias": ((n_experts, width), f32) for name, width in widths.items()}
     if shared:
         shapes |= {
             "ffn_gate_inp_shexp.weight": ((1, HIDDEN), f32),
@@ -181,10 +187,11 @@ def _ffn_shapes(settings: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...],
 
 
 def _shapes(
-    n_layers: int, vectors: Mapping[str, int], settings: Mapping[str, Any], tied: bool
+    family: str, n_layers: int, settings: Mapping[str, Any], tied: bool
 ) -> dict[str, tuple[tuple[int, ...], BlockType]]:
     """Each tensor's shape and block type, in the order in which their values are drawn."""
     f32, q8, q4 = BlockType.F32, BlockType.Q8_0, BlockType.Q4_0
+    vectors, is_oss = FAMILIES[family][0], family == "gpt-oss"
     shapes: dict[str, tuple[tuple[int, ...], BlockType]] = {"token_embd.weight": ((VOCAB, HIDDEN), q8 if tied else f32)}
     for layer in range(n_layers):
         tensors: dict[str, tuple[tuple[int, ...], BlockType]] = {
@@ -193,8 +200,8 @@ def _shapes(
             "attn_k.weight": ((N_KV_HEADS * HEAD_DIM, HIDDEN), q4),
             "attn_v.weight": ((N_KV_HEADS * HEAD_DIM, HIDDEN), q8),
             "attn_output.weight": ((HIDDEN, N_HEADS * HEAD_DIM), q8),
-            "ffn_norm.weight": ((HIDDEN,), f32),
-            **_ffn_shapes(settings),
+            ("post_attention_norm" if is_oss else "ffn_norm") + ".weight": ((HIDDEN,), f32),
+            **_ffn_shapes(settings, is_oss),
         }
         tensors |= {name: ((length,), f32) for name, length in vectors.items()}
         shapes |= {f"blk.{layer}.{name}": tensor for name, tensor in tensors.items()}

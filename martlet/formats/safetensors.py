@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from martlet.errors import FormatError, UnsupportedError
+from martlet.formats.expert_stacks import BLOCKS_ENDING, SCALES_ENDING
 from martlet.formats.files import map_file, parse_json
 from martlet.quant.table import BLOCKS, BlockType, RawTensor
 
@@ -85,6 +86,8 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, BlockType, tuple[int
         )
     if not isinstance(dtype, str):
         raise FormatError(path, f"tensor {name!r}: the dtype is {str(dtype)[:80]}", offset=8)
+    if dtype == "U8" and name.endswith((BLOCKS_ENDING, SCALES_ENDING)):
+        dtype = "I8"  # codes, not numbers (`expert_stacks.py`)
     if dtype not in TYPES:
         raise UnsupportedError(f"{path}: tensor {name!r} has the type {dtype!r}", TYPES)
     wanted = math.prod(shape) * BLOCKS[TYPES[dtype]].nbytes

@@ -39,7 +39,15 @@ def _ffn(meta: ModelMeta, activation: Activation, index: int) -> DenseFfn | MoeF
     if experts is None or keys is None or index in experts.dense:
         return DenseFfn(meta.ffn_hidden, activation)
     shared = DenseFfn(experts.shared_hidden, activation) if experts.shared_hidden else None
-    return MoeFfn(experts.routing, experts.hidden, activation, shared=shared, shared_gated=keys.shared_gated)
+    return MoeFfn(
+        experts.routing,
+        experts.hidden,
+        activation,
+        router_bias=keys.biases,
+        bias=keys.biases,
+        shared=shared,
+        shared_gated=keys.shared_gated,
+    )
 
 
 def _model(meta: ModelMeta, layers: Iterable[Layer]) -> ModelSpec:
@@ -90,6 +98,16 @@ def _olmoe(meta: ModelMeta, context: int | None) -> ModelSpec:
     spec = _qwen3(meta, context)
     layers = (replace(x, mixer=replace(x.mixer, qk_norm_per_head=False)) for x in spec.layers)
     return replace(spec, layers=tuple(layers))
+
+
+def _gpt_oss(meta: ModelMeta, context: int | None) -> ModelSpec:
+    """Every other layer has a window; heads have sinks, experts biases (arXiv:2508.10925)."""
+    meta = replace(meta, activation=Activation.SWIGLU_OAI, rope_scaling={**meta.rope_scaling, "truncate": False})
+    rope, layers = rope_of(meta, context), []
+    for i, slides in enumerate(_sliding(meta, lambda i: i % 2 == 0)):
+        mixer = replace(_attention(meta, rope, meta.window if slides else None), sinks=True)
+        layers.append(_layer(meta, mixer, index=i))
+    return _model(meta, layers)
 
 
 def _smollm3(meta: ModelMeta, context: int | None) -> ModelSpec:
@@ -161,6 +179,8 @@ GEMMA_CONFIG = {
 }
 # The name that other families' ffn_norm has is that of the norm after attention in these.
 POST_NORMS = {"post_attention_layernorm": "post_attention_norm"}
+# And in GGUF the name of that norm is ffn_norm's in these.
+NORM_BEFORE_FFN = {"post_attention_norm": "ffn_norm"}
 FAMILIES: dict[str, Family] = {
     # In GGUF, Mixtral is a llama with experts.
     "llama": Family(_llama, gguf_permuted=True, experts=ExpertKeys(None)),
@@ -235,6 +255,14 @@ FAMILIES: dict[str, Family] = {
         _olmoe,
         {"num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5},
         experts=ExpertKeys(hidden="intermediate_size", gguf_normalised=False),
+    ),
+    "gpt-oss": Family(
+        _gpt_oss,
+        {"attention_bias": True, "head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5, "num_experts_per_tok": 4},
+        experts=ExpertKeys("intermediate_size", True, biases=True),
+        gguf_renamed=NORM_BEFORE_FFN,
+        transposed_experts=True,
+        alternating_gate_up=True,
     ),
     "olmo2": Family(_olmo2, {"rms_norm_eps": 1e-5}, renamed=POST_NORMS),
 }

@@ -133,7 +133,7 @@ def _attend(
         ops.rope(k, spec.head_dim, spec.rope, k)
     ops.kv_write(k, v, cache)
     y = stream.scratch("attended", q_width)
-    ops.attention(q, cache, spec, y)
+    ops.attention(q, cache, spec, y, mixer.sinks)
     if narrows:
         y = stream.narrow(y, q_width)  # [L, H * D]
     norm, norm_weight = layer.post_mixer_norm, weights.post_mixer_norm
@@ -166,11 +166,11 @@ def _mix_experts(stream: Stream, spec: MoeFfn, layer: Layer, weights: LayerWeigh
     scores, choice = stream.scratch("scores", routing.n_experts), stream.scratch("choice", 2 * n)
     y = stream.scratch("added", stream.width)
 
-    ops.linear(x, ffn.router, scores)
+    ops.linear(x, ffn.router, scores, ffn.router_bias)
     ops.route(scores, routing, ffn.correction, choice)
-    ops.expert_linear(x, choice, ffn.gate_up, gate_up)
+    ops.expert_linear(x, choice, ffn.gate_up, gate_up, ffn.gate_up_bias)
     ops.act_mul(gate_up, spec.activation, gated, n)
-    ops.expert_linear(gated, choice, ffn.down, parts)
+    ops.expert_linear(gated, choice, ffn.down, parts, ffn.down_bias)
     ops.combine(parts, choice, y)
     if spec.shared is not None:
         _add_shared(stream, spec.shared, x, ffn, y)

@@ -43,9 +43,15 @@ REFUSED = {
 # Keys of a GGUF architecture that change nothing here: they repeat the tensors, or serve training.
 HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
 # Families whose config.json calls them otherwise than GGUF does.
-CONFIG_NAMES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "granitemoeshared": "granitemoe"}
+CONFIG_NAMES = {
+    "gpt_oss": "gpt-oss",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "granitemoeshared": "granitemoe",
+}
 EXPERT_COUNTS = ("num_local_experts", "num_experts")  # a file's own before a family's default
-GATING_FUNCTIONS = {1: Scoring.SOFTMAX, 2: Scoring.SIGMOID}  # of llama.cpp
+# Of llama.cpp; 3 is a softmax over the chosen, which normalising makes of 1.
+GATING_FUNCTIONS = {1: Scoring.SOFTMAX, 2: Scoring.SIGMOID, 3: Scoring.SOFTMAX}
 MAX_EXPERTS = 4096  # a file that says more is hostile
 MAX_LAYERS = 1024  # a file that says more is hostile
 
@@ -68,6 +74,7 @@ class ExpertKeys:
     normalised: bool | None = None  # None: `norm_topk_prob` says
     gguf_normalised: bool = True  # llama.cpp has it for the family
     shared_gated: bool = False
+    biases: bool = False  # of the router and of experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,10 @@ class Family:
     # Modules of Hugging Face that mean another row of `tensors.ROWS` than in most families.
     renamed: Mapping[str, str] = field(default_factory=dict)
     experts: ExpertKeys | None = None  # None: all layers are dense
+    # Of safetensors: stacks of float matrices [E, k, n], and gate and up row by row in turn.
+    transposed_experts: bool = False
+    alternating_gate_up: bool = False
+    gguf_renamed: Mapping[str, str] = field(default_factory=dict)  # the same for GGUF's names
     mtp_prefix: str | None = None  # of safetensors for multi-token prediction (`mtp_layers.py`)
 
 
@@ -335,6 +346,8 @@ def _gguf_scaling(checkpoint: Checkpoint, keys: _Keys, n: int) -> dict[str, Any]
 def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], name: str, family: Family) -> ModelMeta:
     has_experts = family.experts is not None and family.experts.hidden is not None
     for key, harmless in REFUSED.items():
+        if _is_mxfp4(key, config.get(key)):
+            continue  # `formats/expert_stacks.py` reads it
         if config.get(key) not in (None, harmless) and not (has_experts and key in EXPERT_COUNTS):
             raise UnsupportedError(f"config.json's {key} = {str(config[key])[:60]}")
     config = {**family.config_defaults, **{key: value for key, value in config.items() if value is not None}}
@@ -380,6 +393,11 @@ def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], name: str, f
         logit_divisor=keys.positive("logits_scaling", 1.0),
         experts=_config_experts(keys, family.experts, n_layers),
     )
+
+
+def _is_mxfp4(key: str, value: Any) -> bool:
+    """Whether it says that experts are stored as MXFP4."""
+    return key == "quantization_config" and isinstance(value, Mapping) and value.get("quant_method") == "mxfp4"
 
 
 def _config_experts(keys: _Keys, names: ExpertKeys | None, n_layers: int) -> ExpertMeta | None:
@@ -446,8 +464,6 @@ def _rope_parameters(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple
     for key in ("mscale", "mscale_all_dim"):
         if full.get(key):
             raise UnsupportedError(f"config.json's RoPE parameter {key} = {full[key]}")
-    if full.get("truncate") is False:
-        raise UnsupportedError("config.json's RoPE parameter truncate = false")
     if "original_max_position_embeddings" in config:
         full.setdefault("original_max_position_embeddings", config["original_max_position_embeddings"])
     return full, _Keys(checkpoint, local).number("rope_theta")

@@ -79,7 +79,10 @@ def _yarn(plain: list[float], meta: ModelMeta, base: float, context: int | None)
     def dimension(turns: float) -> float:
         return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = max(math.floor(dimension(fast)), 0), min(math.ceil(dimension(slow)), dims - 1)
+    low, high = dimension(fast), dimension(slow)
+    if s.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
     span = max(high - low, 0.001)
 
     def scale(i: int, f: float) -> float:

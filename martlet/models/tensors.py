@@ -33,7 +33,7 @@ from martlet.errors import FormatError
 from martlet.quant.table import RawTensor
 from martlet.spec import Attention, DenseFfn, Layer, ModelSpec, MoeFfn
 
-Dim = Literal["V", "C", "X", "Q", "K", "Nq", "Nk", "F", "E", "Fe", "Fs", "1"]
+Dim = Literal["V", "C", "X", "Q", "K", "Nq", "Nk", "H", "F", "E", "Fe", "Fs", "1"]
 Shape = tuple[int, ...]
 
 
@@ -72,6 +72,7 @@ ROWS: Mapping[type, tuple[TensorRow, ...]] = {
         TensorRow("attn_k", ("self_attn.k_proj",), ("K", "X"), "qkv", BY_ROWS, bias="bias", rotates=True, lora=True),
         TensorRow("attn_v", ("self_attn.v_proj",), ("K", "X"), "qkv", BY_ROWS, bias="bias", lora=True),
         TensorRow("attn_output", ("self_attn.o_proj",), ("C", "Q"), "out", BY_COLUMNS, bias="out_bias", lora=True),
+        TensorRow("attn_sinks", ("self_attn.sinks",), ("H",), "sinks", when="sinks"),
         TensorRow("attn_q_norm", ("self_attn.q_norm",), ("Nq",), "q_norm", when="qk_norm"),
         TensorRow("attn_k_norm", ("self_attn.k_norm",), ("Nk",), "k_norm", when="qk_norm"),
     ),
@@ -82,15 +83,20 @@ ROWS: Mapping[type, tuple[TensorRow, ...]] = {
     ),
     MoeFfn: (
         TensorRow(
-            "ffn_gate_inp", ("mlp.gate", "block_sparse_moe.gate", "block_sparse_moe.router.layer"), ("E", "C"), "router"
+            "ffn_gate_inp",
+            ("mlp.gate", "block_sparse_moe.gate", "block_sparse_moe.router.layer", "mlp.router"),
+            ("E", "C"),
+            "router",
+            bias="router_bias",
         ),
-        TensorRow("exp_probs_b", ("mlp.gate.e_score_correction",), ("E",), "correction", when="correction"),
+        TensorRow("exp_probs_b", ("mlp.gate.e_score_correction_bias",), ("E",), "correction", when="correction"),
         TensorRow(
             "ffn_gate_exps",
             ("mlp.experts.*.gate_proj", "block_sparse_moe.experts.*.w1"),
             ("E", "Fe", "C"),
             "gate_up",
             BY_ROWS,
+            bias="bias",
         ),
         TensorRow(
             "ffn_up_exps",
@@ -98,13 +104,20 @@ ROWS: Mapping[type, tuple[TensorRow, ...]] = {
             ("E", "Fe", "C"),
             "gate_up",
             BY_ROWS,
+            bias="bias",
         ),
         TensorRow(
             "ffn_down_exps",
-            ("mlp.experts.*.down_proj", "block_sparse_moe.experts.*.w2", "block_sparse_moe.output_linear"),
+            (
+                "mlp.experts.*.down_proj",
+                "block_sparse_moe.experts.*.w2",
+                "block_sparse_moe.output_linear",
+                "mlp.experts.down_proj",
+            ),
             ("E", "C", "Fe"),
             "down",
             BY_COLUMNS,
+            bias="bias",
         ),
         TensorRow(
             "ffn_gate_shexp",
@@ -144,10 +157,10 @@ ROWS: Mapping[type, tuple[TensorRow, ...]] = {
 }
 # Names of a tensor that holds all rows of a field, stacked in the table's order: GGUF's, then
 # Hugging Face's.
-FUSED = {
+FUSED: Mapping[tuple[type, str], tuple[str, ...]] = {
     (Attention, "qkv"): ("attn_qkv", "self_attn.qkv_proj"),
     (DenseFfn, "gate_up"): ("ffn_up", "mlp.gate_up_proj"),
-    (MoeFfn, "gate_up"): ("ffn_gate_up_exps", "block_sparse_moe.input_linear"),
+    (MoeFfn, "gate_up"): ("ffn_gate_up_exps", "block_sparse_moe.input_linear", "mlp.experts.gate_up_proj"),
     (MoeFfn, "shared_gate_up"): ("ffn_gate_up_shexp", "shared_mlp.input_linear"),
 }
 
@@ -182,7 +195,13 @@ def sizes_of(spec: ModelSpec, layer: Layer | None = None, mixer_width: int | Non
         case Attention(n_heads, n_kv_heads, head_dim) as attention:
             q, k = n_heads * head_dim, n_kv_heads * head_dim
             per_head = attention.qk_norm_per_head
-            sizes |= {"Q": q, "K": k, "Nq": head_dim if per_head else q, "Nk": head_dim if per_head else k}
+            sizes |= {
+                "H": n_heads,
+                "Q": q,
+                "K": k,
+                "Nq": head_dim if per_head else q,
+                "Nk": head_dim if per_head else k,
+            }
     match layer.ffn:
         case DenseFfn(ffn_hidden):
             sizes["F"] = ffn_hidden
@@ -216,7 +235,7 @@ def _stored(
 ) -> Iterator[StoredTensor]:
     shapes = [tuple(sizes[dim] for dim in row.shape) for row in rows]
     has_bias = rows[0].bias is not None and bool(getattr(component, rows[0].bias))
-    ours, _ = FUSED.get((type(component), field), ("", ""))
+    ours, *_ = FUSED.get((type(component), field), ("",))
     if ours and f"{prefix}{ours}.weight" in names and f"{prefix}{rows[0].name}.weight" not in names:
         heights = [shape[-2] for shape in shapes]
         shape = (*shapes[0][:-2], sum(heights), shapes[0][-1])
@@ -310,15 +329,17 @@ _LAYER_NAMES = {
     if component is not ModelSpec
     for row in rows
     for theirs in row.hugging_face
-} | {theirs: ours for ours, theirs in FUSED.values()}
+} | {theirs: ours for ours, *published in FUSED.values() for theirs in published}
 _PREFIX = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?")
 
 
 def canonical_name(name: str, renamed: Mapping[str, str]) -> str | None:
     """GGUF's name for a Hugging Face tensor, None if no row has it; `renamed`: see `Family`."""
     module, _, ending = _PREFIX.sub("", name).rpartition(".")
-    if ending not in ("weight", "bias"):
-        return None
+    if ending not in ("weight", "bias"):  # the row says what it is
+        module, ending = f"{module}.{ending}", "weight"
+        if module.endswith("_proj_bias"):  # of experts
+            module, ending = module.removesuffix("_bias"), "bias"
     if module in _MODEL_NAMES:
         return f"{_MODEL_NAMES[module]}.{ending}"
     match = re.fullmatch(r"layers\.(\d+)\.(.+)", module)
@@ -328,6 +349,13 @@ def canonical_name(name: str, renamed: Mapping[str, str]) -> str | None:
     theirs = match[2] if expert is None else match[2].replace(expert[0], ".*", 1)
     ours = renamed.get(theirs, _LAYER_NAMES.get(theirs))
     return None if ours is None else f"blk.{match[1]}.{ours}{expert[0] if expert is not None else ''}.{ending}"
+
+
+def gguf_name(name: str, renamed: Mapping[str, str]) -> str:
+    """The table's name for a GGUF tensor; `renamed`: see `Family.gguf_renamed`."""
+    name = name.replace(".exp_probs_b.bias", ".exp_probs_b.weight")  # a matrix of its own, not a bias
+    block, dot, rest = name.rpartition(".")[0].rpartition(".")
+    return f"{block}{dot}{renamed[rest]}.{name.rpartition('.')[2]}" if rest in renamed else name
 
 
 def published_names(prefix: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from martlet.errors import FormatError, UnsupportedError
 from martlet.formats.checkpoint import Checkpoint
+from martlet.formats.expert_stacks import join_mxfp4, transposed
 from martlet.models.families import FAMILIES, spec_of
 from martlet.models.tensors import (
     StoredTensor,
@@ -21,13 +22,14 @@ from martlet.models.tensors import (
     canonical_name,
     check_tensors,
     fields_of,
+    gguf_name,
     layer_fields,
     sizes_of,
     tensor_shapes,
 )
 from martlet.ops.interface import Array, Backend, Weight
 from martlet.quant.ggml import decode
-from martlet.quant.table import RawTensor
+from martlet.quant.table import BLOCKS, RawTensor
 from martlet.spec import DenseFfn, Layer, ModelSpec, MoeFfn
 
 # Computed, not learned: some files store them.
@@ -45,6 +47,7 @@ class AttentionWeights:
     out_bias: Array | None = None  # [C]
     q_norm: Array | None = None  # [D], or [H * D] over all heads
     k_norm: Array | None = None  # [D], or [G * D]
+    sinks: Array | None = None  # [H]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,9 @@ class MoeWeights:
     router: Weight  # [E, C]
     gate_up: tuple[Weight, ...]  # [2F, C]: gate and up stacked
     down: tuple[Weight, ...]  # [C, F]
+    router_bias: Array | None = None  # [E]
+    gate_up_bias: Array | None = None  # [E, 2F]
+    down_bias: Array | None = None  # [E, C]
     correction: Array | None = None  # [E]
     shared_gate_up: Weight | None = None  # [2F, C], F of the shared network
     shared_down: Weight | None = None  # [C, F]
@@ -217,17 +223,19 @@ def outlier_key_layers(checkpoint: Checkpoint, spec: ModelSpec, most: float) -> 
 
 def _canonical(checkpoint: Checkpoint, spec: ModelSpec) -> tuple[dict[str, RawTensor], list[str]]:
     """The tensors under canonical names, and the names that have none."""
+    family = FAMILIES[spec.family]
     if checkpoint.format == "gguf":
-        return dict(checkpoint.tensors), []
-    renamed = FAMILIES[spec.family].renamed
+        renamed = family.gguf_renamed
+        return {gguf_name(name, renamed): tensor for name, tensor in checkpoint.tensors.items()}, []
     tensors: dict[str, RawTensor] = {}
     unknown = []
-    for name, tensor in checkpoint.tensors.items():
-        canonical = canonical_name(name, renamed)
+    for name, tensor in join_mxfp4(checkpoint.path, checkpoint.tensors).items():
+        canonical = canonical_name(name, family.renamed)
         if canonical is None:
             unknown.append(name)
-        else:
-            tensors[canonical] = tensor
+            continue
+        floats = len(tensor.shape) == 3 and BLOCKS[tensor.type].size == 1
+        tensors[canonical] = transposed(tensor) if floats and family.transposed_experts else tensor
     return tensors, unknown
 
 
@@ -301,8 +309,8 @@ class _ModelSource:
         pieces = []
         for tensor in stored:
             values, order = decode(self.tensors[f"{tensor.name}.bias"]), self._row_order(tensor)
-            pieces.append(values if order is None else values[order])
-        return self.ops.upload(np.concatenate(pieces))
+            pieces.append(values if order is None else values[..., order])
+        return self.ops.upload(np.concatenate(pieces, axis=-1))  # of experts: [E, sum n_i]
 
     def norm(self, stored: StoredTensor) -> Array:
         values = decode(self.tensors[f"{stored.name}.weight"])
@@ -311,7 +319,10 @@ class _ModelSource:
         return self.ops.upload(values)
 
     def _row_order(self, stored: StoredTensor) -> NDArray[np.intp] | None:
-        """The order of a tensor's rows for half-split RoPE; None if they have it."""
+        """The order of a tensor's rows: half-split for RoPE, gate before up; None: as stored."""
+        alternating = FAMILIES[self.spec.family].alternating_gate_up and len(stored.rows) == 2
+        if alternating and stored.rows[0][0].field == "gate_up":
+            return np.arange(stored.shape[-2]).reshape(-1, 2).T.reshape(-1)
         if not self.permuted or not any(row.rotates for row, _ in stored.rows):
             return None
         start, order = 0, []

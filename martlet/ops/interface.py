@@ -266,15 +266,17 @@ class Backend(Protocol):
         A q4 cache takes rows to `recent_slots`, and compresses the pages that the step fills.
         """
 
-    def attention(self, q: Array, cache: Array, spec: Attention, out: Array) -> None:
+    def attention(self, q: Array, cache: Array, spec: Attention, out: Array, sinks: Array | None = None) -> None:
         """Causal attention of each row over its sequence's pages; q, out [T, H * D].
 
         Row t at position p sees positions max(0, p - window + 1) … p, whose keys are in the cache.
-        In a q4 cache it sees those from p // RECENT_TOKENS * RECENT_TOKENS on in float16.
+        In a q4 cache it sees those from p // RECENT_TOKENS * RECENT_TOKENS on in float16. `sinks`
+        [H], uploaded, are scores without a position: they take part in the softmax, and add
+        nothing to the output.
         """
 
     def act_mul(self, gate_up: Array, activation: Activation, out: Array, groups: int = 1) -> None:
-        """out = act(gate) * up, by groups: each of gate_up's is gate, then up.
+        """out = act(gate) * up (`Activation`), by groups: each of gate_up's is gate, then up.
 
         gate_up [rows, groups * 2F], out [rows, groups * F].
         """

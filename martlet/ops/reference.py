@@ -261,11 +261,12 @@ class ReferenceBackend:
                 cache.keys[target] = q4_keys(recent.keys[source].astype(np.float32))
                 cache.values[target] = q4_values(recent.values[source].astype(np.float32))
 
-    def attention(self, q: F32, cache: ReferenceCache, spec: Attention, out: F32) -> None:
+    def attention(self, q: F32, cache: ReferenceCache, spec: Attention, out: F32, sinks: F32 | None = None) -> None:
         """softmax(cap · tanh(scale · q kᵀ / cap) + mask) v by heads (arXiv:1706.03762, 2305.13245).
 
         q, out [T, H * D]; head h reads KV head h // (H / G). Row t at position p sees its own
-        sequence's positions max(0, p − window + 1) … p. Error, with S seen: (S + 4 + 2 (D + 4)
+        sequence's positions max(0, p − window + 1) … p. A head's sink, of `sinks` [H], adds e^sink
+        to the softmax's sum (arXiv:2309.17453). Error, with S seen: (S + 4 + 2 (D + 4)
         max|scale| Σ|q k|) u max|v|.
         """
         step = self._step
@@ -281,8 +282,12 @@ class ReferenceBackend:
             if spec.window is not None:
                 seen &= behind < spec.window
             scores = np.where(seen, scores, -np.inf)
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            weights /= weights.sum(axis=-1, keepdims=True)
+            largest = scores.max(axis=-1, keepdims=True)
+            weights = np.exp(scores - largest)
+            total = weights.sum(axis=-1, keepdims=True)
+            if sinks is not None:
+                total += np.exp(sinks.reshape(spec.n_kv_heads, -1, 1, 1) - largest)
+            weights /= total
             out[first:stop] = np.einsum("ghts,sgd->tghd", weights, values).reshape(stop - first, -1)
 
     def _visible(self, cache: ReferenceCache) -> Iterator[tuple[int, int, F32, F32]]:
@@ -307,11 +312,15 @@ class ReferenceBackend:
     def act_mul(self, gate_up: F32, activation: Activation, out: F32, groups: int = 1) -> None:
         """out = act(gate) * up; gate_up [rows, groups * 2F] is gate, then up, in each group.
 
-        out [rows, groups * F] (arXiv:2002.05202). Error: 8u |gate up|, and with GELU 4u more where
-        erf or tanh cancels the 1.
+        out [rows, groups * F] (arXiv:2002.05202; `swiglu_oai` is another form). Error: 8u
+        |gate up|, and with GELU 4u more where erf or tanh cancels the 1.
         """
         halves = gate_up.reshape(len(gate_up), groups, 2, out.shape[1] // groups)
-        out[:] = (ACTIVATIONS[activation](halves[:, :, 0]) * halves[:, :, 1]).reshape(out.shape)
+        gate, up = halves[:, :, 0], halves[:, :, 1]
+        if activation is Activation.SWIGLU_OAI:
+            out[:] = swiglu_oai(gate, up).reshape(out.shape)
+        else:
+            out[:] = (ACTIVATIONS[activation](gate) * up).reshape(out.shape)
 
     def route(self, scores: F32, routing: Routing, bias: F32 | None, out: F32) -> None:
         """out[r] = the numbers of the S experts that rank first, then their weights.
@@ -334,7 +343,8 @@ class ReferenceBackend:
         ranks = np.where(np.isnan(ranks), np.float32(-np.inf), ranks)
         if routing.n_groups > 1:
             groups = ranks.reshape(len(ranks), routing.n_groups, routing.n_experts // routing.n_groups)
-            best = np.sort(groups, axis=2)[:, :, ::-1][:, :, : routing.n_ranking].sum(axis=2)
+            with np.errstate(over="ignore"):
+                best = np.sort(groups, axis=2)[:, :, ::-1][:, :, : routing.n_ranking].sum(axis=2)
             last = np.argsort(-best, axis=1, kind="stable")[:, routing.n_groups_chosen :]
             np.put_along_axis(groups, last[:, :, None], -np.inf, axis=1)
         numbers = np.argsort(-ranks, axis=1, kind="stable")[:, : routing.n_chosen]
@@ -431,6 +441,17 @@ def gelu(x: F32) -> F32:
     erf = np.frompyfunc(math.erf, 1, 1)(x / np.float32(math.sqrt(2))).astype(np.float32)
     result: F32 = np.float32(0.5) * x * (1 + erf)
     return result
+
+
+def swiglu_oai(gate: F32, up: F32) -> F32:
+    """g / (1 + e^(−1.702 g)) (u + 1), g = min(gate, 7), u = up within ±7 (arXiv:2508.10925).
+
+    gate, up and the result [rows, groups, F].
+    """
+    gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7))
+    with np.errstate(over="ignore"):
+        out: F32 = gate / (1 + np.exp(np.float32(-1.702) * gate)) * (up + 1)
+    return out
 
 
 ACTIVATIONS: dict[Activation, Callable[[F32], F32]] = {

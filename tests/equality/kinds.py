@@ -31,8 +31,9 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "softcap": ("gemma2", {"attention.sliding_window": WINDOW}),
         # normed queries and keys, two RoPE bases
         "qk norm": ("gemma3", {"attention.sliding_window": WINDOW}),
-        "experts": ("qwen3moe", {}),
-        "shared experts": ("qwen2moe", {}),  # float32, and a network for all tokens
+        "experts": ("qwen2moe", {}),  # and a network for all tokens, with a gate
+        # biases of experts, a score without a position, a window in every other layer
+        "sinks": ("gpt-oss", {"attention.sliding_window": WINDOW}),
     }
 )
 

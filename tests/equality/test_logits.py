@@ -2,7 +2,7 @@
 numbers of threads.
 
 The models are the tiny ones of tests/models, one a kind of attention: full, sliding window,
-soft-capped, normed.
+soft-capped, normed; dense and mixtures of experts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tiny import CASES, golden, write_hf
 I32 = NDArray[np.int32]
 PAGE, N_PAGES = 32, 12
 KINDS = ["llama", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "granite", "olmo2"]
+KINDS += ["mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe-shared", "gpt-oss"]
 LENGTH = 60  # of the sequence under test: across a page border
 
 

@@ -112,5 +112,8 @@ def test_a_token_reads_its_experts_only(tmp_path: Path) -> None:
 def test_an_adapter_of_experts_is_refused_by_name(tmp_path: Path) -> None:
     path, zeros = toy.write_model(tmp_path / "toy.gguf", "qwen3moe"), np.zeros((4, 64), np.float32)
     adapter = write_peft(tmp_path / "adapter", {"blk.0.ffn_gate": (zeros, np.zeros((32, 4), np.float32))})
-    with pytest.raises(MartletError, match=r"ffn_gate, which is no product of a layer"), LLM(str(path), lora={"a": str(adapter)}):
+    with (
+        pytest.raises(MartletError, match=r"ffn_gate, which is no product of a layer"),
+        LLM(str(path), lora={"a": str(adapter)}),
+    ):
         pass

@@ -53,10 +53,10 @@ def test_shape(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["model.layers.3.mlp.down_proj.weight", "model.layers.0.mlp.router.weight", "score.weight"],
+    ["model.layers.3.mlp.down_proj.weight", "model.layers.0.mlp.chooser.weight", "score.weight"],
 )
 def test_extra_tensor(name: str, tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"holds the tensor .*(blk\.3\.ffn_down|router|score)"):
+    with pytest.raises(FormatError, match=r"holds the tensor .*(blk\.3\.ffn_down|chooser|score)"):
         load(tmp_path, lambda config, tensors: tensors.update({name: np.zeros((48, 80), np.float32)}))
 
 

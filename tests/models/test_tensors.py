@@ -36,7 +36,8 @@ def test_conditions_are_attributes_of_their_part(component: type) -> None:
 def test_names_are_unique() -> None:
     rows = [row for component in ROWS.values() for row in component]
     assert len({row.name for row in rows}) == len(rows)
-    published = [name for row in rows for name in row.hugging_face] + [name for _, name in FUSED.values()]
+    published = [name for row in rows for name in row.hugging_face]
+    published += [name for _, *names in FUSED.values() for name in names]
     assert len(set(published)) == len(published)
 
 
@@ -118,7 +119,7 @@ def test_products_that_adapters_update() -> None:
         ("model.layers.0.mlp.gate_up_proj.weight", "phi3", "blk.0.ffn_up.weight"),
         ("model.layers.0.post_attention_layernorm.weight", "llama", "blk.0.ffn_norm.weight"),
         ("model.layers.0.post_attention_layernorm.weight", "olmo2", "blk.0.post_attention_norm.weight"),
-        ("model.layers.0.mlp.router.weight", "llama", None),
+        ("model.layers.0.mlp.chooser.weight", "llama", None),
         ("model.mtp_layers.0.self_attn.q_proj.weight", "mimo", None),
         ("lm_head", "llama", None),
     ],

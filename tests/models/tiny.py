@@ -120,6 +120,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3moe": ("Qwen3Moe", "qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "head_dim": 16}),
     "qwen3moe-dense": ("Qwen3Moe", "qwen3_moe", {**EXPERTS, "mlp_only_layers": [0, 2]}),
     "olmoe": ("Olmoe", "olmoe", {"num_experts": 5, "num_experts_per_tok": 3}),
+    "gpt-oss": (
+        "GptOss",
+        "gpt_oss",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": 16,
+            "sliding_window": 6,
+            "rope_parameters": {**YARN, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
+        },
+    ),
     "granitemoe": ("GraniteMoe", "granitemoe", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "granitemoe-shared": (
         "GraniteMoeShared",
@@ -179,6 +190,7 @@ GGUF_NAMES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "granitemoeshared": "granitemoe",
+    "gpt_oss": "gpt-oss",
 }
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
 
@@ -189,6 +201,17 @@ def stacked(tensors: Mapping[str, F32]) -> dict[str, F32]:
     for name, values in tensors.items():
         if expert := re.search(r"\.experts\.(\d+)\.", name):
             out.setdefault(name.replace(expert[0], ".experts."), {})[int(expert[1])] = values
+        elif ".experts.gate_up_proj" in name:  # gpt-oss: gate and up in turn, matrices transposed
+            rows = values.swapaxes(1, 2) if values.ndim == 3 else values
+            ending = name.partition(".experts.gate_up_proj")[2].replace("_bias", ".bias") or ".weight"
+            base = name.partition("gate_up_proj")[0]
+            out |= {f"{base}gate_proj{ending}": rows[:, ::2], f"{base}up_proj{ending}": rows[:, 1::2]}
+        elif ".experts.down_proj" in name:
+            out[name.replace("_bias", "") + (".bias" if values.ndim == 2 else ".weight")] = (
+                values.swapaxes(1, 2) if values.ndim == 3 else values
+            )
+        elif name.endswith(".sinks"):
+            out[f"{name}.weight"] = values
         elif ".input_linear." in name:  # granite's gate and up, of experts and of the shared network
             gate, up = np.split(values, 2, axis=-2)
             module = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts.")
@@ -213,7 +236,7 @@ def write_gguf(
     _sizes(writer, config, arch)
     _rope(writer, config, arch)
     names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH[arch.upper().replace("GRANITEMOE", "GRANITE_MOE")], config.num_hidden_layers
+        gguf.MODEL_ARCH[arch.upper().replace("GRANITEMOE", "GRANITE_MOE").replace("-", "_")], config.num_hidden_layers
     )
     for name, values in stacked(tensors).items():
         if arch in PERMUTED and ".q_proj." in name:

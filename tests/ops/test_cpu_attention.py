@@ -32,6 +32,7 @@ class Case:
     kind: str = "f16"
     size_of_q: float = 2.0
     n_states: int = 64
+    sinks: tuple[float, ...] = ()  # a head's
     k: list[F32] = field(default_factory=list)
     v: list[F32] = field(default_factory=list)
     # of every position, so that any part can be computed
@@ -64,7 +65,9 @@ class Case:
         shape = (self.kv_heads, self.heads // self.kv_heads, self.size)
         own, states = scratch(threads), states_for(self.n_states, self.size)
         options = (float_bits(self.scale), float_bits(self.softcap), self.window)
-        memory = (own.ctypes.data, states.ctypes.data, self.n_states, 0, self.cache.keys.shape[1])
+        sinks = np.array(self.sinks, np.float32)
+        address = sinks.ctypes.data if self.sinks else 0
+        memory = (own.ctypes.data, states.ctypes.data, self.n_states, 0, self.cache.keys.shape[1], address)
         cache = (*self.cache.addresses, *self.cache.page_bytes)
         name = f"attention_{self.kind}_{min(self.heads // self.kv_heads, 8)}"
         kernels(name, step, q, out, *cache, *shape, *options, *memory, threads=threads)
@@ -89,8 +92,9 @@ class Case:
             scores = self.k[b][first : position + 1, g].astype(np.float64) @ q[h] * np.float32(self.scale)
             if self.softcap:
                 scores = self.softcap * np.tanh(scores / self.softcap)
-            p = np.exp(scores - scores.max())
-            out[h] = p @ self.v[b][first : position + 1, g] / p.sum()
+            largest = max([*scores, *self.sinks[h : h + 1]])
+            p, sink = np.exp(scores - largest), sum(np.exp(s - largest) for s in self.sinks[h : h + 1])
+            out[h] = p @ self.v[b][first : position + 1, g] / (p.sum() + sink)
         return out.reshape(-1)
 
 
@@ -115,6 +119,8 @@ CASES = {
     "segments_too_many_to_share": Case((700, 800), (1, 1), 6, 2, 16, n_states=7),
     "segments_of_a_prompt": Case((600,), (300,), 1, 1, 16, softcap=30.0),
     "sharp": Case((100,), (30,), 2, 2, 64, size_of_q=300.0),  # p is 0 or 1 nearly everywhere
+    "sinks": Case((75, 40), (20, 1), 6, 2, 64, window=37, sinks=(0.5, -3.0, 2.0, 1000.0, -1000.0, 4.0)),
+    "sinks_segments": Case((700, 40, 520), (1, 1, 2), 6, 2, 32, sinks=(0.5, -3.0, 2.0, 9.0, -20.0, 4.0)),
     "f32_window_softcap": Case((140,), (70,), 6, 2, 40, window=50, softcap=30.0, kind="f32"),
 }
 

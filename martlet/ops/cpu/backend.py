@@ -319,7 +319,7 @@ class CpuBackend:
         if cache.recent:
             recorder.emit("pack_q4", k.rows, args, cache.recent_regions, [cache.region])
 
-    def attention(self, q: CpuArray, cache: CpuCache, spec: Attention, out: CpuArray) -> None:
+    def attention(self, q: CpuArray, cache: CpuCache, spec: Attention, out: CpuArray, sinks: F32 | None = None) -> None:
         if self._scratch is None:
             self._scratch = aligned(self.threads * SCRATCH_FLOATS * 4, np.float32)
         (keys, values), (key_bytes, value_bytes) = cache.addresses, cache.page_bytes
@@ -344,6 +344,7 @@ class CpuBackend:
             N_PARTIALS=n_partials,
             RECENT=cache.recent_address,
             N_PAGES=cache.n_pages,
+            SINKS=0 if sinks is None else sinks.ctypes.data,
         )
         heads = min(spec.n_heads // spec.n_kv_heads, ROWS_PER_TILE)
         kernel, reads = f"attention_{cache.dtype}_{heads}", [q.region, cache.region, *cache.recent_regions]
@@ -351,7 +352,7 @@ class CpuBackend:
         self._recording.emit(kernel, q.rows, args, reads, [out.region], makes_bytes=whole)
 
     def act_mul(self, gate_up: CpuArray, activation: Activation, out: CpuArray, groups: int = 1) -> None:
-        args = fields.ACT_MUL(**_from_to(gate_up, out), WIDTH=out.width // groups, GROUPS=groups)
+        args = fields.ACT_MUL(**_from_to(gate_up, out), WIDTH=out.width // groups, N_GATES=groups)
         kernel = f"act_mul_{activation.value}"
         self._recording.emit(kernel, out.rows, args, [gate_up.region], [out.region], makes_bytes=True)
 

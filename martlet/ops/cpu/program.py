@@ -256,7 +256,12 @@ class Recorder:
             self.keep(self._orders[choice.region])
         order = self._orders[choice.region]
         if choice.region not in self._sorted:
-            sizes = {"CHOICE": choice.address, "CHOICE_STRIDE": choice.stride, "CHOSEN": chosen, "N_EXPERTS": n_experts}
+            sizes = {
+                "CHOICE": choice.address,
+                "CHOICE_STRIDE": choice.stride,
+                "N_CHOSEN": chosen,
+                "N_EXPERTS": n_experts,
+            }
             args = SORT_CHOICES(**sizes, **order.fields, TILES=order.tiles.ctypes.data)
             self.emit("sort_choices", choice.rows, args, [choice.region], [order.region])
             self._sorted.add(choice.region)

@@ -32,6 +32,7 @@ from martlet.ops.cpu.kernels.fields import (
     ATTENTION,
     BYTES,
     COUNTER,
+    LARGEST,
     PAGE,
     Q_STRIDE_FLOATS,
     RECENT_TOKENS,
@@ -57,16 +58,28 @@ from martlet.ops.cpu.kernels.kv_q8 import q8_scores, q8_sums
 from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.kernels.online_softmax import softmax, state_functions
 from martlet.ops.cpu.kernels.quantize import quantizer
-from martlet.ops.cpu.simd.mathlib import hyperbolic_tangent
+from martlet.ops.cpu.simd.mathlib import exponential, hyperbolic_tangent
 from martlet.ops.cpu.simd.verbs import Verbs
 
 helper = njit(forceinline=True, **OPTIONS)
 SEGMENT = SEGMENT_PAGES * PAGE
 
 Q, Q_STRIDE, OUT, OUT_STRIDE, KEYS, VALUES, KEY_BYTES, VALUE_BYTES, *_ = ATTENTION
-*_, N_KV_HEADS, HEADS_PER_KV, HEAD_DIM, SCALE, SOFTCAP, WINDOW, SCRATCH, PARTIALS, N_PARTIALS, RECENT, N_PAGES = (
-    ATTENTION
-)
+(
+    *_,
+    N_KV_HEADS,
+    HEADS_PER_KV,
+    HEAD_DIM,
+    SCALE,
+    SOFTCAP,
+    WINDOW,
+    SCRATCH,
+    PARTIALS,
+    N_PARTIALS,
+    RECENT,
+    N_PAGES,
+    SINKS,
+) = ATTENTION
 
 
 # How pages of each type give scores, and sums of values.
@@ -94,7 +107,7 @@ class Unit(NamedTuple):
 
 def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(record, scratch, first_row, unit): scaled queries to the scratch; outputs from the state."""
-    lanes, quantize = v.lanes, quantizer(v, 1)
+    lanes, quantize, exp = v.lanes, quantizer(v, 1), exponential(v)
 
     @helper
     def begin(record, scratch, first_row, unit):  # type: ignore[no-untyped-def]
@@ -114,6 +127,9 @@ def row_functions(v: Verbs, rows: int) -> tuple[Callable[..., Any], Callable[...
             t, h = first_row + (unit.pair + m) // heads, unit.g * heads + (unit.pair + m) % heads
             out, start = v.f32p(record[OUT] + t * record[OUT_STRIDE] * 4), h * size
             total = v.splat(state[TOTALS + m])
+            if record[SINKS] != 0:
+                sink = v.splat(v.f32p(record[SINKS])[h])
+                total = v.add(total, exp(v.sub(sink, v.splat(state[LARGEST + m]))))
             for d in range(0, size, lanes):
                 value = v.div(v.load_f32(state, SUMS + d * ROWS_PER_TILE + m * lanes), total)
                 # Never -0, which hidden positions of another tile turn to 0.

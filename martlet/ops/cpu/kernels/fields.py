@@ -38,7 +38,7 @@ class Fields:
 
     def __init__(self, names: str) -> None:
         self.names = tuple(names.split())
-        assert ARGS + len(self.names) <= RECORD_FIELDS
+        assert ARGS + len(self.names) <= BYTES
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(ARGS, ARGS + len(self.names)))
@@ -49,7 +49,7 @@ class Fields:
 
 
 _ROWWISE = "IN IN_STRIDE OUT OUT_STRIDE WIDTH"  # strides are in floats, here and below
-ACT_MUL = Fields(f"{_ROWWISE} GROUPS")  # WIDTH is a group's, of OUT
+ACT_MUL = Fields(f"{_ROWWISE} N_GATES")  # WIDTH is of OUT, and of one gate
 ADD = Fields(f"{_ROWWISE} OTHER OTHER_STRIDE SCALE")
 ADVANCE = Fields("GUESSES GUESSES_STRIDE")
 ARGMAX = Fields(f"{_ROWWISE} TOKENS BEFORE BEFORE_STRIDE")  # BEFORE 0: none
@@ -57,7 +57,7 @@ ATTENTION = Fields(
     "Q Q_STRIDE OUT OUT_STRIDE KEYS VALUES KEY_BYTES VALUE_BYTES"  # bytes: of one head, a page
     " N_KV_HEADS HEADS_PER_KV HEAD_DIM SCALE SOFTCAP WINDOW"  # SOFTCAP and WINDOW 0: none
     " SCRATCH PARTIALS N_PARTIALS"  # N_PARTIALS: states that a step's shared tiles may use
-    " RECENT N_PAGES"  # RECENT: of q4, as `recent_place` takes it
+    " RECENT N_PAGES SINKS"  # RECENT: of q4, as `recent_place` takes it; SINKS 0: none
 )
 CHOOSE = Fields(_ROWWISE)
 # CODEBOOK 0, here and below: codes are values.
@@ -73,11 +73,10 @@ LINEAR = Fields(f"{_PRODUCT} RESIDUAL RESIDUAL_STRIDE")  # RESIDUAL 0: none
 # WEIGHT is a table of addresses, X what `GATHER_ROWS` has put together; SLOT_STRIDE is from one
 # slot's columns of OUT to the next's, and of a bias from one expert's to the next's.
 EXPERT_LINEAR = Fields(f"{_PRODUCT} SLOT_STRIDE ORDER PAIRS")
-SORT_CHOICES = Fields("CHOICE CHOICE_STRIDE CHOSEN N_EXPERTS ORDER PAIRS TILES")
+SORT_CHOICES = Fields("ORDER PAIRS TILES CHOICE CHOICE_STRIDE N_CHOSEN N_EXPERTS")
 GATHER_ROWS = Fields(
-    "X X_SCALES X_SUMS X_MINS X_STRIDE TO TO_SCALES TO_SUMS TO_MINS N_COLUMNS"
-    " SLOT_COLUMNS"  # from one slot's columns of x to the next's; 0: all read the same
-    " X_COLUMNS ORDER PAIRS TILES"
+    "ORDER PAIRS TILES X X_SCALES X_SUMS X_MINS X_STRIDE TO TO_SCALES TO_SUMS TO_MINS N_COLUMNS"
+    " SLOT_COLUMNS X_COLUMNS"  # SLOT_COLUMNS: from one slot's columns of X to the next's, or 0
 )
 ROUTE = Fields(
     f"{_ROWWISE} CHOSEN SIGMOID NORMALISED FACTOR BIAS N_GROUPS GROUPS_CHOSEN N_RANKING SCRATCH"

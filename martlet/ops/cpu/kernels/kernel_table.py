@@ -18,14 +18,7 @@ from martlet.kv_types import KV_TYPES
 from martlet.ops.cpu.kernels.advance import advance_kernel, argmax_kernel, choose_kernel
 from martlet.ops.cpu.kernels.attention import attention_kernel
 from martlet.ops.cpu.kernels.embed import embed_float, embed_quant
-from martlet.ops.cpu.kernels.experts import (
-    combine_kernel,
-    expert_linear_kernel,
-    gate_kernel,
-    gather_rows_kernel,
-    route_kernel,
-    sort_choices_kernel,
-)
+from martlet.ops.cpu.kernels.experts import expert_linear_kernel
 from martlet.ops.cpu.kernels.fields import ROWS_PER_TILE
 from martlet.ops.cpu.kernels.kv_float import kv_write_kernel
 from martlet.ops.cpu.kernels.kv_q4 import kv_write_q4_kernel, pack_q4_kernel
@@ -36,9 +29,12 @@ from martlet.ops.cpu.kernels.lora import lora_kernel
 from martlet.ops.cpu.kernels.pack import pack_float, pack_quant
 from martlet.ops.cpu.kernels.quantize import quantize_kernel
 from martlet.ops.cpu.kernels.rotate import rope_kernel, rope_table_kernel
+from martlet.ops.cpu.kernels.route import gather_rows_kernel, route_kernel, sort_choices_kernel
 from martlet.ops.cpu.kernels.rowwise import (
     act_mul_kernel,
     add_kernel,
+    combine_kernel,
+    gate_kernel,
     rms_norm_kernel,
     scale_cap_kernel,
     take_rows_kernel,

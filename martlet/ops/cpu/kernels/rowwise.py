@@ -11,16 +11,29 @@ from typing import Any
 
 from numba import njit
 
-from martlet.ops.cpu.kernels.fields import ACT_MUL, ADD, BYTES, COUNTER, RMS_NORM, ROWS, SCALE_CAP, STEP_LOGIT_ROWS
+from martlet.ops.cpu.kernels.fields import (
+    ACT_MUL,
+    ADD,
+    BYTES,
+    COMBINE,
+    COUNTER,
+    GATE,
+    RMS_NORM,
+    ROWS,
+    SCALE_CAP,
+    STEP_LOGIT_ROWS,
+)
 from martlet.ops.cpu.kernels.linear import OPTIONS
 from martlet.ops.cpu.kernels.quantize import COLUMNS_A_UNIT, tile_claimer, tile_quantizer
-from martlet.ops.cpu.simd.mathlib import activation, hyperbolic_tangent
+from martlet.ops.cpu.simd.mathlib import exponential, gated, hyperbolic_tangent
 from martlet.ops.cpu.simd.verbs import Verbs
 from martlet.spec import Activation
 
 IN, IN_STRIDE, OUT, OUT_STRIDE, WIDTH, *_ = ACT_MUL  # and every other's first fields
 *_, NORM_WEIGHT, EPS, GROUPS = RMS_NORM
-*_, ACT_GROUPS = ACT_MUL
+*_, N_GATES = ACT_MUL
+*_, CHOICE, CHOICE_STRIDE, CHOSEN = COMBINE
+*_, SCORES, SCORES_STRIDE, _ = GATE
 *_, OTHER, OTHER_STRIDE, SCALE = ADD
 *_, FACTOR, CAP = SCALE_CAP
 
@@ -75,13 +88,13 @@ def rms_norm_kernel(v: Verbs) -> Callable[..., None]:
 
 def act_mul_kernel(v: Verbs, function: Activation) -> Callable[..., None]:
     """out = act(gate) * up by groups; a group's gate, WIDTH columns, is followed by its up."""
-    act, claim, lanes, quantize = activation(v, function), tile_claimer(v), v.lanes, tile_quantizer(v)
+    product, claim, lanes, quantize = gated(v, function), tile_claimer(v), v.lanes, tile_quantizer(v)
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         width = record[WIDTH]
         pieces = (width + COLUMNS_A_UNIT - 1) // COLUMNS_A_UNIT
         while True:
-            first_row, stop_row, unit = claim(record, step, pieces * record[ACT_GROUPS])
+            first_row, stop_row, unit = claim(record, step, pieces * record[N_GATES])
             if first_row >= stop_row:
                 break
             group, first = unit // pieces * width, unit % pieces * COLUMNS_A_UNIT
@@ -91,7 +104,7 @@ def act_mul_kernel(v: Verbs, function: Activation) -> Callable[..., None]:
                 out = v.f32p(record[OUT] + (row * record[OUT_STRIDE] + group) * 4)
                 for k in range(first, stop, lanes):
                     up = v.load_first(gate, width + k, stop - k)
-                    v.store_first(out, k, v.mul(act(v.load_first(gate, k, stop - k)), up), stop - k)
+                    v.store_first(out, k, product(v.load_first(gate, k, stop - k), up), stop - k)
             if record[BYTES] != 0:
                 out = v.f32p(record[OUT] + first_row * record[OUT_STRIDE] * 4)
                 rows = stop_row - first_row
@@ -155,5 +168,53 @@ def take_rows_kernel(v: Verbs) -> Callable[..., None]:
             out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
             for k in range(first, stop, lanes):
                 v.store_first(out, k, v.load_first(x, k, stop - k), stop - k)
+
+    return kernel
+
+
+def combine_kernel(v: Verbs) -> Callable[..., None]:
+    """out = Σ weight · part, parts in the router's order, a fused multiply-add each."""
+    claim, lanes = claimer(v), v.lanes
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        width, chosen = record[WIDTH], record[CHOSEN]
+        while True:
+            row, first, stop = claim(record, step)
+            if row < 0:
+                break
+            y = v.f32p(record[IN] + row * record[IN_STRIDE] * 4)
+            choice = v.f32p(record[CHOICE] + row * record[CHOICE_STRIDE] * 4)
+            out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
+            for k in range(first, stop, lanes):
+                total = v.splat(0.0)
+                for s in range(chosen):
+                    part = v.load_first(y, s * width + k, stop - k)
+                    total = v.fma(part, v.splat(choice[chosen + s]), total)
+                v.store_first(out, k, total, stop - k)
+
+    return kernel
+
+
+def gate_kernel(v: Verbs) -> Callable[..., None]:
+    """out = x * sigmoid(score), GROUPS scores a row, each for as many columns."""
+    claim, exp, lanes = claimer(v), exponential(v), v.lanes
+
+    def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
+        size = record[WIDTH] // record[GROUPS]
+        while True:
+            row, first, stop = claim(record, step)
+            if row < 0:
+                break
+            x = v.f32p(record[IN] + row * record[IN_STRIDE] * 4)
+            scores = v.f32p(record[SCORES] + row * record[SCORES_STRIDE] * 4)
+            out = v.f32p(record[OUT] + row * record[OUT_STRIDE] * 4)
+            k = first
+            while k < stop:
+                group_stop = min(stop, (k // size + 1) * size)
+                one, score = v.splat(1.0), v.splat(scores[k // size])
+                share = v.div(one, v.add(one, exp(v.sub(v.splat(0.0), score))))
+                for i in range(k, group_stop, lanes):
+                    v.store_first(out, i, v.mul(v.load_first(x, i, group_stop - i), share), group_stop - i)
+                k = group_stop
 
     return kernel

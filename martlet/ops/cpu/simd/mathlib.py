@@ -75,8 +75,36 @@ def error_function(v: Verbs) -> Callable[..., Any]:
     return erf
 
 
+def gated(v: Verbs, function: Activation) -> Callable[..., Any]:
+    """(gate, up) → a feed-forward part's act(gate) * up, in each lane (`spec.Activation`)."""
+    if function is Activation.SWIGLU_OAI:
+        return swiglu_oai(v)
+    act = activation(v, function)
+
+    @njit(forceinline=True, **OPTIONS)
+    def product(gate, up):  # type: ignore[no-untyped-def]
+        return v.mul(act(gate), up)
+
+    return product
+
+
+def swiglu_oai(v: Verbs) -> Callable[..., Any]:
+    """(gate, up) → g / (1 + e^(-1.702 g)) * (u + 1), g = min(gate, 7), u = up within ±7."""
+    exp = exponential(v)
+
+    @njit(forceinline=True, **OPTIONS)
+    def product(gate, up):  # type: ignore[no-untyped-def]
+        # Not `min`, which would lose a NaN.
+        g = v.where_below(v.splat(7.0), gate, v.splat(7.0), gate)
+        u = v.where_below(v.splat(7.0), up, v.splat(7.0), v.where_below(up, v.splat(-7.0), v.splat(-7.0), up))
+        share = v.div(g, v.add(v.splat(1.0), exp(v.mul(g, v.splat(-1.702)))))
+        return v.mul(share, v.add(u, v.splat(1.0)))
+
+    return product
+
+
 def activation(v: Verbs, function: Activation) -> Callable[..., Any]:
-    """The non-linearity of a feed-forward part, in each lane."""
+    """The non-linearity act, in each lane."""
     exp, tanh, erf = exponential(v), hyperbolic_tangent(v), error_function(v)
 
     @njit(forceinline=True, **OPTIONS)
