@@ -62,10 +62,11 @@ def pair_rows(features: Mapping[str, Feature], models: Sequence[str], kv_types: 
     """Each possible pair of features with each load, every time on another model and with another
     type of KV pages.
 
-    Of the combinations of a model and a type a row takes the combination that its two features have
-    met least.
+    Of the combinations of a model and a type a row takes what its features have not met, above all
+    the feature with fewer rows to come, else what they have met least.
     """
     met: Counter[tuple[str, str, str]] = Counter()
+    to_come = Counter(name for names in possible_pairs(features) for name in names * len(LOADS))
     rows = []
     for names in possible_pairs(features):
         fixed = [model for name in names if (model := features[name].only_on) is not None]
@@ -77,10 +78,13 @@ def pair_rows(features: Mapping[str, Feature], models: Sequence[str], kv_types: 
                 if all((model != row.model or fixed) and kv_dtype != row.kv_dtype for row in before)
             ]
 
-            def meetings(cell: tuple[str, str], names: tuple[str, str] = names) -> tuple[int, int]:
-                return sum(met[name, *cell] for name in names), sum(met["", *cell] for _ in names)
+            def meetings(cell: tuple[str, str], names: tuple[str, str] = names) -> tuple[float, int, int]:
+                counts = [met[name, *cell] for name in names]
+                missed = sum(1 / to_come[name] for name, count in zip(names, counts, strict=True) if count == 0)
+                return -missed, sum(counts), met["", *cell]
 
             model, kv_dtype = min(free, key=meetings)
+            to_come.subtract(names)
             met.update((name, model, kv_dtype) for name in (*names, ""))
             before.append(Row(names, model, kv_dtype, load))
         rows += before
