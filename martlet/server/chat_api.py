@@ -24,7 +24,7 @@ from martlet.server.replies import (
 )
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.sse import EventStream, EventTemplate
-from martlet.server.tools.calls import Content
+from martlet.server.tools.parts import Content
 from martlet.server.tools.reply import Parts, delta_of
 
 

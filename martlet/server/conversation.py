@@ -16,7 +16,7 @@ from martlet.server.bridge import Ticket
 from martlet.server.protocol import ChatRequest, refuse_unsupported
 from martlet.server.response_format import asked_structure, asked_tools, check_tools, joined, reasoned
 from martlet.server.service import Service, service_of
-from martlet.server.tools.reply import ReplyParser
+from martlet.server.tools.parts import Parser
 
 REASONING_LOST = (
     "The reasoning of an earlier answer is not in this prompt (the template leaves it out, or the client has): {:,} tokens"
@@ -29,7 +29,7 @@ class OpenChat:
     """A conversation that the engine answers."""
 
     ticket: Ticket
-    parsers: list[ReplyParser]  # one for each of the n answers
+    parsers: list[Parser]  # one for each of the n answers
     request_warnings: list[str]
 
     @property
@@ -60,7 +60,7 @@ async def open_chat(request: Request, parsed: Parsed[ChatRequest], reply_id: str
     if body.stream and (prepared.request.params.best_of or 1) > n:
         raise RequestError("A stream cannot have best_of > n: the best are known at the end.", param="best_of")
     ticket = await service.submit(request, reply_id, [prepared], streams=body.stream, timeout_s=body.timeout)
-    parsers = [service.reply_parser(prompt, with_tools) for _ in range(n)]
+    parsers = [service.reply_parser(prompt, body.tools or () if with_tools else ()) for _ in range(n)]
     return OpenChat(ticket, parsers, [*warnings, *prepared.warnings])
 
 

@@ -21,8 +21,8 @@ from martlet.server.protocol import ChatRequest
 from martlet.server.replies import json_reply
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.sse import EventStream, event
-from martlet.server.tools.calls import Arguments, Call, Content
-from martlet.server.tools.reply import Part, Parts, Reasoning
+from martlet.server.tools.parts import Arguments, Call, Content, Part, Reasoning
+from martlet.server.tools.reply import Parts
 
 
 class MessagesRequest(Body):

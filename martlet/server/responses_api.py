@@ -23,8 +23,7 @@ from martlet.server.protocol import ChatRequest
 from martlet.server.replies import json_reply, usage_of
 from martlet.server.service import Service, new_id, service_of
 from martlet.server.sse import EventStream, event
-from martlet.server.tools.calls import Arguments, Call, Content
-from martlet.server.tools.reply import Part, Reasoning
+from martlet.server.tools.parts import Arguments, Call, Content, Part, Reasoning
 
 _STATE = "this server keeps no conversations: send all of it as input"
 _REFUSED: Mapping[str, str] = MappingProxyType(

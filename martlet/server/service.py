@@ -10,7 +10,7 @@ import copy
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,8 @@ from martlet.server.prometheus import ServerMetrics
 from martlet.server.rates import Account
 from martlet.server.settings import ServerSettings
 from martlet.server.tools.call_formats import reasoning_format, tool_format
+from martlet.server.tools.harmony import HarmonyParser
+from martlet.server.tools.parts import Parser
 from martlet.server.tools.reply import ReplyParser
 from martlet.structured import Structured
 from martlet.types import Scheduling
@@ -187,10 +189,13 @@ class Service:
             queue_timeout_s=body.queue_timeout,
         )
 
-    def reply_parser(self, prompt: PromptTokens, with_tools: bool) -> ReplyParser:
-        """A parser that separates reasoning and tool calls from the text of one answer."""
-        tools = self.tools if with_tools else None
-        return ReplyParser(self.reasoning, tools, prompt=(prompt.text or "")[-100:])
+    def reply_parser(self, prompt: PromptTokens, tools: Sequence[Mapping[str, Any]]) -> Parser:
+        """A parser that separates reasoning and calls of `tools` from the text of one answer."""
+        tail = (prompt.text or "")[-100:]
+        if self.reasoning is not None and self.reasoning.name == "harmony":
+            return HarmonyParser(tail)
+        schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+        return ReplyParser(self.reasoning, self.tools if tools else None, prompt=tail, schemas=schemas)
 
     # -- answers -----------------------------------------------------------------------------------
     async def submit(

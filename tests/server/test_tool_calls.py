@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from martlet.errors import RequestError
 from martlet.server.tools.call_formats import REASONING, TOOLS, reasoning_format, tool_format
+from martlet.server.tools.harmony import HarmonyParser
 from martlet.server.tools.reply import Parts, ReplyParser, delta_of
 
 # format, text, content, [(name, arguments)]
@@ -86,6 +87,24 @@ FIXTURES = [
     ),
     ("phi", 'functools[{"name": "f", "arguments": {"x": 1}}]', "", [("f", '{"x": 1}')]),
     ("phi", "functools is a module", "functools is a module", []),
+    (
+        "qwen3_coder",
+        "I look.\n<tool_call>\n<function=f>\n<parameter=city>\nBern\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "<parameter=code>\nif a < 1:\n    b()\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n"
+        "</function>\n</tool_call>",
+        "I look.",
+        [("f", '{"city": "Bern", "days": 3, "code": "if a < 1:\\n    b()"}'), ("g", "{}")],
+    ),
+    ("qwen3_coder", "a <tool_call> is a tag", "a <tool_call> is a tag", []),
+    ("qwen3_coder", "<tool_call><function=f><parameter=days>\nten\n</parameter>", "", [("f", '{"days": "ten"')]),
+    (
+        "glm",
+        "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>3</arg_value>\n<arg_key>days</arg_key>\n"
+        '<arg_value>{"a": [1]}</arg_value>\n</tool_call> Done.',
+        "Done.",
+        [("f", '{"city": "3", "days": {"a": [1]}}')],
+    ),
+    ("glm", "<tool_call>f</tool_call>", "", [("f", "{}")]),
     ("pythonic", '[f(a=1, b="x, (y)"), g.h()]', "", [("f", '{"a": 1, "b": "x, (y)"}'), ("g.h", "{}")]),
     ("pythonic", "[1, 2, 3]", "[1, 2, 3]", []),
     ("pythonic", "[f(1)]", "[f(1)]", []),
@@ -111,6 +130,7 @@ def parser(form: str | None, *, reasoning: str | None = None, prompt: str = "") 
         None if form is None else TOOLS[form],
         prompt=prompt,
         new_id=lambda length: f"{next(numbers)}",
+        schemas={"f": {"properties": {"city": {"type": "string"}, "days": {"type": ["integer", "object"]}}}},
     )
 
 
@@ -210,6 +230,8 @@ def test_text_is_not_held_back_longer_than_needed() -> None:
         ("[AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral"),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "deepseek"),
         ("<|tool_call|>", "granite"),
+        ("<tool_call>\n<function=example>", "qwen3_coder"),
+        ("<tool_call>{name}\n<arg_key>", "glm"),
         ('{"name": function name, "parameters": dictionary}', "llama"),
         ("plain {{ messages }}", None),
     ],
@@ -236,3 +258,54 @@ def test_message() -> None:
     [call] = message["tool_calls"]
     assert (call["type"], call["function"]["name"]) == ("function", "f")
     assert json.loads(call["function"]["arguments"]) == {"x": 1}
+
+
+def test_harmony_is_chosen_by_its_channels() -> None:
+    template = "<|start|>assistant<|channel|>final<|message|>{{ content }}<|end|>"
+    assert (tool_format("auto", template), reasoning_format("auto", template)) == (
+        TOOLS["harmony"],
+        REASONING["harmony"],
+    )
+
+
+ANSWERS = [  # prompt, answer of gpt-oss, reasoning, content, calls
+    (
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>Hm, <b>.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        "Hm, <b>.",
+        "Yes.",
+        [],
+    ),
+    (
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>A.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+        '<|constrain|>json<|message|>{"x": 1}<|call|>',
+        "A.",
+        "",
+        [("f", '{"x": 1}')],
+    ),
+    (
+        "<|start|>assistant",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.g.h<|channel|>commentary json"
+        "<|message|>{}<|call|>",
+        "",
+        "I look.",
+        [("g.h", "{}")],
+    ),
+    ("<|start|>assistant<|channel|>final<|message|>", "Yes.<|return|>", "", "Yes.", []),
+    ("<|start|>assistant", "Plain text < | of no format.", "", "Plain text < | of no format.", []),
+    ("<|start|>assistant", "<|channel|>analysis<|message|>never ends <|en", "never ends <|en", "", []),
+    ("<|start|>assistant", "<|channel|>final", "", "<|channel|>final", []),
+]
+
+
+@pytest.mark.parametrize(("prompt", "text", "reasoning", "content", "calls"), ANSWERS)
+def test_channels_however_they_are_cut(
+    prompt: str, text: str, reasoning: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    for size in (1, 2, 3, 7, len(text)):
+        parser = HarmonyParser(prompt)
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        parts = Parts.of([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
+        assert (parts.reasoning, parts.content) == (reasoning, content)
+        assert [(call.name, arguments) for call, arguments in parts.calls] == calls

@@ -1,12 +1,16 @@
 """How model families write tool calls and reasoning: a table (read `calls.py` next, which uses it).
 
-    Hermes, Qwen       <tool_call>{"name": "f", "arguments": {…}}</tool_call> … Llama 3 {"name":
-    "f", "parameters": {…}}; …                         the whole answer Mistral
-    [TOOL_CALLS][{"name": "f", "arguments": {…}}, …]            or [TOOL_CALLS]f[ARGS]{…} DeepSeek
-    <｜tool▁call▁begin｜>function<｜tool▁sep｜>f ```json {…} ```<｜tool▁call▁end｜>     or
-    f<｜tool▁sep｜>{…} Granite, Phi-4     <|tool_call|>[{"name": "f", "arguments": {…}},
-    …]<|/tool_call|> Phi-4-mini         functools[{"name": "f", "arguments": {…}}, …] pythonic
-    [f(a=1), g(b="x")]                                          the whole answer
+    Hermes, Qwen   <tool_call>{"name": "f", "arguments": {…}}</tool_call> …
+    Qwen3-Coder    <tool_call><function=f><parameter=a>1</parameter></function></tool_call>
+    GLM-4.5        <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>
+    Llama 3        {"name": "f", "parameters": {…}}; …, the whole answer
+    Mistral        [TOOL_CALLS][{"name": "f", "arguments": {…}}, …] or [TOOL_CALLS]f[ARGS]{…}
+    DeepSeek       <｜tool▁call▁begin｜>function<｜tool▁sep｜>f ```json {…} ```<｜tool▁call▁end｜>
+                   or f<｜tool▁sep｜>{…}
+    Granite, Phi-4 <|tool_call|>[{"name": "f", "arguments": {…}}, …]<|/tool_call|>
+    Phi-4-mini     functools[{"name": "f", "arguments": {…}}, …]
+    pythonic       [f(a=1), g(b="x")], the whole answer
+    gpt-oss        channels: `harmony.py`
 
 Sources: the chat templates of the models named, as published with their weights.
 """
@@ -19,6 +23,19 @@ from martlet.errors import RequestError, nearest
 
 
 @dataclass(frozen=True, slots=True)
+class Tags:
+    """How a call is written whose arguments are in tags: patterns, matched where the text stands.
+
+    An argument's groups are its name and its value.
+    """
+
+    name: str  # its first group is the function's name
+    argument: str
+    close: str  # the text that ends an argument
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How calls are written in the text."""
 
@@ -28,6 +45,7 @@ class ToolFormat:
     ends: tuple[str, ...] = ()  # marks that may follow a call
     bare: bool = False  # calls without a mark may also be the whole answer
     header: str | None = None  # a pattern before the arguments; its first group is the name
+    tags: Tags | None = None
     pythonic: bool = False
     id_length: int = 24
     name_keys: tuple[str, ...] = ("name",)
@@ -66,6 +84,29 @@ TOOLS: Mapping[str, ToolFormat] = MappingProxyType(
                 header=r"\s*([\w.:-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*",
                 id_length=9,  # the template refuses other lengths in the next turn
             ),
+            ToolFormat(
+                "qwen3_coder",
+                ("<function=",),
+                ("<tool_call>",),
+                tags=Tags(
+                    r"\s*<function=\s*([^>\s]+)\s*>",
+                    r"\s*<parameter=\s*([^>]+?)\s*>\n?(.*?)\n?</parameter>",
+                    "</parameter>",
+                    r"\s*(?:</function>\s*)?</tool_call>",
+                ),
+            ),
+            ToolFormat(
+                "glm",
+                ("<arg_key>",),
+                ("<tool_call>",),
+                tags=Tags(
+                    r"\s*([\w.:-]+)\s*(?=<)",
+                    r"\s*<arg_key>\s*(.*?)\s*</arg_key>\s*<arg_value>(.*?)</arg_value>",
+                    "</arg_value>",
+                    r"\s*</tool_call>",
+                ),
+            ),
+            ToolFormat("harmony", ("<|channel|>",), ()),  # `harmony.py`
             ToolFormat("granite", ("<|tool_call|>",), ("<|tool_call|>",), ("<|/tool_call|>",)),
             ToolFormat("hermes", ("<tool_call>",), ("<tool_call>",), ("</tool_call>",)),
             ToolFormat("phi", ("functools",), ("functools",)),
@@ -78,6 +119,12 @@ TOOLS: Mapping[str, ToolFormat] = MappingProxyType(
 REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
     {
         "think": ReasoningFormat("think", "<think>", "</think>"),
+        "harmony": ReasoningFormat(
+            "harmony",
+            "<|channel|>analysis<|message|>",
+            "<|end|><|start|>assistant<|channel|>final<|message|>",
+            special=True,
+        ),
         "mistral": ReasoningFormat("mistral", "[THINK]", "[/THINK]", special=True),
     }
 )
@@ -96,6 +143,8 @@ def tool_format(wanted: str, template: str) -> ToolFormat | None:
 def reasoning_format(wanted: str, template: str) -> ReasoningFormat | None:
     """The reasoning's format, chosen like `tool_format`."""
     if wanted == "auto":
+        if "<|channel|>" in template:
+            return REASONING["harmony"]
         return next((entry for entry in REASONING.values() if entry.end in template), None)
     return REASONING[_checked("reasoning_parser", wanted, REASONING)] if wanted != "none" else None
 

@@ -15,42 +15,16 @@ import ast
 import json
 import re
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from martlet.server.tools.call_formats import ToolFormat
 from martlet.server.tools.json_scan import CallScanner, ValueScanner
+from martlet.server.tools.parts import Arguments, Call, Content, Part
 
 _SEPARATORS = " \t\r\n,;[]"
 _MAX_HEADER = 256  # characters of a name and its marks
 _BARE_PYTHON = re.compile(r"\[\s*([A-Za-z_][\w.]*(\(.*)?)?", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Text of the answer."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The beginning of a call."""
-
-    index: int
-    call_id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """A piece of a call's arguments, as JSON text."""
-
-    index: int
-    text: str
-
-
-Part = Content | Call | Arguments
 
 
 def held_back(text: str, marks: tuple[str, ...]) -> int:
@@ -62,8 +36,12 @@ def held_back(text: str, marks: tuple[str, ...]) -> int:
 class CallParser:
     """Separates calls from text."""
 
-    def __init__(self, form: ToolFormat, new_id: Callable[[int], str] | None = None) -> None:
+    def __init__(
+        self, form: ToolFormat, new_id: Callable[[int], str] | None = None, schemas: Mapping[str, Any] | None = None
+    ) -> None:
+        """`schemas` of the tools' parameters, by name: they say which arguments are no strings."""
         self._form = form
+        self._schemas = schemas or {}
         self._new_id = new_id or (lambda length: secrets.token_hex(length)[:length])
         self._buffer = ""
         self._state: Callable[[], list[Part] | None] = self._bare if form.bare else self._text
@@ -74,6 +52,9 @@ class CallParser:
         self._n_calls = 0
         self._scanner: CallScanner | None = None
         self._value: ValueScanner | None = None
+        self._properties: Mapping[str, Any] = {}  # schemas of the arguments of a call in tags
+        self._separator = "{"  # before the next of them
+        self._looked_at = 0  # characters in which an argument's end was looked for
         self._final = False
 
     def feed(self, text: str) -> list[Part]:
@@ -157,6 +138,8 @@ class CallParser:
             self._scanner = CallScanner(*keys, needs_arguments=self._form.bare)
             self._state = self._object
             return []
+        if self._form.tags is not None:
+            return self._tagged(rest)
         return self._named(rest) if self._form.header else self._no_call()
 
     def _skip(self, count: int) -> list[Part]:
@@ -179,6 +162,39 @@ class CallParser:
         self._value = ValueScanner()
         self._state = self._arguments
         return [self._new_call(match[1])]
+
+    def _tagged(self, rest: str) -> list[Part] | None:
+        """A name in or after a tag, in front of arguments in tags."""
+        assert self._form.tags is not None
+        match = re.match(self._form.tags.name, rest)
+        if match is None:
+            return None if len(rest) <= _MAX_HEADER and not self._final else self._no_call()
+        self._buffer, self._state = rest[match.end() :], self._tagged_arguments
+        self._separator, self._looked_at = "{", 0
+        schema = self._schemas.get(match[1])
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        self._properties = properties if isinstance(properties, Mapping) else {}
+        return [self._new_call(match[1])]
+
+    def _tagged_arguments(self) -> list[Part] | None:
+        """Inside a call whose arguments are in tags, each known when its tag closes."""
+        tags, rest = self._form.tags, self._buffer
+        assert tags is not None
+        if end := re.match(tags.end, rest):
+            self._buffer, self._state = rest[end.end() :], self._text
+            return [Arguments(self._n_calls - 1, "{}" if self._separator == "{" else "}")]
+        close = rest.find(tags.close, max(0, self._looked_at - len(tags.close)))
+        self._looked_at = len(rest)
+        if close < 0:
+            return None
+        match = re.fullmatch(tags.argument, rest[: close + len(tags.close)], re.DOTALL)
+        self._buffer, self._looked_at = rest[close + len(tags.close) :], 0
+        if match is None:
+            return []  # a stray tag
+        value = _typed(match[2], self._properties.get(match[1]))
+        text = f"{self._separator}{json.dumps(match[1], ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+        self._separator = ", "
+        return [Arguments(self._n_calls - 1, text)]
 
     def _object(self) -> list[Part] | None:
         """Inside a call that is a single object."""
@@ -268,3 +284,24 @@ def _python_call(node: ast.expr) -> tuple[str, str]:
         raise ValueError("not a call with named arguments")
     arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
     return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False)
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """An argument's text as its schema's type: JSON where that is no string, else the text."""
+    types = schema.get("type") if isinstance(schema, Mapping) else None
+    kinds = set(types if isinstance(types, list) else [types]) - {None}
+    if isinstance(schema, Mapping) and not kinds:  # of a choice of schemas any but a string
+        options = [
+            option for key in ("anyOf", "oneOf") for option in schema.get(key, ()) if isinstance(option, Mapping)
+        ]
+        kinds = {option.get("type") for option in options} or {"string"}
+    if not kinds or kinds == {"string"}:
+        return text
+    literal = {"True": True, "False": False, "None": None}
+    if text.strip() in literal:
+        return literal[text.strip()]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, str) else value

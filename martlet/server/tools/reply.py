@@ -5,22 +5,13 @@ A whole reply is joined from the parts of a stream, so the two cannot differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from martlet.server.tools.call_formats import ReasoningFormat, ToolFormat
-from martlet.server.tools.calls import Arguments, Call, CallParser, Content, held_back
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """Text of the reasoning."""
-
-    text: str
-
-
-Part = Reasoning | Content | Call | Arguments
+from martlet.server.tools.calls import CallParser, held_back
+from martlet.server.tools.parts import Arguments, Call, Content, Part, Reasoning
 
 
 class ReplyParser:
@@ -33,10 +24,14 @@ class ReplyParser:
         *,
         prompt: str = "",
         new_id: Callable[[int], str] | None = None,
+        schemas: Mapping[str, Any] | None = None,
     ) -> None:
-        """The end of `prompt` shows whether the template has opened the reasoning."""
+        """The end of `prompt` shows whether the template has opened the reasoning.
+
+        `schemas` has the tools' parameters, by their names.
+        """
         self._reasoning = _Splitter(reasoning, prompt) if reasoning is not None else None
-        self._calls = CallParser(tools, new_id) if tools is not None else None
+        self._calls = CallParser(tools, new_id, schemas) if tools is not None else None
 
     def feed(self, text: str) -> list[Part]:
         """Parse more text; return the parts that are certain."""
