@@ -6,8 +6,9 @@
 For speed only: its answers are noise. llama.cpp loads it as well, so that both engines can be
 measured on models that are not at hand. Sizes are those of the models' config.json on Hugging Face;
 `--layers` takes fewer layers than the model has, for less memory. Blocks are random codes whose
-scales give weights about 1/√k in size, so that activations stay finite. The output matrix is Q6_K,
-routers and norms are float32; other matrices have the type that is asked for.
+scales give weights about 1/√k in size, so that activations stay finite. The output matrix is Q6_K
+where its rows allow, routers and norms are float32; other matrices have the type that is asked for
+(beside MXFP4, which is for experts, Q8_0).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ SHAPES = {
     "olmoe-1b-7b": Shape("olmoe", 16, 2048, 16, 16, 128, 1024, 50304, 64, 8, 1024, "all", 1e4),
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 6144, 151936, 128, 8, 768, "heads"),
     "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 32000, 8, 2, 14336),
+    "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 64, 8, 64, 2880, 201088, 32, 4, 2880, rope_base=1.5e5),
     "llama-3.2-3b": Shape("llama", 28, 3072, 24, 8, 128, 8192, 128256, rope_base=5e5),
     "qwen3-4b": Shape("qwen3", 36, 2560, 32, 8, 128, 9728, 151936, qk_norm="heads"),
     "llama-3.1-8b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 128256, rope_base=5e5),
@@ -80,7 +82,10 @@ def metadata(shape: Shape, layers: int) -> dict[str, Any]:
     }
     if shape.experts:
         keys |= {"expert_count": shape.experts, "expert_used_count": shape.chosen}
-        keys |= {"expert_feed_forward_length": shape.expert_ffn} if shape.arch == "qwen3moe" else {}
+        keys |= {} if shape.arch in ("olmoe", "llama") else {"expert_feed_forward_length": shape.expert_ffn}
+    if shape.arch == "gpt-oss":
+        keys |= {"attention.sliding_window": 128, "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0}
+        keys |= {"rope.scaling.original_context_length": 4096}
     from martlet import toy
 
     tokenizer = toy.tokenizer_metadata()
@@ -98,24 +103,35 @@ def metadata(shape: Shape, layers: int) -> dict[str, Any]:
 def tensors(shape: Shape, layers: int, kind: BlockType, rng: np.random.Generator) -> Iterator[RawTensor]:
     """All tensors of the model."""
     c, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    yield matrix("token_embd.weight", (shape.vocab, c), kind, rng)
-    yield matrix("output.weight", (shape.vocab, c), BlockType.Q6_K, rng)
+    dense = BlockType.Q8_0 if kind is BlockType.MXFP4 else kind  # as published files have it
+    k_types = c % BLOCKS[BlockType.Q6_K].size == 0
+    yield matrix("token_embd.weight", (shape.vocab, c), dense, rng)
+    yield matrix("output.weight", (shape.vocab, c), BlockType.Q6_K if k_types else BlockType.Q8_0, rng)
     yield floats("output_norm.weight", (c,), rng)
     for i in range(layers):
         block = f"blk.{i}."
-        for name in ("attn_norm", "ffn_norm"):
+        is_oss = shape.arch == "gpt-oss"
+        for name in ("attn_norm", "post_attention_norm" if is_oss else "ffn_norm"):
             yield floats(f"{block}{name}.weight", (c,), rng)
         if shape.qk_norm:
             widths = (shape.head_dim,) * 2 if shape.qk_norm == "heads" else (q, kv)
             for name, width in zip(("attn_q_norm", "attn_k_norm"), widths, strict=True):
                 yield floats(f"{block}{name}.weight", (width,), rng)
         for name, rows, columns in (("q", q, c), ("k", kv, c), ("v", kv, c), ("output", c, q)):
-            yield matrix(f"{block}attn_{name}.weight", (rows, columns), kind, rng)
+            yield matrix(f"{block}attn_{name}.weight", (rows, columns), dense, rng)
+            if is_oss:
+                yield floats(f"{block}attn_{name}.bias", (rows,), rng)
+        if is_oss:
+            yield floats(f"{block}attn_sinks.weight", (shape.heads,), rng)
         stack, ffn, end = ((shape.experts,), shape.expert_ffn, "_exps") if shape.experts else ((), shape.ffn, "")
         if shape.experts:
             yield floats(f"{block}ffn_gate_inp.weight", (shape.experts, c), rng)
+            if is_oss:
+                yield floats(f"{block}ffn_gate_inp.bias", (shape.experts,), rng)
         for name, rows, columns in (("gate", ffn, c), ("up", ffn, c), ("down", c, ffn)):
             yield matrix(f"{block}ffn_{name}{end}.weight", (*stack, rows, columns), kind, rng)
+            if is_oss:
+                yield floats(f"{block}ffn_{name}{end}.bias", (*stack, rows), rng)
 
 
 def matrix(name: str, shape: tuple[int, ...], kind: BlockType, rng: np.random.Generator) -> RawTensor:

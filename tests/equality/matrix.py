@@ -101,7 +101,11 @@ FEATURES: dict[str, Feature] = {
     ),
     # the same, where a step has room for a chunk that goes through a layer at a time
     "layers": Feature(
-        lambda seen: seen.n_layered >= 4, {"stall_ms": 1.0}, max_seqs=8, staggered=True, excludes=("chunks of 7",)
+        lambda seen: seen.n_layered >= 4,
+        {"stall_ms": 1.0},
+        max_seqs=8,
+        staggered=True,
+        excludes=("chunks of 7", "disk"),  # what the disk leaves of a prompt is too short
     ),
     "full hit": Feature(
         lambda seen: hit(seen, lambda n, of, why: n == whole(seen, of) > 0), {"prefix_cache": True}, around=("again",)
