@@ -11,7 +11,7 @@ from martlet.errors import UnsupportedError
 from martlet.formats.checkpoint import Checkpoint
 from martlet.models.metadata import ExpertKeys, Family, ModelMeta, model_meta
 from martlet.models.rope_scaling import rope_of
-from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, MoeFfn, Norm, Rope
+from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, MoeFfn, Norm, Rope, Scoring
 
 
 def _attention(meta: ModelMeta, rope: Rope | None, window: int | None = None) -> Attention:
@@ -43,6 +43,7 @@ def _ffn(meta: ModelMeta, activation: Activation, index: int) -> DenseFfn | MoeF
         experts.routing,
         experts.hidden,
         activation,
+        correction=keys.correction,
         router_bias=keys.biases,
         bias=keys.biases,
         shared=shared,
@@ -107,6 +108,28 @@ def _gpt_oss(meta: ModelMeta, context: int | None) -> ModelSpec:
     for i, slides in enumerate(_sliding(meta, lambda i: i % 2 == 0)):
         mixer = replace(_attention(meta, rope, meta.window if slides else None), sinks=True)
         layers.append(_layer(meta, mixer, index=i))
+    return _model(meta, layers)
+
+
+def _glm4(meta: ModelMeta, context: int | None) -> ModelSpec:
+    """Norms before and after each sublayer (GLM-4)."""
+    spec, norm = _llama(meta, context), Norm(meta.eps)
+    return replace(spec, layers=tuple(replace(x, post_mixer_norm=norm, post_ffn_norm=norm) for x in spec.layers))
+
+
+def _glm4moe(meta: ModelMeta, context: int | None) -> ModelSpec:
+    """Experts chosen by sigmoid scores; the largest model norms queries and keys (GLM-4.5)."""
+    return _qwen3(meta, context) if meta.qk_norm else _llama(meta, context)
+
+
+def _exaone4(meta: ModelMeta, context: int | None) -> ModelSpec:
+    """Norms follow the sublayers; layers beside those with a window have no position embedding."""
+    norm, rope, layers = Norm(meta.eps), rope_of(meta, context), []
+    ffn = DenseFfn(meta.ffn_hidden, meta.activation or Activation.SILU)
+    for slides in _sliding(meta, lambda i: i % 4 != 3):
+        everywhere = meta.window is not None and not slides
+        mixer = _attention(meta, None if everywhere else rope, meta.window if slides else None)
+        layers.append(Layer(replace(mixer, qk_norm=norm), ffn, None, None, norm, norm))
     return _model(meta, layers)
 
 
@@ -263,6 +286,42 @@ FAMILIES: dict[str, Family] = {
         gguf_renamed=NORM_BEFORE_FFN,
         transposed_experts=True,
         alternating_gate_up=True,
+    ),
+    "glm4": Family(
+        _glm4,
+        {"attention_bias": True, "head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7},
+        interleaved=True,
+        plain_output=True,
+    ),
+    "glm4moe": Family(
+        _glm4moe,
+        {"n_routed_experts": 128, "norm_topk_prob": True, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+        plain_output=True,
+        next_layers=True,
+        experts=ExpertKeys(scoring=Scoring.SIGMOID, correction=True),
+        gguf_renamed=NORM_BEFORE_FFN,
+    ),
+    "seed_oss": Family(
+        _llama, {"attention_bias": True, "head_dim": 128}, plain_output=True, gguf_renamed=NORM_BEFORE_FFN
+    ),
+    "ernie4_5": Family(
+        _llama,
+        {"tie_word_embeddings": True, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+        interleaved=True,
+    ),
+    "ernie4_5-moe": Family(
+        _llama,
+        {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "moe_num_experts": 64},
+        interleaved=True,
+        experts=ExpertKeys(normalised=True, correction=True),
+        mtp_prefix="model.mtp_",
+    ),
+    "exaone4": Family(
+        _exaone4,
+        {"rms_norm_eps": 1e-5},
+        window_key="sliding_window_pattern",
+        slides=_before_last_of,
+        renamed=POST_NORMS,
     ),
     "olmo2": Family(_olmo2, {"rms_norm_eps": 1e-5}, renamed=POST_NORMS),
 }

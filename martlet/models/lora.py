@@ -74,6 +74,7 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
     """
     path = Path(path)
     pairs, permuted = _read_gguf(path) if path.suffix == ".gguf" else (_read_peft(path, spec), False)
+    permuted = permuted or FAMILIES[spec.family].interleaved
     updates: dict[str, tuple[F32, F32]] = {}
     for name, (a, b) in sorted(pairs.items()):
         for product, rows in _unfused(path, name, b, spec, permuted):
@@ -141,8 +142,9 @@ def _unfused(path: Path, name: str, b: F32, spec: ModelSpec, permuted: bool) -> 
     for row, _ in stored.rows:
         rows = b[stored.rows_of(row.name)]
         if permuted and row.rotates:
-            head_dim = layer.mixer.head_dim
-            rows = rows[half_split_rows(len(rows) // head_dim, head_dim)]
+            head_dim, rope = layer.mixer.head_dim, layer.mixer.rope
+            dims = head_dim if rope is None else rope.dims
+            rows = rows[half_split_rows(len(rows) // head_dim, head_dim, dims)]
         products.append((prefix + row.name, np.ascontiguousarray(rows)))
     return products
 

@@ -29,6 +29,7 @@ REFUSED = {
     "quantization_config": None,
     "compression_config": None,
     "mlp_bias": False,
+    "use_bias": False,
     "lm_head_bias": False,
     "num_local_experts": 0,
     "num_experts": 0,
@@ -44,12 +45,19 @@ REFUSED = {
 HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
 # Families whose config.json calls them otherwise than GGUF does.
 CONFIG_NAMES = {
+    "ernie4_5_moe": "ernie4_5-moe",
+    "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "granitemoeshared": "granitemoe",
 }
-EXPERT_COUNTS = ("num_local_experts", "num_experts")  # a file's own before a family's default
+EXPERT_COUNTS = (
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "num_experts",
+)  # a file's own before a family's default
 # Of llama.cpp; 3 is a softmax over the chosen, which normalising makes of 1.
 GATING_FUNCTIONS = {1: Scoring.SOFTMAX, 2: Scoring.SIGMOID, 3: Scoring.SOFTMAX}
 MAX_EXPERTS = 4096  # a file that says more is hostile
@@ -75,6 +83,8 @@ class ExpertKeys:
     gguf_normalised: bool = True  # llama.cpp has it for the family
     shared_gated: bool = False
     biases: bool = False  # of the router and of experts
+    scoring: Scoring = Scoring.SOFTMAX
+    correction: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,7 @@ class ModelMeta:
     layer_types: Sequence[str] | None = None  # "sliding_attention" or "full_attention"
     no_rope: Sequence[bool] | None = None  # layers without position embedding
     activation: Activation | None = None
+    qk_norm: bool = False  # where a file says so
     bias: bool = False  # q, k, v
     out_bias: bool = False
     query_scale: float | None = None  # multiplies q·k
@@ -129,6 +140,9 @@ class Family:
     # it.
     window_key: str | None = None
     slides: Callable[[int, int], bool] = lambda layer, number: True
+    interleaved: bool = False  # files of both formats do what `gguf_permuted` says
+    plain_output: bool = False  # attention_bias is not for the output's projection
+    next_layers: bool = False  # layers beyond the last predict further tokens, and are not used
     gguf_permuted: bool = False  # GGUF files store rows of q and k for RoPE on neighbouring pairs
     offset_norms: bool = False  # safetensors store a norm's weight minus 1
     # Modules of Hugging Face that mean another row of `tensors.ROWS` than in most families.
@@ -173,6 +187,13 @@ class _Keys:
             raise FormatError(self._path, f"{self._prefix}{key} is missing: the file does not describe its model")
         if not isinstance(value, int) or not 1 <= value <= 1 << 24:
             raise FormatError(self._path, f"{self._prefix}{key} is {value!r}, expected a count of 1 or more")
+        return value
+
+    def count(self, key: str) -> int:
+        """A count, 0 if it is missing."""
+        value: int = self.get(key, (int,), 0)
+        if not 0 <= value <= 1 << 24:
+            raise FormatError(self._path, f"{self._prefix}{key} is {value!r}, expected a count")
         return value
 
     def number(self, key: str, default: float | None = None) -> float | None:
@@ -226,7 +247,7 @@ def _from_gguf(checkpoint: Checkpoint, name: str, family: Family) -> ModelMeta:
     prefix = f"{name}."
     defaults = {prefix + key: value for key, value in family.gguf_defaults.items()}
     keys = _Keys(checkpoint, {**defaults, **checkpoint.metadata}, prefix)
-    experts = _gguf_experts(keys, family) if keys.get("expert_count", (int,), 0) else None
+    experts = _gguf_experts(keys, family, keys.size("block_count")) if keys.get("expert_count", (int,), 0) else None
     embedding = checkpoint.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FormatError(checkpoint.path, "the matrix token_embd.weight is missing")
@@ -235,6 +256,8 @@ def _from_gguf(checkpoint: Checkpoint, name: str, family: Family) -> ModelMeta:
     if keys.size("attention.value_length", head_dim) != head_dim:
         raise UnsupportedError(f"{prefix}attention.value_length differs from key_length")
     tensors, n_layers = checkpoint.tensors, keys.size("block_count")
+    if family.next_layers:
+        n_layers -= keys.count("nextn_predict_layers")
     rope_dims = keys.size("rope.dimension_count", head_dim)
     meta = ModelMeta(
         family=name,
@@ -265,16 +288,17 @@ def _from_gguf(checkpoint: Checkpoint, name: str, family: Family) -> ModelMeta:
         residual_scale=keys.positive("residual_scale", 1.0),
         logit_divisor=keys.positive("logit_scale", 1.0),
         experts=experts,
+        qk_norm="blk.0.attn_q_norm.weight" in tensors,
     )
     keys.refuse_unread()
     return meta
 
 
-def _gguf_experts(keys: _Keys, family: Family) -> ExpertMeta:
+def _gguf_experts(keys: _Keys, family: Family, n_layers: int) -> ExpertMeta:
     """The mixture of experts that a GGUF file describes."""
     if family.experts is None:
         raise UnsupportedError("expert_count: experts in a family that has none here")
-    gating = keys.get("expert_gating_func", (int,), 1)
+    gating = keys.get("expert_gating_func", (int,), 2 if family.experts.scoring is Scoring.SIGMOID else 1)
     if gating not in GATING_FUNCTIONS:
         raise UnsupportedError(f"expert_gating_func = {gating}", map(str, GATING_FUNCTIONS))
     routing = Routing(
@@ -283,16 +307,31 @@ def _gguf_experts(keys: _Keys, family: Family) -> ExpertMeta:
         GATING_FUNCTIONS[gating],
         keys.get("expert_weights_norm", (bool,), family.experts.gguf_normalised),
         keys.positive("expert_weights_scale", 1.0),
+        *_groups(keys, family.experts, "expert_group_count", "expert_group_used_count"),
     )
-    hidden = keys.size("expert_feed_forward_length", keys.size("feed_forward_length", 0) or None)
-    shared = keys.get("expert_shared_feed_forward_length", (int,), 0)
-    return _checked_experts(keys, ExpertMeta(routing, hidden, shared))
+    hidden = keys.size("expert_feed_forward_length", keys.size("feed_forward_length"))
+    shared = keys.count("expert_shared_feed_forward_length") or hidden * keys.count("expert_shared_count")
+    first, every = keys.count("leading_dense_block_count"), keys.size("interleave_moe_layer_step", 1)
+    return _checked_experts(keys, ExpertMeta(routing, hidden, shared, _dense_layers(n_layers, first, every)))
+
+
+def _groups(keys: _Keys, names: ExpertKeys, n_groups: str, n_chosen: str) -> tuple[int, int, int]:
+    """The last fields of a `Routing`: two experts rank a group where there is a correction."""
+    return keys.size(n_groups, 1), keys.size(n_chosen, 1), 2 if names.correction else 1
+
+
+def _dense_layers(n_layers: int, first: int, every: int) -> frozenset[int]:
+    """Layers without experts: those before `first`, and all but the last of each `every`."""
+    return frozenset(i for i in range(min(n_layers, MAX_LAYERS)) if i < first or (i + 1) % every)
 
 
 def _checked_experts(keys: _Keys, experts: ExpertMeta) -> ExpertMeta:
     """The description, if it can be true. FormatError if not."""
     routing = experts.routing
-    if routing.n_chosen > routing.n_experts or routing.n_experts > MAX_EXPERTS:
+    if routing.n_experts % routing.n_groups or routing.n_groups_chosen > routing.n_groups:
+        keys.fail(f"{routing.n_groups_chosen} of {routing.n_groups} groups of {routing.n_experts} experts")
+    open_experts = routing.n_experts // routing.n_groups * routing.n_groups_chosen
+    if routing.n_chosen > open_experts or routing.n_experts > MAX_EXPERTS:
         keys.fail(
             f"{routing.n_chosen} of {routing.n_experts} experts, expected at most {MAX_EXPERTS} and no more chosen"
         )
@@ -384,7 +423,9 @@ def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], name: str, f
         no_rope=_no_rope(keys, n_layers),
         activation=ACTIVATIONS[activation],
         bias=attention_bias or family.qkv_bias,
-        out_bias=attention_bias and not family.qkv_bias,
+        out_bias=keys.get(
+            "attention_out_bias", (bool,), attention_bias and not family.qkv_bias and not family.plain_output
+        ),
         query_scale=keys.number("attention_multiplier") or (None if query_scalar is None else query_scalar**-0.5),
         softcap=keys.number("attn_logit_softcapping") or None,
         logit_softcap=keys.number("final_logit_softcapping") or None,
@@ -392,6 +433,7 @@ def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], name: str, f
         residual_scale=keys.positive("residual_multiplier", 1.0),
         logit_divisor=keys.positive("logits_scaling", 1.0),
         experts=_config_experts(keys, family.experts, n_layers),
+        qk_norm=keys.get("use_qk_norm", (bool,), False),
     )
 
 
@@ -408,14 +450,22 @@ def _config_experts(keys: _Keys, names: ExpertKeys | None, n_layers: int) -> Exp
     normalised = names.normalised
     if normalised is None:
         normalised = keys.get("norm_topk_prob", (bool,), False)
-    routing = Routing(keys.size(counts[0]), keys.size("num_experts_per_tok"), normalised=normalised)
-    shared = 0
-    for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
-        shared = shared or keys.get(key, (int,), 0)
-    every = keys.size("decoder_sparse_step", 1)
-    listed = keys.get("mlp_only_layers", (list,), [])
-    dense = frozenset(i for i in range(min(n_layers, MAX_LAYERS)) if (i + 1) % every or i in listed)
-    return _checked_experts(keys, ExpertMeta(routing, keys.size(names.hidden), shared, dense))
+    routing = Routing(
+        keys.size(counts[0]),
+        keys.size("num_experts_per_tok", keys.count("moe_k") or None),
+        names.scoring,
+        normalised,
+        keys.positive("routed_scaling_factor", 1.0),
+        *_groups(keys, names, "n_group", "topk_group"),
+    )
+    hidden = keys.size(names.hidden)
+    shared = sum(map(keys.count, ("shared_expert_intermediate_size", "shared_intermediate_size")))
+    shared += hidden * sum(map(keys.count, ("n_shared_experts", "moe_num_shared_experts")))
+    first = keys.count("first_k_dense_replace") or keys.count("moe_layer_start_index")
+    every = keys.size("decoder_sparse_step", keys.size("moe_layer_interval", 1))
+    listed, end = keys.get("mlp_only_layers", (list,), []), keys.get("moe_layer_end_index", (int,), -1)
+    dense = {i for i in range(min(n_layers, MAX_LAYERS)) if i in listed or 0 <= end < i}
+    return _checked_experts(keys, ExpertMeta(routing, hidden, shared, _dense_layers(n_layers, first, every) | dense))
 
 
 def _window(keys: _Keys, family: Family) -> int | None:
@@ -427,8 +477,9 @@ def _window(keys: _Keys, family: Family) -> int | None:
 def _layer_types(keys: _Keys, family: Family, n_layers: int) -> list[str] | None:
     """Which layers slide, where the file says so: as a list, or in the family's older spelling."""
     types: list[str] | None = keys.get("layer_types", (list,))
-    number = keys.get(family.window_key, (int,)) if family.window_key is not None else None
-    if types is None and number:
+    if types is not None or family.window_key is None:
+        return types
+    if number := keys.get(family.window_key, (int,)):
         layers = range(min(n_layers, MAX_LAYERS))
         types = ["sliding_attention" if family.slides(i, number) else "full_attention" for i in layers]
     return types

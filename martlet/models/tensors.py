@@ -89,7 +89,13 @@ ROWS: Mapping[type, tuple[TensorRow, ...]] = {
             "router",
             bias="router_bias",
         ),
-        TensorRow("exp_probs_b", ("mlp.gate.e_score_correction_bias",), ("E",), "correction", when="correction"),
+        TensorRow(
+            "exp_probs_b",
+            ("mlp.gate.e_score_correction_bias", "mlp.moe_statics.e_score_correction_bias"),
+            ("E",),
+            "correction",
+            when="correction",
+        ),
         TensorRow(
             "ffn_gate_exps",
             ("mlp.experts.*.gate_proj", "block_sparse_moe.experts.*.w1"),
@@ -151,8 +157,16 @@ ROWS: Mapping[type, tuple[TensorRow, ...]] = {
             "ffn_norm", ("post_attention_layernorm", "pre_feedforward_layernorm"), ("C",), "ffn_norm", when="ffn_norm"
         ),
         # Hugging Face's name is that of ffn_norm in other families: see `Family.renamed`.
-        TensorRow("post_attention_norm", (), ("C",), "post_mixer_norm", when="post_mixer_norm"),
-        TensorRow("post_ffw_norm", ("post_feedforward_layernorm",), ("C",), "post_ffn_norm", when="post_ffn_norm"),
+        TensorRow(
+            "post_attention_norm", ("post_self_attn_layernorm",), ("C",), "post_mixer_norm", when="post_mixer_norm"
+        ),
+        TensorRow(
+            "post_ffw_norm",
+            ("post_feedforward_layernorm", "post_mlp_layernorm"),
+            ("C",),
+            "post_ffn_norm",
+            when="post_ffn_norm",
+        ),
     ),
 }
 # Names of a tensor that holds all rows of a field, stacked in the table's order: GGUF's, then

@@ -5,14 +5,16 @@ split projections and in tied embeddings. All of that is normalised here, once, 
 sees one kind of model. Every tensor is checked against the spec before the first is packed.
 """
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.errors import FormatError, UnsupportedError
+from martlet.errors import FormatError
 from martlet.formats.checkpoint import Checkpoint
 from martlet.formats.expert_stacks import join_mxfp4, transposed
 from martlet.models.families import FAMILIES, spec_of
@@ -234,6 +236,8 @@ def _canonical(checkpoint: Checkpoint, spec: ModelSpec) -> tuple[dict[str, RawTe
         if canonical is None:
             unknown.append(name)
             continue
+        if canonical.endswith("exp_probs_b.weight"):
+            tensor = replace(tensor, shape=(math.prod(tensor.shape),))  # some files have [1, E]
         floats = len(tensor.shape) == 3 and BLOCKS[tensor.type].size == 1
         tensors[canonical] = transposed(tensor) if floats and family.transposed_experts else tensor
     return tensors, unknown
@@ -248,9 +252,11 @@ def _checked(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, RawTensor]:
     check_tensors(checkpoint.path, tensors, expected, f"a {spec.family} model")
     extra = [n for n in [*tensors, *unknown] if n not in expected and n not in IGNORED]
     extra = [n for n in extra if not n.endswith(IGNORED_ENDINGS)]
-    drafting = FAMILIES[spec.family].mtp_prefix
-    if drafting is not None:
-        extra = [n for n in extra if not n.startswith(drafting)]
+    family = FAMILIES[spec.family]
+    if family.mtp_prefix is not None:
+        extra = [n for n in extra if not n.startswith(family.mtp_prefix)]
+    if family.next_layers:
+        extra = [n for n in extra if _layer_of(n) < len(spec.layers)]
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise FormatError(
@@ -259,6 +265,12 @@ def _checked(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, RawTensor]:
             " the model has a part that this engine would leave out",
         )
     return tensors
+
+
+def _layer_of(name: str) -> int:
+    """The layer of a tensor, under a name of either format; -1: none."""
+    match = re.match(r"(?:blk|(?:model\.)?layers)\.(\d+)\.", name)
+    return -1 if match is None else int(match[1])
 
 
 @dataclass(slots=True)
@@ -277,13 +289,14 @@ class _ModelSource:
     total_bytes: int = field(init=False)
     permuted: bool = field(init=False)
     head_dim: int = field(init=False)
+    rope_dims: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.permuted = self.checkpoint.format == "gguf" and FAMILIES[self.spec.family].gguf_permuted
+        family = FAMILIES[self.spec.family]
+        self.permuted = family.interleaved or (self.checkpoint.format == "gguf" and family.gguf_permuted)
         mixers = [layer.mixer for layer in self.spec.layers]
         self.head_dim = mixers[0].head_dim
-        if self.permuted and any(a.rope is not None and a.rope.dims != a.head_dim for a in mixers):
-            raise UnsupportedError(f"{self.spec.family} as GGUF with heads that rotate only in part")
+        self.rope_dims = max((mixer.rope.dims for mixer in mixers if mixer.rope is not None), default=self.head_dim)
         self.total_bytes = sum(tensor.data.nbytes for tensor in self.tensors.values() if len(tensor.shape) > 1)
 
     def matrix(self, stored: Sequence[StoredTensor]) -> Weight:
@@ -327,12 +340,19 @@ class _ModelSource:
             return None
         start, order = 0, []
         for row, n_rows in stored.rows:
-            own = half_split_rows(n_rows // self.head_dim, self.head_dim) if row.rotates else np.arange(n_rows)
+            own = np.arange(n_rows)
+            if row.rotates:
+                own = half_split_rows(n_rows // self.head_dim, self.head_dim, self.rope_dims)
             order.append(start + own)
             start += n_rows
         return np.concatenate(order)
 
 
-def half_split_rows(heads: int, head_dim: int) -> NDArray[np.intp]:
-    """Order of rows [heads * head_dim] that turns pairs (2i, 2i + 1) into (i, i + head_dim / 2)."""
-    return np.arange(heads * head_dim).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
+def half_split_rows(heads: int, head_dim: int, dims: int) -> NDArray[np.intp]:
+    """Order of rows [heads * head_dim] that turns pairs (2i, 2i + 1) into (i, i + dims / 2).
+
+    Rows of a head beyond the first `dims` stay.
+    """
+    order = np.arange(heads * head_dim).reshape(heads, head_dim)
+    pairs = order[:, :dims].reshape(heads, -1, 2).transpose(0, 2, 1).reshape(heads, dims)
+    return np.concatenate([pairs, order[:, dims:]], axis=1).reshape(-1)

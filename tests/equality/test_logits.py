@@ -27,7 +27,18 @@ from tiny import CASES, golden, write_hf
 I32 = NDArray[np.int32]
 PAGE, N_PAGES = 32, 12
 KINDS = ["llama", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "smollm3", "granite", "olmo2"]
-KINDS += ["mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe-shared", "gpt-oss"]
+KINDS += [
+    "mixtral",
+    "qwen2moe",
+    "qwen3moe",
+    "olmoe",
+    "granitemoe-shared",
+    "gpt-oss",
+    "glm4",
+    "glm4moe",
+    "ernie4_5-moe",
+    "exaone4",
+]
 LENGTH = 60  # of the sequence under test: across a page border
 
 

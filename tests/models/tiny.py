@@ -71,6 +71,13 @@ GRANITE = {
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
+GLM: dict[str, Any] = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+}
+
 # name → (class stem, model_type, config beyond SIZES)
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {}),
@@ -131,6 +138,41 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
         },
     ),
+    "glm4": ("Glm4", "glm4", {"head_dim": 16, "rms_norm_eps": 1e-6}),
+    "glm4moe": (
+        "Glm4Moe",
+        "glm4_moe",
+        {
+            **GLM,
+            "n_group": 2,
+            "topk_group": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 2,
+        },
+    ),
+    "glm4moe-plain": ("Glm4Moe", "glm4_moe", {**GLM, "norm_topk_prob": False, "first_k_dense_replace": 0}),
+    "seed_oss": ("SeedOss", "seed_oss", {"head_dim": 16}),
+    "ernie4_5": ("Ernie4_5", "ernie4_5", {"head_dim": 16}),
+    "ernie4_5-moe": (
+        "Ernie4_5_Moe",
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "num_hidden_layers": 4,
+        },
+    ),
+    "exaone4": (
+        "Exaone4",
+        "exaone4",
+        {"sliding_window": 6, "sliding_window_pattern": 4, "num_hidden_layers": 5, "rope_parameters": LLAMA3},
+    ),
+    "exaone4-full": ("Exaone4", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * L}),
     "granitemoe": ("GraniteMoe", "granitemoe", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
     "granitemoe-shared": (
         "GraniteMoeShared",
@@ -191,6 +233,8 @@ GGUF_NAMES = {
     "qwen3_moe": "qwen3moe",
     "granitemoeshared": "granitemoe",
     "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
+    "ernie4_5_moe": "ernie4_5-moe",
 }
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
 
@@ -210,6 +254,8 @@ def stacked(tensors: Mapping[str, F32]) -> dict[str, F32]:
             out[name.replace("_bias", "") + (".bias" if values.ndim == 2 else ".weight")] = (
                 values.swapaxes(1, 2) if values.ndim == 3 else values
             )
+        elif name.endswith(".e_score_correction_bias"):
+            out[name.replace("correction_bias", "correction.bias")] = values.reshape(-1)
         elif name.endswith(".sinks"):
             out[f"{name}.weight"] = values
         elif ".input_linear." in name:  # granite's gate and up, of experts and of the shared network
@@ -236,7 +282,7 @@ def write_gguf(
     _sizes(writer, config, arch)
     _rope(writer, config, arch)
     names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH[arch.upper().replace("GRANITEMOE", "GRANITE_MOE").replace("-", "_")], config.num_hidden_layers
+        {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
     )
     for name, values in stacked(tensors).items():
         if arch in PERMUTED and ".q_proj." in name:
@@ -256,6 +302,8 @@ def write_gguf(
 
 
 def _sizes(writer: Any, config: Any, arch: str) -> None:
+    import gguf
+
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -277,10 +325,29 @@ def _sizes(writer: Any, config: Any, arch: str) -> None:
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    if experts:
-        writer.add_expert_count(experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch == "exaone4" and config.sliding_window:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    for key, add in (
+        ("num_local_experts", writer.add_expert_count),
+        ("num_experts", writer.add_expert_count),
+        ("n_routed_experts", writer.add_expert_count),
+        ("moe_num_experts", writer.add_expert_count),
+        ("num_experts_per_tok", writer.add_expert_used_count),
+        ("moe_k", writer.add_expert_used_count),
+        ("n_shared_experts", writer.add_expert_shared_count),
+        ("moe_num_shared_experts", writer.add_expert_shared_count),
+        ("first_k_dense_replace", writer.add_leading_dense_block_count),
+        ("moe_layer_start_index", writer.add_leading_dense_block_count),
+        ("moe_layer_interval", writer.add_interleave_moe_layer_step),
+        ("routed_scaling_factor", writer.add_expert_weights_scale),
+        ("n_group", writer.add_expert_group_count),
+        ("topk_group", writer.add_expert_group_used_count),
+    ):
+        if getattr(config, key, None):
+            add(getattr(config, key))
+    if arch == "glm4moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
     if getattr(config, "moe_intermediate_size", None):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
@@ -299,7 +366,7 @@ def _rope(writer: Any, config: Any, arch: str) -> None:
         writer.add_rope_freq_base_swa(local["rope_theta"])
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if arch != "gemma3":
-        writer.add_rope_dimension_count(head_dim)
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     rule = rope.get("rope_type", "default")
     if rule in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rule))
