@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from adapter_files import write_peft
+from steps import Running
 from test_load import Untouched, load
-from tiny import golden, write_hf
+from tiny import IDS, golden, write_hf
 
 from martlet import LLM, toy
 from martlet.errors import FormatError, MartletError, UnsupportedError
@@ -20,6 +21,8 @@ from martlet.models.families import spec_of
 from martlet.models.weights import layer_matrices, load_model
 from martlet.ops.null import NullBackend
 from martlet.spec import MoeFfn, Scoring
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]  # OCP MX 1.0
 
 
 def toy_spec(path: Path, **settings: Any) -> Any:
@@ -34,6 +37,9 @@ def toy_spec(path: Path, **settings: Any) -> Any:
         ({"expert_count": -1}, "expert_count is -1"),
         ({"expert_count": "six"}, "expert_count is 'six'"),
         ({"expert_feed_forward_length": 0}, "expert_feed_forward_length is 0"),
+        ({"expert_group_count": 4}, "1 of 4 groups of 6 experts"),
+        ({"expert_group_count": 3, "expert_used_count": 3}, "3 of 6 experts"),
+        ({"leading_dense_block_count": -1}, "leading_dense_block_count is -1"),
         ({"expert_weights_scale": float("nan")}, "expert_weights_scale is nan"),
     ],
 )
@@ -52,8 +58,8 @@ def test_what_a_gguf_may_ask_for(tmp_path: Path) -> None:
     assert (ffn.routing.scoring, ffn.routing.scale, ffn.routing.normalised) == (Scoring.SIGMOID, 2.5, False)
     with pytest.raises(UnsupportedError, match=r"expert_gating_func = 9"):
         toy_spec(tmp_path, expert_gating_func=9)
-    with pytest.raises(UnsupportedError, match=r"qwen3moe\.expert_group_count = 4"):
-        toy_spec(tmp_path, expert_group_count=4)
+    spec = toy_spec(tmp_path, expert_group_count=3, expert_group_used_count=2)
+    assert (spec.layers[0].ffn.routing.n_groups, spec.layers[0].ffn.routing.n_groups_chosen) == (3, 2)
 
 
 def test_experts_in_a_dense_family_are_refused(tmp_path: Path) -> None:
@@ -117,3 +123,39 @@ def test_an_adapter_of_experts_is_refused_by_name(tmp_path: Path) -> None:
         LLM(str(path), lora={"a": str(adapter)}),
     ):
         pass
+
+
+def test_mxfp4_in_safetensors_is_the_model_of_its_decoded_weights(tmp_path: Path) -> None:
+    """gpt-oss as published, against the same numbers in float32."""
+    config, _, _ = golden("gpt-oss")
+    config |= {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}
+    config["layer_types"] = config["layer_types"][:2]
+    rng, c, f, e = np.random.default_rng(8), 64, 32, 6
+    shapes = {"embed_tokens.weight": (97, c), "norm.weight": (c,)}
+    for layer in ("layers.0.", "layers.1."):
+        q, kv = 4 * 16, 2 * 16
+        for name, rows, columns in (("q", q, c), ("k", kv, c), ("v", kv, c), ("o", c, q)):
+            shapes[f"{layer}self_attn.{name}_proj.weight"] = (rows, columns)
+            shapes[f"{layer}self_attn.{name}_proj.bias"] = (rows,)
+        shapes |= {f"{layer}self_attn.sinks": (4,), f"{layer}input_layernorm.weight": (c,)}
+        shapes |= {f"{layer}post_attention_layernorm.weight": (c,), f"{layer}mlp.router.weight": (e, c)}
+        shapes |= {f"{layer}mlp.router.bias": (e,), f"{layer}mlp.experts.gate_up_proj_bias": (e, 2 * f)}
+        shapes[f"{layer}mlp.experts.down_proj_bias"] = (e, c)
+    common = {f"model.{name}": rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    common["lm_head.weight"] = rng.normal(0, 0.3, (97, c)).astype(np.float32)
+    packed, floats = dict(common), dict(common)
+    for layer in ("model.layers.0.", "model.layers.1."):
+        for name, n, k in (("gate_up_proj", 2 * f, c), ("down_proj", c, f)):
+            codes = rng.integers(0, 16, (e, n, k))
+            exponents = rng.integers(120, 126, (e, n, k // 32))
+            base = f"{layer}mlp.experts.{name}"
+            halves = codes.reshape(e, n, k // 32, 16, 2)
+            packed[f"{base}_blocks"] = (halves[..., 0] | halves[..., 1] << 4).astype(np.uint8)
+            packed[f"{base}_scales"] = exponents.astype(np.uint8)
+            values = np.array(E2M1, np.float32)[codes] * np.repeat(2.0 ** (exponents - 127), 32, axis=2)
+            floats[base] = values.swapaxes(1, 2).astype(np.float32)
+    quantised = {**config, "quantization_config": {"quant_method": "mxfp4"}}
+    one = Running(write_hf(quantised, packed, tmp_path / "packed")).step(IDS)
+    other = Running(write_hf(config, floats, tmp_path / "floats")).step(IDS)
+    assert np.ptp(one) > 1
+    assert np.array_equal(one, other)
