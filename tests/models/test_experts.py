@@ -153,7 +153,7 @@ def test_mxfp4_in_safetensors_is_the_model_of_its_decoded_weights(tmp_path: Path
             packed[f"{base}_blocks"] = (halves[..., 0] | halves[..., 1] << 4).astype(np.uint8)
             packed[f"{base}_scales"] = exponents.astype(np.uint8)
             values = np.array(E2M1, np.float32)[codes] * np.repeat(2.0 ** (exponents - 127), 32, axis=2)
-            floats[base] = values.swapaxes(1, 2).astype(np.float32)
+            floats[base] = np.ascontiguousarray(values.swapaxes(1, 2), np.float32)
     quantised = {**config, "quantization_config": {"quant_method": "mxfp4"}}
     one = Running(write_hf(quantised, packed, tmp_path / "packed")).step(IDS)
     other = Running(write_hf(config, floats, tmp_path / "floats")).step(IDS)
