@@ -73,12 +73,12 @@ def main() -> int:
     if args.isa is not None:
         os.environ["MARTLET_ISA"] = args.isa
     machine = Machine(args.llama_cpp, args.ik, args.threads, args.rounds, args.text, args.speed_only)
-    _make_q4_0(machine, args.models)
+    files = {path.stem: path for path in args.files}
+    if not files:
+        _make_q4_0(machine, args.models)
+        files = {name: args.models / file for name, file in MODELS.items() if name in (args.only or MODELS)}
     rows = []
-    for name, file in MODELS.items():
-        if args.only and name not in args.only:
-            continue
-        path = args.models / file
+    for name, path in files.items():
         if not path.exists():
             print(f"{path} is not there: left out", file=sys.stderr)
             continue
@@ -341,6 +341,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--text", type=Path, help="text for the perplexity (none: it is left out)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--files", type=Path, nargs="*", default=[], help="these files in place of the four models")
     parser.add_argument("--only", nargs="*", choices=tuple(MODELS))
     parser.add_argument("--out", type=Path, default=Path("comparison"))
     return parser.parse_args()

@@ -30,6 +30,8 @@ REFUSED = {
     "compression_config": None,
     "mlp_bias": False,
     "use_bias": False,
+    "swiglu_limit": 7.0,
+    "swiglu_alpha": 1.702,
     "lm_head_bias": False,
     "num_local_experts": 0,
     "num_experts": 0,
@@ -52,12 +54,8 @@ CONFIG_NAMES = {
     "qwen3_moe": "qwen3moe",
     "granitemoeshared": "granitemoe",
 }
-EXPERT_COUNTS = (
-    "num_local_experts",
-    "n_routed_experts",
-    "moe_num_experts",
-    "num_experts",
-)  # a file's own before a family's default
+# A file's own key before a family's default.
+EXPERT_COUNTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
 # Of llama.cpp; 3 is a softmax over the chosen, which normalising makes of 1.
 GATING_FUNCTIONS = {1: Scoring.SOFTMAX, 2: Scoring.SIGMOID, 3: Scoring.SOFTMAX}
 MAX_EXPERTS = 4096  # a file that says more is hostile
@@ -305,7 +303,7 @@ def _gguf_experts(keys: _Keys, family: Family, n_layers: int) -> ExpertMeta:
         keys.size("expert_count"),
         keys.size("expert_used_count"),
         GATING_FUNCTIONS[gating],
-        keys.get("expert_weights_norm", (bool,), family.experts.gguf_normalised),
+        keys.get("expert_weights_norm", (bool,), family.experts.gguf_normalised) or gating == 3,
         keys.positive("expert_weights_scale", 1.0),
         *_groups(keys, family.experts, "expert_group_count", "expert_group_used_count"),
     )
@@ -328,10 +326,11 @@ def _dense_layers(n_layers: int, first: int, every: int) -> frozenset[int]:
 def _checked_experts(keys: _Keys, experts: ExpertMeta) -> ExpertMeta:
     """The description, if it can be true. FormatError if not."""
     routing = experts.routing
-    if routing.n_experts % routing.n_groups or routing.n_groups_chosen > routing.n_groups:
+    size = routing.n_experts // routing.n_groups
+    grouped = routing.n_groups > 1 and size < routing.n_ranking
+    if grouped or routing.n_experts % routing.n_groups or routing.n_groups_chosen > routing.n_groups:
         keys.fail(f"{routing.n_groups_chosen} of {routing.n_groups} groups of {routing.n_experts} experts")
-    open_experts = routing.n_experts // routing.n_groups * routing.n_groups_chosen
-    if routing.n_chosen > open_experts or routing.n_experts > MAX_EXPERTS:
+    if routing.n_chosen > size * routing.n_groups_chosen or routing.n_experts > MAX_EXPERTS:
         keys.fail(
             f"{routing.n_chosen} of {routing.n_experts} experts, expected at most {MAX_EXPERTS} and no more chosen"
         )

@@ -39,6 +39,7 @@ def toy_spec(path: Path, **settings: Any) -> Any:
         ({"expert_feed_forward_length": 0}, "expert_feed_forward_length is 0"),
         ({"expert_group_count": 4}, "1 of 4 groups of 6 experts"),
         ({"expert_group_count": 3, "expert_used_count": 3}, "3 of 6 experts"),
+        ({"expert_group_count": 3, "expert_group_used_count": 4}, "4 of 3 groups"),
         ({"leading_dense_block_count": -1}, "leading_dense_block_count is -1"),
         ({"expert_weights_scale": float("nan")}, "expert_weights_scale is nan"),
     ],
@@ -83,6 +84,9 @@ def test_experts_in_a_dense_family_are_refused(tmp_path: Path) -> None:
         ("decoder_sparse_step", 0),
         ("mlp_only_layers", "all"),
         ("norm_topk_prob", 1),
+        ("n_group", 4),
+        ("first_k_dense_replace", -1),
+        ("routed_scaling_factor", 0),
     ],
 )
 def test_hostile_config(key: str, value: Any, tmp_path: Path) -> None:
@@ -159,3 +163,14 @@ def test_mxfp4_in_safetensors_is_the_model_of_its_decoded_weights(tmp_path: Path
     other = Running(write_hf(config, floats, tmp_path / "floats")).step(IDS)
     assert np.ptp(one) > 1
     assert np.array_equal(one, other)
+
+
+def test_settings_of_gpt_oss_that_are_not_its_own_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"swiglu_limit = 5\.0"):
+        load(tmp_path, lambda config, tensors: config.update(swiglu_limit=5.0), "gpt-oss")
+
+
+def test_groups_need_as_many_experts_as_rank_them(tmp_path: Path) -> None:
+    """GLM-4.5 ranks a group by its two best experts."""
+    with pytest.raises(FormatError, match="6 groups of 6 experts"):
+        load(tmp_path, lambda config, tensors: config.update(n_group=6, topk_group=3), "glm4moe")
