@@ -129,7 +129,7 @@ class ByteRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertOrder:
-    """The pairs of rows and experts of a choice, sorted by expert (`kernels/experts.py`)."""
+    """The pairs of rows and experts of a choice, sorted by expert (`kernels/route.py`)."""
 
     n_tiles: int  # at most
     order: NDArray[np.int32] = field(repr=False)

@@ -97,7 +97,7 @@ TRIE_WALK = Fields(
     "BYTE END DEPTH FIRST TOKENS TABLE ACCEPT FOLLOW START NODE COUNTED SCRATCH MASK STAYING LEAVING N_FOUND FINAL"
 )
 
-ORDER_HEAD, ORDER_WORDS = 2, 4  # of an order of pairs (`experts.py`): int32 before, and for each expert
+ORDER_HEAD, ORDER_WORDS = 2, 4  # of an order of pairs (`route.py`): int32 before, and for each expert
 
 # Fields of a step's header; arrays are int32 (ops/interface.py, StepInputs) and stand as addresses.
 STEP_TOKENS, STEP_LOGITS, STEP_SEQS = 0, 1, 2  # T, L, B
