@@ -42,6 +42,7 @@ BARS = {  # least decode ratio, least prefill ratio
     "gemma3-270m": (1.5, 2.0),
     "qwen-1.5b": (1.25, 1.8),
 }
+OTHER_BARS = (1.4, 2.0)
 DECODE, PREFILL = ("-p", "0", "-n", "64", "-d", "128"), ("-p", "512", "-n", "0")
 IK_DECODE = ("-p", "0", "-n", "0", "-gp", "128,64")  # its name for DECODE
 ROOFLINE_BAR, PERPLEXITY_BAR, MEMORY_BAR_MB, FIRST_TOKEN_BAR_S = 0.85, 1.005, 300, 1.0
@@ -274,7 +275,7 @@ def _write(out: Path, rows: list[Row], machine: Machine) -> None:
 
 def _speed_cell(key: str, which: int) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
-        speed, bar = row.values[key], BARS[row.model][which]
+        speed, bar = row.values[key], BARS.get(row.model, OTHER_BARS)[which]
         ratio, least, most = speed["÷ llama.cpp"]
         text = f"{speed['ours']:.1f} ÷ {speed['llama.cpp']:.1f} = {ratio:.2f} [{least:.2f} to {most:.2f}] (≥ {bar})"
         text += "" if ratio >= bar else " ✗"

@@ -45,6 +45,7 @@ COMMANDS = {
     "kvcheck": Command("show what a compressed KV cache costs in quality, on your text", "kvcheck"),
     "plan": Command("show memory by context, and the speed to expect on this machine", "plan"),
     "cache": Command("list or remove the KV pages that are kept on disk", "cache"),
+    "packed": Command("list or remove packed weights that are kept on disk", "packed"),
     "doctor": Command("show what Martlet sees of this machine, and what it decides from it", "doctor"),
     "warmup": Command("compile the kernels ahead of the first use", "doctor", "add_warmup_arguments", "execute_warmup"),
     "version": Command("show the version", "doctor", "add_version_arguments", "execute_version"),

@@ -106,6 +106,8 @@ class EngineConfig:
         path="a folder", environment="MARTLET_KV_DISK", group="engine", metavar="DIR")
     kv_disk_size: int = option(4 << 30, "most bytes of all files in that folder", low=1, high=1 << 62, unit="bytes",
         group="engine")
+    packed: str | None = option(None, "keep weights as packed in this folder: they are mapped at the next start",
+        path="a folder", environment="MARTLET_PACKED", group="engine", metavar="DIR")
     backend: str = option("cpu", "what computes: cpu, reference (NumPy, slow), or null (no numbers, for tests)",
         choices=BACKENDS, group="engine")
     page_size: int = option(PAGE_SIZE, "tokens of a KV page", low=1, high=1 << 16)

@@ -76,6 +76,7 @@ class LLMOptions(TypedDict, total=False):
     kv_memory: int | None
     kv_disk: str | None
     kv_disk_size: int | None
+    packed: str | None
     backend: str | None
     max_step_tokens: int | None
     max_seqs: int | None

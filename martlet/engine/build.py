@@ -21,6 +21,7 @@ from martlet.engine.engine import Engine
 from martlet.engine.lora import open_adapter, open_adapters
 from martlet.engine.memory import Footprint, MemoryPlan, measure, plan_memory, step_limits, with_adapters, with_head
 from martlet.engine.observers import capsule_header, observers
+from martlet.engine.packed import packed_weights
 from martlet.engine.params import suggested_params
 from martlet.errors import RequestError
 from martlet.formats.checkpoint import Checkpoint, open_checkpoint
@@ -204,7 +205,8 @@ def _load(
     """Pack the model, and allocate pages for it and for the draft head that the settings name."""
     ops = make_backend(config)
     resources.callback(ops.close)
-    model = load_model(checkpoint, ops, context=plan.context, progress=progress)
+    with packed_weights(config, checkpoint, ops):
+        model = load_model(checkpoint, ops, context=plan.context, progress=progress)
     limits = _limits(config, model, plan.context, ops)
     kv = allocate_caches(ops, model.spec, plan.n_pages, config.page_size, config.kv_dtype, limits)
     head = open_draft_head(config, checkpoint, model.spec, resources)

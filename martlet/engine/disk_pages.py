@@ -1,6 +1,7 @@
 """KV pages that outlive the process: open the file, adopt its pages (read `build.py` first)."""
 
 import hashlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -70,11 +71,17 @@ def kv_fingerprint(
     That is the model's file, the decoder as resolved, the backend, its code, and the form of the
     pages. `head` is the fingerprint of a draft head, whose keys and values are in the pages too.
     """
-    digest, root = hashlib.sha256(), Path(__file__).parent.parent
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    digest = hashlib.sha256(code_digest(PACKAGES).encode())
     adapter = "no adapter"
     for part in (checkpoint.fingerprint(), repr(spec), ops.fingerprint(), kv_dtype, str(page_size), adapter, head):
         digest.update(len(part).to_bytes(8, "little") + part.encode())
     return digest.hexdigest()[:32]
+
+
+def code_digest(packages: Sequence[str]) -> str:
+    """A SHA-256 of the Python text of some of this package's folders."""
+    digest, root = hashlib.sha256(), Path(__file__).parent.parent
+    for package in packages:
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -27,6 +27,7 @@ _NOT_AGAIN = {
     "chat_template",
     "kv_disk",
     "kv_disk_size",
+    "packed",
     "draft",
     "lora",
 }  # files, and what is decided here

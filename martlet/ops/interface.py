@@ -11,8 +11,10 @@ D head dimensions, C hidden, F ffn, V vocabulary, P page size, E experts, S chos
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +45,7 @@ class Ability(StrEnum):
     SECTIONS = "programs that run in sections"  # chunks of prompts that pause between layers
     LORA = "low-rank adapters"
     HEADS = "draft heads"  # `feed`, `argmax`, `advance`
+    PACKED = "packed files"  # `packed_file`
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,4 +346,14 @@ class Backend(Protocol):
         step and use arrays made after it; the result is x [L, C] as an array [T, C] of that step.
         Where no guesses[l, 2] reaches `least`, the rest of the program may be skipped. Programs
         that advance hand out arrays [L, width] only, and have no q4 caches.
+        """
+
+
+class PacksToFile(Protocol):
+    """A backend with the ability PACKED."""
+
+    def packed_file(self, folder: Path, name: str) -> AbstractContextManager[Any]:
+        """Within it, `pack` takes weights from the file `name` in `folder`, or writes a new one.
+
+        A file that cannot be had is a warning.
         """

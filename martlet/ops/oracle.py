@@ -89,7 +89,7 @@ def oracle_abilities(fast: Abilities, reference: Abilities) -> Abilities:
         f"oracle({fast.name})",
         fast.kv_types & reference.kv_types,
         lambda tensors: fast.packed_bytes(tensors) + reference.packed_bytes(tensors),
-        (fast.features & reference.features) - {Ability.LORA, Ability.HEADS},
+        (fast.features & reference.features) - {Ability.LORA, Ability.HEADS, Ability.PACKED},
         fast.value_bytes + reference.value_bytes,
         fast.row_tile,
         fast.memory_available,

@@ -16,7 +16,7 @@ CPU_ABILITIES = Abilities(
     "cpu",
     frozenset(KV_TYPES),
     _packed_bytes,
-    frozenset({Ability.SECTIONS, Ability.LORA, Ability.HEADS}),
+    frozenset({Ability.SECTIONS, Ability.LORA, Ability.HEADS, Ability.PACKED}),
     value_bytes=5.0,  # float32, and bytes with their scales and sums
     row_tile=4,
 )

@@ -4,7 +4,8 @@ Read `program.py` next.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from martlet.ops.cpu.kernels.fields import (
     float_bits,
 )
 from martlet.ops.cpu.kernels.layout import BLOCK, GROUP, Layout, QuantLayout, group_bytes, unpacked_bytes
+from martlet.ops.cpu.packed_file import ENDING, PackedFile, open_packed
 from martlet.ops.cpu.packed_weights import Arena, CpuCache, CpuWeight, LoraTable, PackJob, Part, pack_weight
 from martlet.ops.cpu.program import ROW_FIELDS, CpuArray, CpuProgram, Recorder
 from martlet.ops.cpu.simd.isa import Isa, chosen_isa, isa_named
@@ -68,6 +70,7 @@ class CpuBackend:
         self._ranks: F32 | None = None  # of `lora`, for each thread
         # Recent pages that all layers of a shape share, by shape.
         self._passing: dict[tuple[int, int, int], CpuCache] = {}
+        self._packed: PackedFile | None = None  # that weights are taken from, or written to
         self._unpacked: dict[int, U8] = {}  # of all threads, by bytes a thread
         self._codebooks: dict[tuple[int, ...], NDArray[np.int8]] = {}
 
@@ -102,7 +105,20 @@ class CpuBackend:
         return CpuArray(array.rows, stop - start, array.stride, array.buffer, array.start + start)
 
     def pack(self, tensors: Sequence[RawTensor]) -> CpuWeight:
-        return pack_weight(tensors, self._arena, self._run_jobs)
+        weight = None if self._packed is None else self._packed.take(tensors)
+        if weight is None:
+            weight = pack_weight(tensors, self._arena, self._run_jobs)
+            if self._packed is not None:
+                self._packed.add(tensors, weight)
+        return weight
+
+    @contextmanager
+    def packed_file(self, folder: Path, name: str) -> Iterator[None]:
+        try:
+            with open_packed(folder / f"{name}{ENDING}") as self._packed:
+                yield
+        finally:
+            self._packed = None
 
     def weight_bytes(self, weight: CpuWeight) -> int:
         return weight.nbytes
