@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from martlet.errors import UnsupportedError
 from martlet.formats.checkpoint import Checkpoint
-from martlet.models.metadata import ExpertKeys, Family, ModelMeta, model_meta
+from martlet.models.expert_keys import ExpertKeys
+from martlet.models.metadata import Family, ModelMeta, model_meta
 from martlet.models.rope_scaling import rope_of
 from martlet.spec import Activation, Attention, DenseFfn, Layer, ModelSpec, MoeFfn, Norm, Rope, Scoring
 

@@ -8,12 +8,14 @@ names its key.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from martlet.errors import FormatError, UnsupportedError, nearest
 from martlet.formats.checkpoint import Checkpoint
+from martlet.models.expert_keys import EXPERT_COUNTS, ExpertKeys, ExpertMeta, config_experts, gguf_experts
+from martlet.models.keys import Keys
 from martlet.quant.ggml import decode
-from martlet.spec import Activation, ModelSpec, Routing, Scoring
+from martlet.spec import Activation, ModelSpec
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -43,8 +45,7 @@ REFUSED = {
     "attention_sinks": False,
     "attn_temperature_tuning": False,
 }
-# Keys of a GGUF architecture that change nothing here: they repeat the tensors, or serve training.
-HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
+
 # Families whose config.json calls them otherwise than GGUF does.
 CONFIG_NAMES = {
     "ernie4_5_moe": "ernie4_5-moe",
@@ -54,35 +55,7 @@ CONFIG_NAMES = {
     "qwen3_moe": "qwen3moe",
     "granitemoeshared": "granitemoe",
 }
-# A file's own key before a family's default.
-EXPERT_COUNTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
-# Of llama.cpp; 3 is a softmax over the chosen, which normalising makes of 1.
-GATING_FUNCTIONS = {1: Scoring.SOFTMAX, 2: Scoring.SIGMOID, 3: Scoring.SOFTMAX}
-MAX_EXPERTS = 4096  # a file that says more is hostile
 MAX_LAYERS = 1024  # a file that says more is hostile
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertMeta:
-    """A model's mixture of experts."""
-
-    routing: Routing
-    hidden: int  # channels of an expert
-    shared_hidden: int = 0  # channels of the network that every token goes through; 0: none
-    dense: frozenset[int] = frozenset()  # layers that have no experts
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertKeys:
-    """How a family's config.json describes its experts, where families differ."""
-
-    hidden: str | None = "moe_intermediate_size"  # None: its config.json has no experts
-    normalised: bool | None = None  # None: `norm_topk_prob` says
-    gguf_normalised: bool = True  # llama.cpp has it for the family
-    shared_gated: bool = False
-    biases: bool = False  # of the router and of experts
-    scoring: Scoring = Scoring.SOFTMAX
-    correction: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,67 +126,6 @@ class Family:
     mtp_prefix: str | None = None  # of safetensors for multi-token prediction (`mtp_layers.py`)
 
 
-class _Keys:
-    """Typed access to a mapping from an untrusted file."""
-
-    def __init__(self, checkpoint: Checkpoint, values: Mapping[str, Any], prefix: str = "") -> None:
-        self._path, self._values, self._prefix = checkpoint.path, values, prefix
-        self._read: set[str] = set()
-
-    def get(self, key: str, types: tuple[type, ...], default: Any = None) -> Any:
-        self._read.add(key)
-        value = self._values.get(self._prefix + key)
-        if value is None:
-            return default
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            wanted = " or ".join(type_.__name__ for type_ in types)
-            raise FormatError(self._path, f"{self._prefix}{key} is {str(value)[:60]!r}, expected {wanted}")
-        return value
-
-    def fail(self, message: str) -> NoReturn:
-        """Raise FormatError for the file."""
-        raise FormatError(self._path, message)
-
-    def size(self, key: str, default: int | None = None) -> int:
-        """A count of at least 1; a list whose entries are equal counts as its entry."""
-        value = self.get(key, (int, list), default)
-        if isinstance(value, list):
-            if len(set(map(str, value))) != 1:
-                raise UnsupportedError(f"{self._prefix}{key} differs from layer to layer: {str(value)[:60]}")
-            value = value[0]
-        if value is None:
-            raise FormatError(self._path, f"{self._prefix}{key} is missing: the file does not describe its model")
-        if not isinstance(value, int) or not 1 <= value <= 1 << 24:
-            raise FormatError(self._path, f"{self._prefix}{key} is {value!r}, expected a count of 1 or more")
-        return value
-
-    def count(self, key: str) -> int:
-        """A count, 0 if it is missing."""
-        value: int = self.get(key, (int,), 0)
-        if not 0 <= value <= 1 << 24:
-            raise FormatError(self._path, f"{self._prefix}{key} is {value!r}, expected a count")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float | None:
-        value = self.get(key, (int, float), default)
-        if value is not None and not abs(value) < 1e30:
-            raise FormatError(self._path, f"{self._prefix}{key} is {value!r}, expected a finite number")
-        return None if value is None else float(value)
-
-    def positive(self, key: str, default: float) -> float:
-        value = self.number(key, default)
-        if value is None or value <= 0:
-            raise FormatError(self._path, f"{self._prefix}{key} is {value!r}, expected a number above 0")
-        return value
-
-    def refuse_unread(self) -> None:
-        """Raise UnsupportedError for an unread key with the prefix: it could change the result."""
-        for name, value in self._values.items():
-            key = name.removeprefix(self._prefix)
-            if name.startswith(self._prefix) and key not in self._read and key not in HARMLESS:
-                raise UnsupportedError(f"{self._path}: {name} = {str(value)[:60]}")
-
-
 def model_meta(checkpoint: Checkpoint, families: Mapping[str, Family]) -> ModelMeta:
     """Read a checkpoint's metadata.
 
@@ -236,16 +148,22 @@ def model_meta(checkpoint: Checkpoint, families: Mapping[str, Family]) -> ModelM
         raise FormatError(checkpoint.path, f"{meta.n_heads} heads cannot share {meta.n_kv_heads} key-value heads")
     if meta.rope_dims < 2 or meta.rope_dims % 2 or meta.rope_dims > meta.head_dim:
         raise FormatError(checkpoint.path, f"{meta.rope_dims} rotary dimensions in heads of {meta.head_dim}")
-    if meta.n_layers > MAX_LAYERS:
-        raise FormatError(checkpoint.path, f"{meta.n_layers} layers, expected at most {MAX_LAYERS}")
     return meta
+
+
+def _n_layers(keys: Keys, key: str) -> int:
+    n_layers = keys.size(key)
+    if n_layers > MAX_LAYERS:
+        keys.fail(f"{key} is {n_layers}, expected at most {MAX_LAYERS}")
+    return n_layers
 
 
 def _from_gguf(checkpoint: Checkpoint, name: str, family: Family) -> ModelMeta:
     prefix = f"{name}."
     defaults = {prefix + key: value for key, value in family.gguf_defaults.items()}
-    keys = _Keys(checkpoint, {**defaults, **checkpoint.metadata}, prefix)
-    experts = _gguf_experts(keys, family, keys.size("block_count")) if keys.get("expert_count", (int,), 0) else None
+    keys = Keys(checkpoint, {**defaults, **checkpoint.metadata}, prefix)
+    n_layers = _n_layers(keys, "block_count")
+    experts = gguf_experts(keys, family.experts, n_layers)
     embedding = checkpoint.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FormatError(checkpoint.path, "the matrix token_embd.weight is missing")
@@ -253,7 +171,7 @@ def _from_gguf(checkpoint: Checkpoint, name: str, family: Family) -> ModelMeta:
     head_dim = keys.size("attention.key_length", hidden // n_heads)
     if keys.size("attention.value_length", head_dim) != head_dim:
         raise UnsupportedError(f"{prefix}attention.value_length differs from key_length")
-    tensors, n_layers = checkpoint.tensors, keys.size("block_count")
+    tensors = checkpoint.tensors
     if family.next_layers:
         n_layers -= keys.count("nextn_predict_layers")
     rope_dims = keys.size("rope.dimension_count", head_dim)
@@ -292,58 +210,13 @@ def _from_gguf(checkpoint: Checkpoint, name: str, family: Family) -> ModelMeta:
     return meta
 
 
-def _gguf_experts(keys: _Keys, family: Family, n_layers: int) -> ExpertMeta:
-    """The mixture of experts that a GGUF file describes."""
-    if family.experts is None:
-        raise UnsupportedError("expert_count: experts in a family that has none here")
-    gating = keys.get("expert_gating_func", (int,), 2 if family.experts.scoring is Scoring.SIGMOID else 1)
-    if gating not in GATING_FUNCTIONS:
-        raise UnsupportedError(f"expert_gating_func = {gating}", map(str, GATING_FUNCTIONS))
-    routing = Routing(
-        keys.size("expert_count"),
-        keys.size("expert_used_count"),
-        GATING_FUNCTIONS[gating],
-        keys.get("expert_weights_norm", (bool,), family.experts.gguf_normalised) or gating == 3,
-        keys.positive("expert_weights_scale", 1.0),
-        *_groups(keys, family.experts, "expert_group_count", "expert_group_used_count"),
-    )
-    hidden = keys.size("expert_feed_forward_length", keys.size("feed_forward_length"))
-    shared = keys.count("expert_shared_feed_forward_length") or hidden * keys.count("expert_shared_count")
-    first, every = keys.count("leading_dense_block_count"), keys.size("interleave_moe_layer_step", 1)
-    return _checked_experts(keys, ExpertMeta(routing, hidden, shared, _dense_layers(n_layers, first, every)))
-
-
-def _groups(keys: _Keys, names: ExpertKeys, n_groups: str, n_chosen: str) -> tuple[int, int, int]:
-    """The last fields of a `Routing`: two experts rank a group where there is a correction."""
-    return keys.size(n_groups, 1), keys.size(n_chosen, 1), 2 if names.correction else 1
-
-
-def _dense_layers(n_layers: int, first: int, every: int) -> frozenset[int]:
-    """Layers without experts: those before `first`, and all but the last of each `every`."""
-    return frozenset(i for i in range(min(n_layers, MAX_LAYERS)) if i < first or (i + 1) % every)
-
-
-def _checked_experts(keys: _Keys, experts: ExpertMeta) -> ExpertMeta:
-    """The description, if it can be true. FormatError if not."""
-    routing = experts.routing
-    size = routing.n_experts // routing.n_groups
-    grouped = routing.n_groups > 1 and size < routing.n_ranking
-    if grouped or routing.n_experts % routing.n_groups or routing.n_groups_chosen > routing.n_groups:
-        keys.fail(f"{routing.n_groups_chosen} of {routing.n_groups} groups of {routing.n_experts} experts")
-    if routing.n_chosen > size * routing.n_groups_chosen or routing.n_experts > MAX_EXPERTS:
-        keys.fail(
-            f"{routing.n_chosen} of {routing.n_experts} experts, expected at most {MAX_EXPERTS} and no more chosen"
-        )
-    return experts
-
-
-def _gguf_layer_types(keys: _Keys, n_layers: int) -> list[str] | None:
+def _gguf_layer_types(keys: Keys, n_layers: int) -> list[str] | None:
     """Which layers slide, where the file says so: a list, or a period whose last layer does not."""
     pattern = keys.get("attention.sliding_window_pattern", (int, list))
     if pattern is None:
         return None
     if isinstance(pattern, int):
-        pattern = [pattern == 0 or i % pattern < pattern - 1 for i in range(min(n_layers, MAX_LAYERS))]
+        pattern = [pattern == 0 or i % pattern < pattern - 1 for i in range(n_layers)]
     return ["sliding_attention" if slides else "full_attention" for slides in pattern]
 
 
@@ -360,7 +233,7 @@ def _divisors(checkpoint: Checkpoint, name: str, n: int) -> list[float] | None:
     return values
 
 
-def _gguf_scaling(checkpoint: Checkpoint, keys: _Keys, n: int) -> dict[str, Any]:
+def _gguf_scaling(checkpoint: Checkpoint, keys: Keys, n: int) -> dict[str, Any]:
     """RoPE scaling under config.json's names; longrope's factors are tensors."""
     scaling: dict[str, Any] = {
         "type": keys.get("rope.scaling.type", (str,), "none"),
@@ -389,16 +262,16 @@ def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], name: str, f
         if config.get(key) not in (None, harmless) and not (has_experts and key in EXPERT_COUNTS):
             raise UnsupportedError(f"config.json's {key} = {str(config[key])[:60]}")
     config = {**family.config_defaults, **{key: value for key, value in config.items() if value is not None}}
-    keys = _Keys(checkpoint, config)
+    keys = Keys(checkpoint, config)
     n_heads, hidden = keys.size("num_attention_heads"), keys.size("hidden_size")
     head_dim = keys.size("head_dim", hidden // n_heads)
     activation = keys.get(family.activation_key, (str,), "silu")
     if activation not in ACTIVATIONS:
         raise UnsupportedError(f"config.json's {family.activation_key} = {activation!r}", ACTIVATIONS)
     full, local = _rope_parameters(checkpoint, config)
-    rope = _Keys(checkpoint, full)
+    rope = Keys(checkpoint, full)
     partial = rope.positive("partial_rotary_factor", keys.positive("partial_rotary_factor", 1.0))
-    n_layers, attention_bias = keys.size("num_hidden_layers"), keys.get("attention_bias", (bool,), False)
+    n_layers, attention_bias = _n_layers(keys, "num_hidden_layers"), keys.get("attention_bias", (bool,), False)
     query_scalar = keys.number("query_pre_attn_scalar")
     return ModelMeta(
         family=name,
@@ -431,7 +304,7 @@ def _from_config(checkpoint: Checkpoint, config: Mapping[str, Any], name: str, f
         embedding_scale=keys.positive("embedding_multiplier", 1.0),
         residual_scale=keys.positive("residual_multiplier", 1.0),
         logit_divisor=keys.positive("logits_scaling", 1.0),
-        experts=_config_experts(keys, family.experts, n_layers),
+        experts=config_experts(keys, family.experts, n_layers),
         qk_norm=keys.get("use_qk_norm", (bool,), False),
     )
 
@@ -441,50 +314,24 @@ def _is_mxfp4(key: str, value: Any) -> bool:
     return key == "quantization_config" and isinstance(value, Mapping) and value.get("quant_method") == "mxfp4"
 
 
-def _config_experts(keys: _Keys, names: ExpertKeys | None, n_layers: int) -> ExpertMeta | None:
-    """The mixture of experts that a config.json describes, None if it has none."""
-    counts = [key for key in EXPERT_COUNTS if keys.get(key, (int,), 0)]
-    if names is None or names.hidden is None or not counts:
-        return None
-    normalised = names.normalised
-    if normalised is None:
-        normalised = keys.get("norm_topk_prob", (bool,), False)
-    routing = Routing(
-        keys.size(counts[0]),
-        keys.size("num_experts_per_tok", keys.count("moe_k") or None),
-        names.scoring,
-        normalised,
-        keys.positive("routed_scaling_factor", 1.0),
-        *_groups(keys, names, "n_group", "topk_group"),
-    )
-    hidden = keys.size(names.hidden)
-    shared = sum(map(keys.count, ("shared_expert_intermediate_size", "shared_intermediate_size")))
-    shared += hidden * sum(map(keys.count, ("n_shared_experts", "moe_num_shared_experts")))
-    first = keys.count("first_k_dense_replace") or keys.count("moe_layer_start_index")
-    every = keys.size("decoder_sparse_step", keys.size("moe_layer_interval", 1))
-    listed, end = keys.get("mlp_only_layers", (list,), []), keys.get("moe_layer_end_index", (int,), -1)
-    dense = {i for i in range(min(n_layers, MAX_LAYERS)) if i in listed or 0 <= end < i}
-    return _checked_experts(keys, ExpertMeta(routing, hidden, shared, _dense_layers(n_layers, first, every) | dense))
-
-
-def _window(keys: _Keys, family: Family) -> int | None:
+def _window(keys: Keys, family: Family) -> int | None:
     """The sliding window, unless a switch turns it off."""
     window: int | None = keys.get("sliding_window", (int,))
     return window if window and keys.get("use_sliding_window", (bool,), not family.window_switch) else None
 
 
-def _layer_types(keys: _Keys, family: Family, n_layers: int) -> list[str] | None:
+def _layer_types(keys: Keys, family: Family, n_layers: int) -> list[str] | None:
     """Which layers slide, where the file says so: as a list, or in the family's older spelling."""
     types: list[str] | None = keys.get("layer_types", (list,))
     if types is not None or family.window_key is None:
         return types
     if number := keys.get(family.window_key, (int,)):
-        layers = range(min(n_layers, MAX_LAYERS))
+        layers = range(n_layers)
         types = ["sliding_attention" if family.slides(i, number) else "full_attention" for i in layers]
     return types
 
 
-def _no_rope(keys: _Keys, n_layers: int) -> list[bool] | None:
+def _no_rope(keys: Keys, n_layers: int) -> list[bool] | None:
     """Which layers have no position embedding, where the file says so."""
     rotates = keys.get("no_rope_layers", (list,))
     if rotates is not None:
@@ -492,7 +339,7 @@ def _no_rope(keys: _Keys, n_layers: int) -> list[bool] | None:
     if keys.get("no_rope_layer_interval", (int, list)) is None:
         return None
     every = keys.size("no_rope_layer_interval")
-    return [(i + 1) % every == 0 for i in range(min(n_layers, MAX_LAYERS))]
+    return [(i + 1) % every == 0 for i in range(n_layers)]
 
 
 def _rope_parameters(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
@@ -516,4 +363,4 @@ def _rope_parameters(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple
             raise UnsupportedError(f"config.json's RoPE parameter {key} = {full[key]}")
     if "original_max_position_embeddings" in config:
         full.setdefault("original_max_position_embeddings", config["original_max_position_embeddings"])
-    return full, _Keys(checkpoint, local).number("rope_theta")
+    return full, Keys(checkpoint, local).number("rope_theta")

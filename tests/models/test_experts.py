@@ -36,7 +36,7 @@ def toy_spec(path: Path, **settings: Any) -> Any:
         ({"expert_used_count": 0}, "expert_used_count is 0"),
         ({"expert_count": -1}, "expert_count is -1"),
         ({"expert_count": "six"}, "expert_count is 'six'"),
-        ({"expert_feed_forward_length": 0}, "expert_feed_forward_length is 0"),
+        ({"expert_feed_forward_length": -8}, "expert_feed_forward_length is -8"),
         ({"expert_group_count": 4}, "1 of 4 groups of 6 experts"),
         ({"expert_group_count": 3, "expert_used_count": 3}, "3 of 6 experts"),
         ({"expert_group_count": 3, "expert_group_used_count": 4}, "4 of 3 groups"),

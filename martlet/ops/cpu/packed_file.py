@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from martlet.errors import FormatError
+from martlet.formats.files import parse_json
 from martlet.ops.cpu.kernels.layout import GROUP, LAYOUTS, group_bytes
 from martlet.ops.cpu.packed_weights import CpuWeight, Part
 from martlet.quant.table import RawTensor
@@ -56,8 +57,7 @@ def read_index(file: Any, path: Path) -> dict[str, Any]:
     text = file.read(length)
     if zlib.crc32(text) != crc:
         raise FormatError(path, "has a damaged index")
-    index: dict[str, Any] = json.loads(text)
-    return index
+    return parse_json(path, text, "the index", offset)
 
 
 class PackedReader:
