@@ -260,6 +260,27 @@ def test_message() -> None:
     assert json.loads(call["function"]["arguments"]) == {"x": 1}
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "integer"}, 5),
+        ({"type": "string"}, "5"),
+        ({"type": ["string", "null"]}, "5"),
+        ({"anyOf": [{"type": "number"}, {"type": "null"}]}, 5),
+        ({}, "5"),
+        (True, "5"),
+        ({"type": [{"a": 1}, ["b"]]}, "5"),
+        ({"type": 3, "anyOf": 7, "oneOf": [4, {"type": ["integer"]}]}, 5),
+    ],
+)
+def test_the_type_of_an_argument_in_tags(schema: object, value: object) -> None:
+    """By its schema, whatever a request has put there."""
+    found = ReplyParser(None, TOOLS["qwen3_coder"], schemas={"f": {"properties": {"a": schema}}})
+    text = "<tool_call><function=f><parameter=a>\n5\n</parameter></function></tool_call>"
+    [(_, arguments)] = joined(found, [text]).calls
+    assert json.loads(arguments) == {"a": value}
+
+
 def test_harmony_is_chosen_by_its_channels() -> None:
     template = "<|start|>assistant<|channel|>final<|message|>{{ content }}<|end|>"
     assert (tool_format("auto", template), reasoning_format("auto", template)) == (

@@ -288,16 +288,9 @@ def _python_call(node: ast.expr) -> tuple[str, str]:
 
 def _typed(text: str, schema: Any) -> Any:
     """An argument's text as its schema's type: JSON where that is no string, else the text."""
-    types = schema.get("type") if isinstance(schema, Mapping) else None
-    kinds = set(types if isinstance(types, list) else [types]) - {None}
-    if isinstance(schema, Mapping) and not kinds:  # of a choice of schemas any but a string
-        options = [
-            option for key in ("anyOf", "oneOf") for option in schema.get(key, ()) if isinstance(option, Mapping)
-        ]
-        kinds = {option.get("type") for option in options} or {"string"}
-    if not kinds or kinds == {"string"}:
-        return text
-    literal = {"True": True, "False": False, "None": None}
+    types, literal = _types(schema), {"True": True, "False": False, "None": None}
+    if "string" in types or not types:
+        return None if "null" in types and text.strip() in ("null", "None") else text
     if text.strip() in literal:
         return literal[text.strip()]
     try:
@@ -305,3 +298,16 @@ def _typed(text: str, schema: Any) -> Any:
     except (ValueError, RecursionError):
         return text
     return text if isinstance(value, str) else value
+
+
+def _types(schema: Any, choices: bool = True) -> set[str]:
+    """The types that a schema, which may be anything, allows; those of its choices as well."""
+    if not isinstance(schema, Mapping):
+        return set()
+    given = schema.get("type")
+    types = {name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)}
+    for key in ("anyOf", "oneOf") if choices else ():
+        options = schema.get(key)
+        for option in options if isinstance(options, list) else ():
+            types |= _types(option, choices=False)
+    return types
