@@ -240,3 +240,13 @@ def test_act_mul_by_groups(backends: dict[str, Backend], backend: str) -> None:
     gate, up = np.split(x.astype(np.float64).reshape(9, 3, 80), 2, axis=2)
     expected = (gate / (1 + np.exp(-gate)) * up).reshape(9, -1)
     np.testing.assert_allclose(run(ops, x, step), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("backend", [*NAMES, "reference"])
+def test_softmax_comes_before_the_division_by_the_sum(backends: dict[str, Backend], backend: str) -> None:
+    """Fault QNT-07: scores 2, 1, 0, -1 and two experts, with and without `norm_topk_prob`."""
+    scores = np.array([[2, 1, 0, -1]], np.float32)
+    for normalised, expected in ((True, [0.7311, 0.2689]), (False, [0.6439, 0.2369])):
+        numbers, weights = routed(backends[backend], scores, Routing(4, 2, normalised=normalised))
+        assert numbers.tolist() == [[0, 1]]
+        np.testing.assert_allclose(weights[0], expected, atol=5e-5)
