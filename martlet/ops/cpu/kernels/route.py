@@ -147,7 +147,7 @@ def group_closer(v: Verbs) -> Callable[..., Any]:
 
 
 def sort_choices_kernel(v: Verbs) -> Callable[..., None]:
-    """`choice` to order, pairs and tiles (drawn above), by one thread: it is a microsecond."""
+    """`choice` to order, pairs and tiles (drawn above), by one thread: it takes microseconds."""
 
     def kernel(record, step, thread, n_threads):  # type: ignore[no-untyped-def]
         if thread == 0:
