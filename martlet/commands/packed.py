@@ -7,8 +7,7 @@ from pathlib import Path
 
 from martlet.config import resolve_config
 from martlet.errors import RequestError
-
-ENDING = ".packed"
+from martlet.ops.cpu.packed_file import ENDING
 
 
 def add_arguments(parser: ArgumentParser) -> None:

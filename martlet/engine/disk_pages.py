@@ -19,7 +19,7 @@ from martlet.runtime.kv import KvMemory
 from martlet.runtime.page_moves import page_bytes
 from martlet.spec import ModelSpec
 
-PACKAGES = ("models", "ops", "quant")  # the code between a model's file and its keys and values
+PACKAGES = ("formats", "models", "ops", "quant")  # the code between a model's file and its keys and values
 
 
 def open_disk_pages(

@@ -10,7 +10,7 @@ from martlet.engine.disk_pages import code_digest
 from martlet.formats.checkpoint import Checkpoint
 from martlet.ops.interface import Ability, Backend, PacksToFile
 
-PACKAGES = ("models", "ops/cpu", "quant")  # the code between a model's file and its packed weights
+PACKAGES = ("formats", "models", "ops/cpu", "quant")  # the code between a model's file and its packed weights
 
 
 def packed_weights(config: EngineConfig, checkpoint: Checkpoint, ops: Backend) -> AbstractContextManager[Any]:
